@@ -1,0 +1,23 @@
+"""Personalised, model-heterogeneous and low-rank federated learning on PyTorch Lightning."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Federation": "lightning_fed.federation",
+    "FederatedModule": "lightning_fed.module",
+    "Phase": "lightning_fed.module",
+    "Server": "lightning_fed.server",
+    "FederationError": "lightning_fed.errors",
+}
+
+__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "Server"]  # noqa: F822 - served by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used: ``lightning-fed --help`` must not wait for torch."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,56 @@
+"""The command ``lightning-fed``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lightning_fed import __version__
+
+DESCRIPTION = "Federated learning on PyTorch Lightning: personalised, model-heterogeneous, low-rank."
+EXAMPLES = """examples:
+  lightning-fed fit --config configs/quickstart.yaml
+  lightning-fed fit --config configs/quickstart.yaml --federation.rounds=3 --model Standalone
+  lightning-fed fit --config configs/quickstart.yaml --ckpt_path last     continue a stopped run
+  lightning-fed test --config configs/quickstart.yaml                     measure the newest run
+  lightning-fed fit --help                                                all options
+  lightning-fed fit --model.help PFedLoRA                                 the options of a method
+"""
+SUBCOMMANDS = {
+    "fit": "train a federation",
+    "validate": "measure a run's clients on their validation data",
+    "test": "measure a run's clients on their test data",
+}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line. Exit code 2 and one line on standard error for what the user can change."""
+    args = list(sys.argv[1:] if args is None else args)
+    if not args or args[0] in ("-h", "--help", "--version"):
+        _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
+
+    from lightning_fed.cli import run
+    from lightning_fed.errors import FederationError
+
+    try:
+        run(args)
+    except FederationError as error:
+        print(f"lightning-fed: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("lightning-fed: interrupted. Continue with --ckpt_path last.", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _overview() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "lightning-fed", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"lightning-fed {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="{fit,validate,test}")
+    for name, text in SUBCOMMANDS.items():
+        commands.add_parser(name, help=text)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

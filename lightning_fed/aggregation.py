@@ -1,0 +1,67 @@
+"""How the server merges payloads: pure functions on state dicts."""
+
+from collections.abc import Iterable
+
+import torch
+
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, State, check_fits
+
+
+class WeightedMean:
+    """A weighted mean that streams: it holds one sum, not the states.
+
+    Floating-point tensors are summed in float64 and divided once at the end. With integer weights (numbers of examples) each
+    product is exact, so the mean of equal states is that state, bit for bit. Integer and boolean tensors (``num_batches_tracked``)
+    take the maximum: a mean of counters would turn them into floats.
+    """
+
+    def __init__(self) -> None:
+        self._sum: State = {}
+        self._like: State = {}
+        self._weight = 0.0
+
+    def add(self, state: State, weight: float) -> None:
+        """Add one state. Raises :class:`FederationError` for a weight that is not positive."""
+        if not weight > 0:
+            raise FederationError(f"An average needs positive weights, got {weight}.")
+        if not self._like:
+            self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+        for name, tensor in state.items():
+            if not tensor.is_floating_point():
+                self._sum[name] = torch.maximum(self._sum[name], tensor) if name in self._sum else tensor.clone()
+            elif name in self._sum:
+                self._sum[name].add_(tensor.double(), alpha=weight)
+            else:
+                self._sum[name] = tensor.double().mul_(weight)
+        self._weight += weight
+
+    def result(self) -> State:
+        """The mean of what was added, each tensor in its own dtype; empty if nothing was added."""
+        return {
+            name: (total / self._weight).to(self._like[name].dtype) if total.is_floating_point() else total
+            for name, total in self._sum.items()
+        }
+
+
+def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
+    r""":math:`\sum_k w_k s_k / \sum_k w_k` per tensor; see :class:`WeightedMean`."""
+    mean = WeightedMean()
+    for state, weight in zip(states, weights, strict=True):
+        mean.add(state, weight)
+    return mean.result()
+
+
+def check_update(update: ClientUpdate, expected: State) -> None:
+    """Check that a payload has exactly the expected names and shapes and only finite values.
+
+    Raises:
+        FederationError: naming the client and the tensor.
+    """
+    check_fits(update.state, expected, f"The update of client {update.client}")
+    for name, tensor in update.state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise FederationError(
+                f"The update of client {update.client} holds NaN or infinity in {name!r}: its training diverged; lower the "
+                "learning rate or set gradient_clip."
+            )

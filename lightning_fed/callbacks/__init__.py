@@ -1,0 +1,8 @@
+"""What happens around the rounds: reporting."""
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.progress import ProgressBar, Summary
+from lightning_fed.callbacks.table import MetricsTable
+from lightning_fed.callbacks.tensorboard import TensorBoardFigures
+
+__all__ = ["FederationCallback", "MetricsTable", "ProgressBar", "Summary", "TensorBoardFigures"]

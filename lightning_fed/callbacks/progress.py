@@ -1,0 +1,111 @@
+"""What a person sees in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.exchange import ClientUpdate
+
+if TYPE_CHECKING:
+    from lightning_fed.federation import Federation
+
+
+class ProgressBar(FederationCallback):
+    """A bar over rounds with the current mean accuracy."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Show the bar, from the round at which the run starts or continues."""
+        self._progress = Progress(
+            TextColumn("Round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("", total=federation.rounds, completed=federation.round, status="")
+        self._turns = 0
+        self._accuracy = ""
+        self._progress.start()
+
+    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
+        """Move a little within the round, so that a long one is seen to live."""
+        assert self._progress is not None
+        self._turns += 1
+        done = federation.round - 1 + self._turns / (federation.cohort_size + 1)
+        self._progress.update(
+            self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{federation.cohort_size}"
+        )
+
+    def on_round_end(self, federation: Federation) -> None:
+        """Complete the round and show the accuracy."""
+        assert self._progress is not None
+        self._turns = 0
+        mean = federation.history[-1].get(f"after/test_{federation.metric}/mean")
+        if mean is not None:
+            self._accuracy = f"{federation.metric} {mean:.4f}"
+        self._progress.update(self._task, completed=federation.round, status=self._accuracy)
+
+    def on_fit_end(self, federation: Federation) -> None:
+        """Make room for what is printed at the end."""
+        self.teardown(federation)
+
+    def teardown(self, federation: Federation) -> None:
+        """Leave the terminal as it was."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class Summary(FederationCallback):
+    """The table at the end of a run."""
+
+    def on_fit_end(self, federation: Federation) -> None:
+        """Print what was reached, beside the trivial baseline, and what it cost."""
+        console = Console()
+        console.print(summary_table(federation))
+        if federation.folder is not None:
+            console.print(f"tensorboard --logdir {federation.folder}", style="bold", highlight=False, soft_wrap=True)
+
+    def on_measure_end(self, federation: Federation, metrics: dict[str, float]) -> None:
+        """Print what ``validate`` or ``test`` found."""
+        table = Table(title=f"{federation.method} after round {federation.round}", title_justify="left")
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        for name, value in metrics.items():
+            table.add_row(name, f"{value:.4f}")
+        Console().print(table)
+
+
+def summary_table(federation: Federation) -> Table:
+    """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
+    metric, last = federation.metric, federation.history[-1]
+    table = Table(title=f"{federation.method}, {len(federation.clients)} clients, {federation.round} rounds")
+    for column in (f"test {metric}", "mean", "worst client", "best client"):
+        table.add_column(column, justify="left" if column.startswith("test") else "right")
+
+    def add(label: str, *values: float) -> None:
+        table.add_row(label, *(f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4f}" for value in values))
+
+    for stage, label in (("before", "before aggregation, participants"), ("after", "after aggregation, all clients")):
+        name = f"{stage}/test_{metric}"
+        if f"{name}/mean" in last:
+            add(label, last[f"{name}/mean"], last[f"{name}/min"], last[f"{name}/max"])
+    if f"selected/test_{metric}" in last:
+        add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
+    if metric == "accuracy":
+        majority = federation.data.majority_accuracy()
+        add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
+    table.add_section()
+    table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")
+    table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
+    table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
+    return table

@@ -1,0 +1,99 @@
+"""Figures for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_fed.callbacks.base import FederationCallback
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_fed.federation import Federation
+
+
+class TensorBoardFigures(FederationCallback):
+    """Who holds which labels, at the start; a box plot of the clients' accuracy, now and then; hyperparameters, at the end.
+
+    Args:
+        every: draw the box plot every that many rounds, and after the last one.
+    """
+
+    def __init__(self, every: int = 10) -> None:
+        self.every = every
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Draw the labels."""
+        self._show(federation, "clients/labels", lambda: label_figure(federation.data.label_counts().numpy()))
+
+    def on_round_end(self, federation: Federation) -> None:
+        """Draw the accuracies."""
+        if federation.results and (federation.round % self.every == 0 or federation.round == federation.rounds):
+            name = f"test/{federation.metric}"
+            majority = federation.data.majority_accuracy().numpy() if federation.metric == "accuracy" else None
+            values = np.array([result[name] for result in federation.results.values()])
+            self._show(federation, f"clients/{federation.metric}", lambda: spread_figure(values, majority, federation.metric))
+
+    def on_fit_end(self, federation: Federation) -> None:
+        """Log hyperparameters beside what they led to."""
+        last = federation.history[-1]
+        metrics = {name: last[name] for name in (f"after/test_{federation.metric}/mean",) if name in last}
+        for logger in federation.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(federation.hyperparameters, metrics, step=federation.round)
+            else:
+                logger.log_hyperparams(federation.hyperparameters)
+
+    @staticmethod
+    def _show(federation: Federation, tag: str, draw: Callable[[], Figure]) -> None:
+        for logger in federation.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure(tag, draw(), global_step=federation.round)
+
+
+def label_figure(counts: np.ndarray) -> Figure:
+    """Bubble chart of training labels: clients × classes, area proportional to the number of examples.
+
+    Args:
+        counts: examples, ``(clients, classes)``.
+    """
+    from matplotlib.figure import Figure
+
+    clients, classes = counts.shape
+    figure = Figure(figsize=(min(3 + 0.28 * clients, 16), min(2 + 0.28 * classes, 16)), layout="constrained")
+    axes = figure.add_subplot()
+    client, label = np.nonzero(counts)
+    amount = counts[client, label]
+    axes.scatter(client, label, s=160 * amount / counts.max(), color="tab:blue", alpha=0.7, linewidths=0)
+    axes.set(xlabel="client", ylabel="class", title=f"training examples by client and class (largest: {counts.max():,})")
+    axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.2)
+    return figure
+
+
+def spread_figure(values: np.ndarray, majority: np.ndarray | None, metric: str) -> Figure:
+    """Box plot of a per-client metric, with every client as a dot, beside the majority-label baseline.
+
+    Args:
+        values: the metric, ``(clients,)``.
+        majority: accuracy of each client's majority label, ``(clients,)``, or None to leave it out.
+        metric: name of the metric.
+    """
+    from matplotlib.figure import Figure
+
+    columns = {"model": values} | ({"majority label": majority} if majority is not None else {})
+    figure = Figure(figsize=(2 + 1.6 * len(columns), 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.boxplot(list(columns.values()), tick_labels=list(columns), showfliers=False, widths=0.5)
+    for position, column in enumerate(columns.values(), start=1):
+        offsets = np.linspace(-0.15, 0.15, len(column)) if len(column) > 1 else np.zeros(1)
+        axes.plot(position + offsets, column, "o", markersize=4, alpha=0.5)
+    axes.set(ylabel=f"test {metric}", title=f"{len(values)} clients")
+    axes.grid(axis="y", alpha=0.3)
+    return figure

@@ -1,0 +1,149 @@
+"""One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import lightning as L
+
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate
+from lightning_fed.flops import FlopMeter
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import TURN, seeded
+from lightning_fed.store import ClientStore
+
+TrainerFactory = Callable[..., L.Trainer]
+"""Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
+
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+"""The federation reports, checkpoints and shows progress; its clients' Trainers do not."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one client is to do in a round: all that a worker, wherever it runs, needs to know.
+
+    Args:
+        verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded.
+        client: whose turn it is.
+        round: number of the round, from 1.
+        broadcast: what the server sent.
+        evaluate: whether a fit turn also measures the trained model, before aggregation.
+    """
+
+    verb: Literal["fit", "evaluate"]
+    client: ClientInfo
+    round: int
+    broadcast: Broadcast
+    evaluate: bool = False
+
+
+class Worker:
+    """Takes the turns of many clients, one at a time, with one module per architecture in memory.
+
+    A turn is a function of its inputs: every random draw comes from the stream of (seed, round, client).
+
+    Args:
+        template: the method; it is copied, never trained.
+        data: the clients' data.
+        store: the clients' private states.
+        new_trainer: builds the Trainer of a turn. A Trainer stops for good at its ``max_epochs``, so each turn needs its own.
+        seed: the run's seed.
+    """
+
+    def __init__(
+        self,
+        template: FederatedModule,
+        data: FederatedDataModule,
+        store: ClientStore,
+        new_trainer: TrainerFactory,
+        seed: int,
+    ) -> None:
+        self.template = template
+        self.data = data
+        self.store = store
+        self.new_trainer = new_trainer
+        self.seed = seed
+        self.flops = FlopMeter(template)
+        self._modules: dict[int, FederatedModule] = {}
+
+    def take(self, turn: Turn) -> ClientUpdate:
+        """Carry out a turn. An evaluate turn returns an update without a payload."""
+        with seeded(self.seed, TURN, turn.round, turn.client.id) as seed:
+            module = self._load(turn.client, turn.broadcast)
+            data = self.data.client(turn.client.id)
+            data.order_seed = seed
+            if turn.verb == "evaluate":
+                return ClientUpdate(turn.client.id, turn.client.num_train, {}, self._evaluate(module, data))
+            update = self._fit(module, data, turn)
+            self.store.put(turn.client.id, module.private_state(), turn.round)
+            return replace(update, metrics=update.metrics | self._evaluate(module, data)) if turn.evaluate else update
+
+    def module_of(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
+        """A module of the client's own, which no later turn changes."""
+        module = self.template.for_client(client, self.seed)
+        if client.id in self.store:
+            module.load_private_state(self.store.get(client.id))
+        module.load_shared_state(broadcast.state)
+        return module
+
+    def _load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
+        """The working module of the client's architecture, holding the client's private state and the broadcast."""
+        architecture = self.template.architecture(client)
+        module = self._modules.get(architecture)
+        known = client.id in self.store
+        if module is None or (module.private_names() and not known):
+            # Its initial private state is drawn, not stored: clients that never take part cost no memory.
+            module = self._modules[architecture] = self.template.for_client(client, self.seed)
+        module.client = client
+        if known:
+            module.load_private_state(self.store.get(client.id))
+        module.load_shared_state(broadcast.state)
+        return module
+
+    def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn) -> ClientUpdate:
+        epochs = module.num_epochs(len(data.train_dataloader()))
+        metrics: dict[str, float] = {}
+        if epochs:
+            trainer = self._trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[self.flops])
+            trainer.fit(module, datamodule=data)
+            if trainer.global_step == 0:
+                raise FederationError(
+                    f"Client {turn.client.id} trained no step in round {turn.round}: check the trainer's limit_train_batches, "
+                    "max_steps and fast_dev_run."
+                )
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self._refuse_divergence(metrics, turn)
+        metrics["flops"] = float(self.flops.collect())
+        return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
+
+    def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+        trainer = self._trainer()
+        results = []
+        if data.info.num_val:
+            results += trainer.validate(module, datamodule=data, verbose=False)
+        results += trainer.test(module, datamodule=data, verbose=False)
+        return {name: float(value) for result in results for name, value in result.items()}
+
+    def _trainer(self, callbacks: list[L.Callback] | None = None, **settings: Any) -> L.Trainer:
+        trainer = self.new_trainer(**QUIET, **settings)
+        trainer.callbacks.extend(callbacks or [])
+        return trainer
+
+    @staticmethod
+    def _refuse_divergence(metrics: dict[str, float], turn: Turn) -> None:
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise FederationError(
+                    f"Client {turn.client.id} got {name} = {value} in round {turn.round}: its training diverged; lower the "
+                    "learning rate or set gradient_clip. The last checkpoint is from before this round."
+                )

@@ -1,0 +1,29 @@
+"""Lightning datamodules that know their clients, and the partitions that make clients differ."""
+
+from lightning_fed.data.augment import random_crop_flip
+from lightning_fed.data.batches import BatchTransform, SharedTensors, ShuffledBatches
+from lightning_fed.data.client import ClientDataModule
+from lightning_fed.data.dirichlet import DirichletPerClass, DirichletPerClient
+from lightning_fed.data.federated import FederatedDataModule
+from lightning_fed.data.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
+from lightning_fed.data.partition import IID, ClassesPerClient, Partitioner
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "IID",
+    "BatchTransform",
+    "ClassesPerClient",
+    "ClientDataModule",
+    "Digits",
+    "DirichletPerClass",
+    "DirichletPerClient",
+    "FashionMNIST",
+    "FederatedDataModule",
+    "ImageFiles",
+    "InMemory",
+    "Partitioner",
+    "SharedTensors",
+    "ShuffledBatches",
+    "random_crop_flip",
+]

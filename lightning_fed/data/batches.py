@@ -1,0 +1,106 @@
+"""Batches cut from one shared tensor: a batch is one indexing, with no Python per example."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lightning_fed.data.augment import random_crop_flip
+from lightning_fed.seeding import derive_seed
+
+Batch = tuple[Tensor, Tensor]
+"""Images and labels."""
+
+
+class ShuffledBatches(Sampler[Tensor]):
+    """Batches of indices, shuffled anew each epoch; the last one may be smaller.
+
+    The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch`.
+
+    Args:
+        indices: what to shuffle.
+        batch_size: size of a batch.
+        seed: non-negative.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, seed: int) -> None:
+        self.indices = indices
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The epoch's batches."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+        order = torch.randperm(len(self.indices), generator=generator)
+        return iter(self.indices[order].split(self.batch_size))
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return -(-len(self.indices) // self.batch_size)
+
+
+class SharedTensors(Dataset[Batch]):
+    """Images and labels that every client's loaders index.
+
+    Args:
+        images: shape (N, …).
+        labels: shape (N,), int64.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images = images
+        self.labels = labels
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.labels)
+
+    def __getitem__(self, indices: Tensor) -> Batch:
+        """A batch: the examples at the given indices."""
+        return self.images[indices], self.labels[indices]
+
+    def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
+        """A loader for training."""
+        return DataLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), batch_size=None)
+
+    def in_order(self, indices: Tensor, batch_size: int) -> DataLoader[Batch] | list[Batch]:
+        """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do"."""
+        return DataLoader(self, sampler=indices.split(batch_size), batch_size=None) if len(indices) else []
+
+
+@dataclass(frozen=True)
+class BatchTransform:
+    """Turns a batch of bytes into what a network takes, on the device where the batch is.
+
+    Args:
+        mean: per channel, of pixels in [0, 1].
+        std: the same.
+        augment: what training batches go through first.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Literal["none", "crop_flip"]
+
+    def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
+        """The batch as floats of the Trainer's precision; anything but bytes passes unchanged."""
+        images, labels = batch
+        if images.dtype != torch.uint8:
+            return batch
+        if self.augment == "crop_flip" and trainer is not None and trainer.training:
+            images = random_crop_flip(images)
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (self.mean, self.std))
+        images = (images / 255 - mean) / std
+        if trainer is not None:
+            # Lightning converts a batch before its transfer, when these images were still bytes.
+            images = trainer.precision_plugin.convert_input(images)
+        return images, labels

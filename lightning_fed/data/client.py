@@ -1,0 +1,59 @@
+"""One client's data, a datamodule like any other."""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_fed.data.batches import Batch, BatchTransform, SharedTensors
+from lightning_fed.exchange import ClientInfo
+
+
+class ClientDataModule(L.LightningDataModule):
+    """The train, validation and test data of one client: ``L.Trainer().fit(module, data.client(0))`` works.
+
+    Args:
+        info: id and sizes.
+        data: the tensors all clients share.
+        splits: indices of the train, validation and test examples.
+        transform: what each batch goes through.
+        batch_size: of training.
+        eval_batch_size: of validation and test.
+        order_seed: seed of the order of training batches; may be set between fits.
+    """
+
+    def __init__(
+        self,
+        info: ClientInfo,
+        data: SharedTensors,
+        splits: tuple[Tensor, Tensor, Tensor],
+        transform: BatchTransform,
+        batch_size: int,
+        eval_batch_size: int,
+        order_seed: int,
+    ) -> None:
+        super().__init__()
+        self.info = info
+        self.data = data
+        self.train_indices, self.val_indices, self.test_indices = splits
+        self.transform = transform
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.order_seed = order_seed
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
+        return self.data.shuffled(self.train_indices, self.batch_size, self.order_seed)
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
+        """Batches in order; an empty list where nothing is held out."""
+        return self.data.in_order(self.val_indices, self.eval_batch_size)
+
+    def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
+        """Batches in order."""
+        return self.data.in_order(self.test_indices, self.eval_batch_size)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
+        """Normalise and, in training, augment on the device."""
+        return self.transform(batch, self.trainer)

@@ -1,0 +1,96 @@
+"""Images in parquet files with the schema of the Hugging Face hub: bytes of PNG, JPEG or WebP and a label."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.data.pools import require
+from lightning_fed.errors import FederationError
+
+IMAGE_COLUMNS = ("img", "image")
+CHUNK = 1000
+"""Images decoded by a thread in one go, small enough that all threads end at about the same time."""
+
+Examples = tuple[Tensor, Tensor]
+"""Images, uint8 of shape (N, 3, H, W), and labels."""
+
+
+def find(root: str) -> dict[str, list[str]]:
+    """The parquet files anywhere under a folder, by the set their name tells; empty if there is none of either set."""
+    files = sorted(Path(root).expanduser().rglob("*.parquet"))
+    found = {part: [str(file) for file in files if part in file.name.lower()] for part in ("train", "test")}
+    return found if all(found.values()) else {}
+
+
+def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
+    """The training and the test set in parquet files."""
+    # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
+    sets = _datasets().load_dataset("parquet", data_files=files, streaming=True)
+    return _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+
+
+def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
+    """The training and the test set of a hub dataset; the hub's library downloads and caches it."""
+    datasets = _datasets()
+    shows_progress = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        sets = datasets.load_dataset(name)
+    except (OSError, ValueError) as error:
+        raise FederationError(
+            f"Could not load {name} from the Hugging Face hub ({error}): check the name and the network, or set "
+            "--data.init_args.root to a folder with its parquet files."
+        ) from error
+    finally:
+        if shows_progress:
+            datasets.enable_progress_bars()
+    require(
+        {"train", "test"} <= set(sets),
+        f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
+    )
+    return _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+
+
+def _read(dataset: Any, label_columns: tuple[str, ...]) -> Examples:
+    names = list(dataset.features)
+    image, label = _pick(names, IMAGE_COLUMNS), _pick(names, label_columns)
+    # Arrow batches hold the files' bytes; any other format would decode the images one by one.
+    tables = list(dataset.with_format("arrow").iter(batch_size=CHUNK))
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(_decode, (table[image].combine_chunks().field("bytes").to_pylist() for table in tables)))
+    shapes = sorted({tuple(chunk.shape[1:]) for chunk in images})
+    require(len(shapes) == 1, f"Images have different shapes, such as {shapes[:2]}, but must have one.")
+    return torch.cat(images), torch.cat([torch.from_numpy(table[label].to_numpy().copy()) for table in tables])
+
+
+def _decode(files: Iterable[bytes]) -> Tensor:
+    from torchvision.io import ImageReadMode, decode_image
+
+    # bytearray: torch warns about memory that it must not write to.
+    return torch.stack(
+        [decode_image(torch.frombuffer(bytearray(f), dtype=torch.uint8), ImageReadMode.RGB) for f in files]
+    )
+
+
+def _pick(names: list[str], wanted: tuple[str, ...]) -> str:
+    for name in wanted:
+        if name in names:
+            return name
+    raise FederationError(
+        f"The parquet files have the columns {', '.join(names)}, but one named {' or '.join(wanted)} is needed: is "
+        "this the dataset that was asked for?"
+    )
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise FederationError(
+            'Reading parquet files needs another package: pip install "lightning-fed[hub]".'
+        ) from error
+    return datasets

@@ -1,0 +1,89 @@
+"""What crosses the wire between server and clients: plain data, nothing else."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lightning_fed.errors import FederationError
+
+State = dict[str, Tensor]
+"""A payload or a part of a state dict: tensors by name."""
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What is known about a client without looking at its data.
+
+    Args:
+        id: position in the federation, from 0.
+        num_train: training examples, the :math:`n_k` of weighted averages.
+        num_val: validation examples.
+        num_test: test examples.
+        label_counts: training examples per class, length ``num_classes``.
+    """
+
+    id: int
+    num_train: int
+    num_val: int
+    num_test: int
+    label_counts: tuple[int, ...]
+
+
+def count_floats(state: State) -> int:
+    """Number of floating-point values in a payload: the "parameters" of communication costs."""
+    return sum(t.numel() for t in state.values() if t.is_floating_point())
+
+
+def count_bytes(state: State) -> int:
+    """Size of a payload in bytes, integer tensors (counters, masks) included."""
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+def check_fits(state: State, expected: State, what: str) -> None:
+    """Check names and shapes.
+
+    Args:
+        state: the tensors that came.
+        expected: tensors with the names and shapes they should have.
+        what: what ``state`` is, the subject of the error's sentence.
+
+    Raises:
+        FederationError: naming the tensors that lack, are too many or have another shape.
+    """
+    if lacking := sorted(expected.keys() - state.keys()):
+        raise FederationError(f"{what} lacks {lacking[0]!r}{_and_more(lacking)}.")
+    if unexpected := sorted(state.keys() - expected.keys()):
+        raise FederationError(f"{what} holds {unexpected[0]!r}{_and_more(unexpected)}, which does not belong there.")
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise FederationError(
+                f"{what} has {name!r} of shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}."
+            )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to one client."""
+
+    state: State
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a client sends back after its turn.
+
+    Args:
+        client: id of the sender.
+        num_examples: training examples the client holds, the weight of its update.
+        state: the payload.
+        metrics: scalars about the turn; they are reported, never aggregated into a model.
+    """
+
+    client: int
+    num_examples: int
+    state: State
+    metrics: dict[str, float] = field(default_factory=dict)

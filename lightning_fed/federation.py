@@ -1,0 +1,316 @@
+"""The rounds: who takes part, what they learn, how it is merged, measured and kept."""
+
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from lightning_fed.callbacks import FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
+from lightning_fed.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.client import TrainerFactory, Turn, Worker
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines import Engine, InProcess
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, check_fits
+from lightning_fed.meters import (
+    Metrics,
+    Stopwatch,
+    TrafficMeter,
+    running_totals,
+    spread_all,
+    training_means,
+    validation_selected,
+)
+from lightning_fed.module import FederatedModule
+from lightning_fed.quiet import quiet_lightning
+from lightning_fed.runs import load_checkpoint, new_run_folder, newest_run
+from lightning_fed.seeding import COHORT, INITIAL, seeded
+from lightning_fed.store import ClientStore
+
+Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")
+"""Share of the clients, in (0, 1]."""
+
+
+class Federation:
+    """Trains a federated module on the clients of a federated data module.
+
+    ``fit``, ``validate`` and ``test`` are Lightning's verbs. A run writes to ``run_dir/version_<n>``: TensorBoard events,
+    ``metrics.csv``, ``clients.csv`` and checkpoints.
+
+    Args:
+        rounds: communication rounds.
+        participation: share of the clients that take part in a round, in (0, 1]; at least one does.
+        seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
+        evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only.
+        checkpoint_every: write a checkpoint every that many rounds, and after the last one; 0: never.
+        run_dir: where runs are written; None writes nothing.
+        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
+        logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
+        progress: show a progress bar and, at the end, a table.
+        callbacks: more callbacks.
+        engine: where turns run; None: in this process.
+        trainer: builds each client's Trainer. The command line builds it from the ``trainer`` block.
+    """
+
+    def __init__(
+        self,
+        rounds: PositiveInt = 100,
+        participation: Fraction = 1.0,
+        seed: NonNegativeInt = 0,
+        evaluate_every: NonNegativeInt = 1,
+        checkpoint_every: NonNegativeInt = 1,
+        run_dir: Path | str | None = "runs",
+        store_limit_mb: PositiveFloat = 2048,
+        logger: Logger | bool = True,
+        progress: bool = True,
+        callbacks: list[FederationCallback] | None = None,
+        engine: Engine | None = None,
+        trainer: TrainerFactory = L.Trainer,
+    ) -> None:
+        if not 0 < participation <= 1:
+            raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
+        if rounds < 1:
+            raise FederationError(f"rounds is {rounds}: give at least 1.")
+        self.rounds = rounds
+        self.participation = participation
+        self.seed = seed
+        self.evaluate_every = evaluate_every
+        self.checkpoint_every = checkpoint_every
+        self.run_dir = Path(run_dir) if run_dir is not None else None
+        self.store_limit = int(store_limit_mb * 2**20)
+        self.logger = logger
+        self.callbacks = [MetricsTable(), TensorBoardFigures(), *(callbacks or [])]
+        if progress:
+            self.callbacks += [ProgressBar(), Summary()]
+        self.engine = engine or InProcess()
+        self.new_trainer = trainer
+
+    # -------------------------------------------------------------------------------------------------------------- verbs
+
+    def fit(
+        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
+    ) -> list[Metrics]:
+        """Train for ``rounds`` rounds.
+
+        Args:
+            model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
+            datamodule: the clients' data.
+            ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run in ``run_dir`` (a new run if there is
+                none), else the folder of a run or of one checkpoint. A continued run ends as one that was never stopped.
+
+        Returns:
+            The metrics of every round, as in ``metrics.csv``.
+
+        Raises:
+            FederationError: when something the user can change is wrong; what was checkpointed before stays.
+        """
+        with quiet_lightning():
+            checkpoint = self._find_checkpoint(ckpt_path)
+            self._set_up(model, datamodule)
+            self._open_run(checkpoint)
+            try:
+                self._call("on_fit_start")
+                for self.round in range(self.round + 1, self.rounds + 1):
+                    self.history.append(self._play_round())
+                    self._report()
+                    self._save_checkpoint()
+                self._call("on_fit_end")
+            finally:
+                self._call("teardown")
+                for logger in self.loggers:
+                    logger.finalize("success" if self.round == self.rounds else "failed")
+        return self.history
+
+    def validate(
+        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
+    ) -> Metrics:
+        """Measure the clients of a run on their validation data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
+        return self._measure(model, datamodule, ckpt_path, "val")
+
+    def test(
+        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
+    ) -> Metrics:
+        """Measure the clients of a run on their test data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
+        return self._measure(model, datamodule, ckpt_path, "test")
+
+    def _measure(
+        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str
+    ) -> Metrics:
+        with quiet_lightning():
+            checkpoint = self._find_checkpoint(ckpt_path or "last")
+            if checkpoint is None:
+                raise FederationError(f"There is no checkpoint in {self.run_dir} to measure: fit first, or set ckpt_path.")
+            self._set_up(model, datamodule)
+            self._open_folder(checkpoint.run_folder)
+            self._continue_from(checkpoint)
+            metrics = {name: value for name, value in self._evaluate().items() if name.startswith(f"after/{kind}_")}
+            self._call("on_measure_end", metrics)
+        return metrics
+
+    def client_module(self, client: int) -> FederatedModule:
+        """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
+        return self.worker.module_of(self.clients[client], self.server.broadcast(self.clients[client]))
+
+    # ------------------------------------------------------------------------------------------------------------- a round
+
+    def _play_round(self) -> Metrics:
+        """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""
+        cohort = self._draw_cohort()
+        measure = self._is_due(self.evaluate_every)
+        updates: list[ClientUpdate] = []  # without payloads
+        with self._stopwatch("aggregate"):
+            self.server.aggregate(self._received(cohort, measure, updates))
+        row = {"round": float(self.round), **training_means(updates), **self._traffic.collect()}
+        row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
+        row |= running_totals(self.history, row)
+        if measure:
+            row |= spread_all("before", [update.metrics for update in updates])
+            row |= self._evaluate()
+            row |= validation_selected([*self.history, row], self.metric)
+        return row | self._stopwatch.collect()
+
+    def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """The cohort's updates in client order, each counted, noted without its payload, and passed on."""
+        turns = self._turns("fit", cohort, measure)
+        updates = self._stopwatch.each("fit", self.engine.run(self.worker, turns))
+        for update in in_client_order(updates, [client.id for client in cohort]):
+            self._traffic.up(update)
+            noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
+            self._call("on_turn_end", update)
+            yield update
+
+    def _turns(self, verb: Any, clients: Iterable[ClientInfo], measure: bool = False) -> Iterator[Turn]:
+        for client in clients:
+            broadcast = self.server.broadcast(client)
+            if verb == "fit":
+                self._traffic.down(broadcast)
+            yield Turn(verb, client, self.round, broadcast, measure)
+
+    def _draw_cohort(self) -> list[ClientInfo]:
+        """Who takes part, in client order: a function of (seed, round)."""
+        stream = np.random.default_rng([self.seed, COHORT, self.round])
+        return [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+
+    def _evaluate(self) -> Metrics:
+        """Every client's model with the new broadcast loaded, on the client's own data."""
+        updates = self.engine.run(self.worker, self._turns("evaluate", self.clients))
+        with self._stopwatch("evaluate"):
+            self.results = dict(sorted((update.client, update.metrics) for update in updates))
+        return spread_all("after", self.results.values())
+
+    def _is_due(self, every: int) -> bool:
+        return self.round == self.rounds or (every > 0 and self.round % every == 0)
+
+    def _report(self) -> None:
+        with self._stopwatch("report"):
+            for logger in self.loggers:
+                logger.log_metrics(self.history[-1], step=self.round)
+            self._call("on_round_end")
+
+    def _save_checkpoint(self) -> None:
+        if self.checkpoints and self.checkpoint_every and self._is_due(self.checkpoint_every):
+            with self._stopwatch("checkpoint"):
+                self.checkpoints.save(self.round, self.identity, self.history, self.server.state_dict(), self.store)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)
+
+    # -------------------------------------------------------------------------------------------------------------- set-up
+
+    def _set_up(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
+        """Bring method, data and server together, as before the first round; nothing is written."""
+        datamodule.prepare_data()
+        datamodule.setup()
+        with seeded(self.seed, INITIAL):
+            model.configure_model()
+        self.model, self.data, self.clients = model, datamodule, datamodule.clients
+        self.method, self.metric = type(model).__name__, model.headline_metric
+        self.cohort_size = max(1, round(self.participation * len(self.clients)))
+        self.server = model.configure_server()
+        self.round, self.history, self.results = 0, [], {}
+        self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run and a checkpoint that it continues from must agree on."""
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "clients": len(self.clients),
+            "data": self.data.fingerprint(),
+        }
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What a logger should remember of this run's settings."""
+        own = {"method": self.method, "rounds": self.rounds, "participation": self.participation, "seed": self.seed}
+        return {**self.model.hparams, **own}
+
+    def _open_run(self, checkpoint: Checkpoint | None) -> None:
+        """Continue the run of a checkpoint, or start a new one."""
+        if checkpoint is not None:
+            self._open_folder(checkpoint.run_folder)
+            self._continue_from(checkpoint)
+            Checkpoints(checkpoint.run_folder).discard_after(self.round)
+        else:
+            self._open_folder(new_run_folder(self.run_dir) if self.run_dir else None)
+        self.loggers = self._make_loggers()
+
+    def _open_folder(self, folder: Path | None) -> None:
+        """Where this run writes; without a folder, private states that exceed their memory go to a temporary one."""
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder) if folder else None
+        self._scratch = tempfile.TemporaryDirectory(prefix="lightning_fed_")
+        store_folder = self.checkpoints.clients_folder if self.checkpoints else Path(self._scratch.name)
+        self.store = ClientStore(store_folder, self.store_limit)
+        self.worker = Worker(self.model, self.data, self.store, self.new_trainer, self.seed)
+
+    def _find_checkpoint(self, ckpt_path: Path | str | None) -> Checkpoint | None:
+        path = Path(ckpt_path) if ckpt_path else None
+        if ckpt_path == "last":
+            path = newest_run(self.run_dir) if self.run_dir else None
+        if path is None:
+            return None
+        checkpoint, passed_over = load_checkpoint(path)
+        for problem in passed_over:
+            print(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
+        return checkpoint
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        """Bring server, store and history to where the checkpoint is."""
+        manifest = checkpoint.manifest
+        for key, mine in self.identity.items():
+            if manifest.identity.get(key) != mine:
+                raise FederationError(
+                    f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
+                    "continue with the configuration of that run, or start a new run without --ckpt_path."
+                )
+        check_fits(checkpoint.server, self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}")
+        self.server.load_state_dict(checkpoint.server)
+        self.store.restore(manifest.clients)
+        self.round, self.history = manifest.round, manifest.history
+
+    def _make_loggers(self) -> list[Logger]:
+        if isinstance(self.logger, Logger):
+            return [self.logger]
+        if not self.logger or self.folder is None:
+            return []
+        # purge_step hides what a killed run had logged of rounds that are now played again.
+        return [TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False, purge_step=self.round + 1)]
+
+
+def in_client_order(updates: Iterable[ClientUpdate], clients: Iterable[int]) -> Iterator[ClientUpdate]:
+    """Pass updates on in the order of ``clients``, holding back those that arrive too early."""
+    early: dict[int, ClientUpdate] = {}
+    arriving = iter(updates)
+    for client in clients:
+        while client not in early:
+            update = next(arriving)
+            early[update.client] = update
+        yield early.pop(client)

@@ -1,0 +1,65 @@
+"""Floating-point operations of local training, counted off the training path."""
+
+from collections import Counter
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_fed.module import FederatedModule
+
+
+class FlopMeter(L.Callback):
+    """Counts the FLOPs of training steps, forward and backward.
+
+    A kind of step (architecture, phase, batch shape) is counted once, on a copy of the module on the meta device, which computes
+    shapes and no numbers; training itself only notes which kinds of step it did. The optimizer's own arithmetic and evaluation
+    are not counted.
+
+    Args:
+        template: the method, of which the copies are made.
+    """
+
+    def __init__(self, template: FederatedModule) -> None:
+        self._template = template
+        self._cost: dict[tuple[Any, ...], int] = {}
+        self._steps: Counter[tuple[Any, ...]] = Counter()
+        self._meta: dict[int, FederatedModule] = {}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the kind of step that was done."""
+        assert isinstance(pl_module, FederatedModule)
+        assert pl_module.client is not None
+        architecture, phase = pl_module.architecture(pl_module.client), pl_module.phase.name
+        step = (architecture, phase, _shapes(batch))
+        if step not in self._cost:
+            if architecture not in self._meta:
+                self._meta[architecture] = self._template.for_client(pl_module.client).to("meta")
+            self._cost[step] = _count(self._meta[architecture], phase, batch)
+        self._steps[step] += 1
+
+    def collect(self) -> int:
+        """FLOPs since the last call."""
+        total = sum(self._cost[step] * times for step, times in self._steps.items())
+        self._steps.clear()
+        return total
+
+
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    """The shapes of a batch's tensors: what its cost depends on."""
+    return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def _count(module: FederatedModule, phase_name: str, batch: Any) -> int:
+    phase = next(phase for phase in module.phases() if phase.name == phase_name)
+    learning = {id(p) for p in phase.parameters}
+    for parameter in module.parameters():
+        parameter.requires_grad_(id(parameter) in learning)
+    with FlopCounterMode(display=False) as counter:
+        phase.loss(move_data_to_device(batch, torch.device("meta"))).backward()
+    return counter.get_total_flops()

@@ -1,0 +1,129 @@
+"""What a round costs and how well the clients do: numbers for the report."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from lightning_fed.exchange import Broadcast, ClientUpdate, count_bytes, count_floats
+
+T = TypeVar("T")
+Metrics = dict[str, float]
+
+
+class Stopwatch:
+    """Seconds per stage. A stage inside another is not counted twice: the outer one gets what is left."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Time a block."""
+        start, outer, self._inner = perf_counter(), self._inner, 0.0
+        try:
+            yield
+        finally:
+            elapsed = perf_counter() - start
+            self.seconds[stage] += elapsed - self._inner
+            self._inner = outer + elapsed
+
+    def each(self, stage: str, items: Iterable[T]) -> Iterator[T]:
+        """Time how long each item takes to arrive."""
+        iterator = iter(items)
+        while True:
+            with self(stage):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def collect(self) -> Metrics:
+        """``seconds/<stage>`` since the last call."""
+        metrics = {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return metrics
+
+
+class TrafficMeter:
+    """Floating-point values ("parameters") and bytes between server and participants; evaluation sends nothing that counts."""
+
+    def __init__(self) -> None:
+        self._round = self._zero()
+
+    @staticmethod
+    def _zero() -> Metrics:
+        return {f"traffic/{way}_{unit}": 0.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
+
+    def down(self, broadcast: Broadcast) -> None:
+        """Count what a participant receives."""
+        self._count("down", broadcast)
+
+    def up(self, update: ClientUpdate) -> None:
+        """Count what a participant sends."""
+        self._count("up", update)
+
+    def _count(self, way: str, payload: Broadcast | ClientUpdate) -> None:
+        self._round[f"traffic/{way}_parameters"] += count_floats(payload.state)
+        self._round[f"traffic/{way}_bytes"] += count_bytes(payload.state)
+
+    def collect(self) -> Metrics:
+        """Traffic since the last call."""
+        metrics, self._round = self._round, self._zero()
+        return metrics
+
+
+def spread(prefix: str, values: Sequence[float]) -> Metrics:
+    """Mean and quartiles of a per-client metric, each client counting the same."""
+    low, q25, median, q75, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    names = {"mean": float(np.mean(values)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
+    return {f"{prefix}/{name}": value for name, value in names.items()}
+
+
+def spread_all(stage: str, results: Iterable[Metrics]) -> Metrics:
+    """:func:`spread` of every ``val/…`` and ``test/…`` metric of the clients, as ``<stage>/<val or test>_<metric>/…``."""
+    columns: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            if name.startswith(("val/", "test/")):
+                columns[name].append(value)
+    return {k: v for name, column in columns.items() for k, v in spread(f"{stage}/{name.replace('/', '_')}", column).items()}
+
+
+def training_means(updates: Sequence[ClientUpdate]) -> Metrics:
+    """Mean of each ``train/…`` metric over the participants, weighted by their numbers of training examples."""
+    names = dict.fromkeys(name for update in updates for name in update.metrics if name.startswith("train/"))
+    means = {}
+    for name in names:
+        holders = [update for update in updates if name in update.metrics]
+        weight = sum(update.num_examples for update in holders)
+        means[name] = sum(update.num_examples * update.metrics[name] for update in holders) / weight
+    return means
+
+
+def running_totals(history: Sequence[Metrics], row: Metrics) -> Metrics:
+    """Costs since the first round."""
+    before = history[-1] if history else {}
+    totals = {
+        "traffic/total_parameters": row["traffic/down_parameters"] + row["traffic/up_parameters"],
+        "traffic/total_bytes": row["traffic/down_bytes"] + row["traffic/up_bytes"],
+        "compute/total_flops": row["compute/flops"],
+    }
+    return {name: before.get(name, 0.0) + value for name, value in totals.items()}
+
+
+def validation_selected(rows: Sequence[Metrics], metric: str) -> Metrics:
+    """The mean test ``metric`` at the round with the best mean validation ``metric`` so far: what an honest user may report.
+
+    Empty if there is no validation data.
+    """
+    measured = [row for row in rows if f"after/val_{metric}/mean" in row]
+    if not measured:
+        return {}
+    best = max(measured, key=lambda row: row[f"after/val_{metric}/mean"])
+    return {f"selected/test_{metric}": best[f"after/test_{metric}/mean"], "selected/round": best["round"]}

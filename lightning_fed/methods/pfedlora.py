@@ -1,0 +1,130 @@
+"""pFedLoRA (Yi et al. 2023, https://arxiv.org/abs/2310.13283; its first version was called FedLoRA)."""
+
+from typing import Literal
+
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models import Backbones
+from lightning_fed.module import FederatedModule, Phase, default_optimizer
+
+Batch = tuple[Tensor, Tensor]
+
+
+class PFedLoRA(FederatedModule):
+    r"""Clients with different networks share one small adapter.
+
+    A client's network is an encoder :math:`f_k` and a header :math:`h_k`. The adapter :math:`A(\theta)` is a second, smaller
+    header on the encoder's representation. Its output is never added to the network's: it is a parallel classifier, and
+    inference uses the network alone. Only :math:`\theta` travels; the whole network stays private, each drawn independently.
+
+    A round of a client (iterative learning, Section 4.2):
+
+    1. Load the server's :math:`\theta`, freeze it, and train the network :math:`\omega_k` for ``epochs`` epochs on
+       :math:`(1-\mu)\,\mathrm{CE}(A(f_k(x)), y) + \mu\,\mathrm{CE}(h_k(f_k(x)), y)`. The first term reaches the encoder only.
+    2. Freeze the network, with dropout and batch norm in eval mode, and train :math:`\theta` for ``adapter_epochs`` epochs on
+       :math:`\mathrm{CE}(A(f_k(x)), y)`.
+    3. Send :math:`\theta`; the server averages, weighted by training examples.
+
+    Readings of the paper. It weights by :math:`n_k/n` with :math:`n` over all clients while summing over the participants, which
+    would shrink the adapter; here the weights sum to 1 over the participants. Its equations cut after the convolutions, its
+    experiments after the first linear layer (homogeneous) or the second (heterogeneous); ``cut`` follows the experiments. Bias and
+    activation of the adapter are not stated; see ``adapter``. Headline: accuracy after aggregation (it equals that before).
+
+    Args:
+        backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
+        num_classes: number of classes C; the command line takes it from the data.
+        hidden_dim: width h of the adapter. Section 6.2: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
+        mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3); 1 is exactly
+            Standalone for the networks.
+        cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for homogeneous CNNs.
+        adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)
+            without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor, zero
+            second, as in LoRA, so that at first it predicts nothing.
+        adapter_bias: whether the adapter's layers have biases (the first factor never has one).
+        optimizer: of the network. Default: SGD, lr 0.01.
+        adapter_optimizer: of the adapter. Default: the same as ``optimizer``.
+        epochs: epochs E of the network per round. Section 6.1: 1 or 10.
+        adapter_epochs: epochs of the adapter per round. Default: the same as ``epochs``.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        hidden_dim: PositiveInt = 60,
+        mu: ClosedUnitInterval = 0.9,
+        cut: str = "features",
+        adapter: Literal["reduction", "factorised"] = "reduction",
+        adapter_bias: bool = True,
+        optimizer: OptimizerCallable = default_optimizer,
+        adapter_optimizer: OptimizerCallable | None = None,
+        epochs: NonNegativeInt = 1,
+        adapter_epochs: NonNegativeInt | None = None,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        if not 0 <= mu <= 1:
+            raise FederationError(f"mu is {mu}: give a weight in [0, 1].")
+        self.mu = mu
+        self.cut = cut
+        self.hidden_dim = hidden_dim
+        self.adapter_kind = adapter
+        self.adapter_bias = adapter_bias
+        self.adapter_optimizer = adapter_optimizer or optimizer
+        self.adapter_epochs = epochs if adapter_epochs is None else adapter_epochs
+
+    def build(self) -> None:
+        """The client's network and, drawn after it, the adapter."""
+        super().build()
+        if self.cut not in self.backbone.cuts:
+            raise FederationError(
+                f"{type(self.backbone).__name__} cannot be cut at {self.cut!r}: set cut to one of {sorted(self.backbone.cuts)}."
+            )
+        self.adapter = build_adapter(
+            self.backbone.cuts[self.cut], self.hidden_dim, self.num_classes, self.adapter_kind, self.adapter_bias
+        )
+
+    def shared_names(self) -> set[str]:
+        """The adapter travels."""
+        return {name for name in self.state_dict() if name.startswith("adapter.")}
+
+    def phases(self) -> list[Phase]:
+        """The network first, then the adapter: whole epochs, not interleaved batches."""
+        network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
+        return [
+            Phase("local", network, self.local_loss, self.optimizer, self.epochs),
+            Phase(
+                "adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]
+            ),
+        ]
+
+    def local_loss(self, batch: Batch) -> Tensor:
+        r""":math:`(1-\mu)\,\ell_1 + \mu\,\ell_2` of a batch; the adapter's branch is left out where its weight is zero."""
+        x, y = batch
+        representation = self.backbone.encode(x, self.cut)
+        own = cross_entropy(self.backbone.classify(representation, self.cut), y)
+        if self.mu == 1:
+            return own
+        return (1 - self.mu) * cross_entropy(self.adapter(representation), y) + self.mu * own
+
+    def adapter_loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy of the adapter on the frozen encoder's representation."""
+        x, y = batch
+        return cross_entropy(self.adapter(self.backbone.encode(x, self.cut)), y)
+
+
+def build_adapter(
+    in_dim: int, hidden_dim: int, num_classes: int, kind: Literal["reduction", "factorised"], bias: bool
+) -> nn.Sequential:
+    """The shared branch: representation ``(B, in_dim)`` to logits ``(B, num_classes)``; see :class:`PFedLoRA`."""
+    if kind == "reduction":
+        return nn.Sequential(nn.Linear(in_dim, hidden_dim, bias), nn.ReLU(), nn.Linear(hidden_dim, num_classes, bias))
+    first, second = nn.Linear(in_dim, hidden_dim, bias=False), nn.Linear(hidden_dim, num_classes, bias)
+    nn.init.normal_(first.weight, std=hidden_dim**-0.5)
+    nn.init.zeros_(second.weight)
+    return nn.Sequential(first, second)

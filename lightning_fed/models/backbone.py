@@ -1,0 +1,44 @@
+"""The narrow base of every network that a method can train."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+
+class Backbone(nn.Module, ABC):
+    """A classifier that can be cut in two: an encoder and what follows it.
+
+    Methods share one side of a cut, replace the head, or attach a branch to the representation at the cut. A subclass sets
+    :attr:`head` and implements :meth:`encode` for the default cut ``"features"``, the input of the head.
+
+    Attributes:
+        head: the classifier, ``Linear(feature_dim, num_classes)``.
+    """
+
+    head: nn.Linear
+
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        """Where the network can be cut, and how wide the representation is there; front to back."""
+        return {"features": self.head.in_features}
+
+    @abstractmethod
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        """Representation ``(B, cuts[cut])`` of the images ``x`` ``(B, C, H, W)``."""
+
+    def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
+        """Logits ``(B, num_classes)`` from the representation at ``cut``."""
+        return self.head(representation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, num_classes)``."""
+        return self.classify(self.encode(x))
+
+
+BackboneFactory = Callable[[int], Backbone]
+"""Builds a network for a number of classes; a ``Backbone`` class is one."""
+
+# The list comes first: jsonargparse cannot serialise lists for a union in which it comes second.
+Backbones = list[BackboneFactory] | BackboneFactory
+"""One network for all clients, or several, of which client ``k`` gets entry ``k mod len(list)``."""

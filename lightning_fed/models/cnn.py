@@ -1,0 +1,86 @@
+"""The five convolutional networks of the pFedLoRA experiments (Yi et al. 2023, table of heterogeneous models)."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.backbone import Backbone
+
+
+class CNN(Backbone):
+    """Two 5×5 convolutions, each with ReLU and 2×2 max-pooling, then three linear layers; input ``(B, 3, 32, 32)``.
+
+    The cuts are ``"fc1"``, the output of the first linear layer, and ``"features"``, the output of the second (500 wide in all
+    five networks), both after ReLU.
+
+    Args:
+        num_classes: outputs of the head.
+        conv2_filters: filters of the second convolution.
+        fc1_width: width of the first linear layer.
+    """
+
+    def __init__(self, num_classes: int = 10, conv2_filters: int = 32, fc1_width: int = 2000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, kernel_size=5)
+        self.conv2 = nn.Conv2d(16, conv2_filters, kernel_size=5)
+        self.fc1 = nn.Linear(conv2_filters * 5 * 5, fc1_width)
+        self.fc2 = nn.Linear(fc1_width, 500)
+        self.head = nn.Linear(500, num_classes)
+
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        return {"fc1": self.fc1.out_features, **super().cuts}
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        if x.shape[1:] != (3, 32, 32):
+            raise FederationError(
+                f"{type(self).__name__} got images of shape {tuple(x.shape[1:])}, it is built for (3, 32, 32): "
+                "set the data's image_size to 32 or choose another backbone."
+            )
+        x = max_pool2d(relu(self.conv1(x)), 2)  # (B, 16, 14, 14)
+        x = max_pool2d(relu(self.conv2(x)), 2)  # (B, conv2_filters, 5, 5)
+        x = relu(self.fc1(x.flatten(1)))  # (B, fc1_width)
+        return x if cut == "fc1" else relu(self.fc2(x))  # (B, 500)
+
+    def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
+        return self.head(relu(self.fc2(representation)) if cut == "fc1" else representation)
+
+
+class CNN1(CNN):
+    """CNN-1: 2,621,558 parameters for 10 classes (10.00 MiB)."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=2000)
+
+
+class CNN2(CNN):
+    """CNN-2: 1,815,142 parameters for 10 classes (6.92 MiB)."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, conv2_filters=16, fc1_width=2000)
+
+
+class CNN3(CNN):
+    """CNN-3: 1,320,558 parameters for 10 classes (5.04 MiB)."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=1000)
+
+
+class CNN4(CNN):
+    """CNN-4: 1,060,358 parameters for 10 classes (4.05 MiB).
+
+    The paper prints 3.81 MB, which its own layer widths cannot give; the widths, which the authors' code also uses, are kept.
+    """
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=800)
+
+
+class CNN5(CNN):
+    """CNN-5: 670,058 parameters for 10 classes (2.56 MiB)."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=500)

@@ -1,0 +1,276 @@
+"""What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import lightning as L
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, State, check_fits
+from lightning_fed.models import Backbone, Backbones
+from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.server import Server
+
+
+def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """SGD with learning rate 0.01, the client optimizer of the pFedLoRA experiments."""
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """A stretch of local training in which one set of parameters learns and everything else is frozen.
+
+    Args:
+        name: how the phase is called in metrics (``train/<name>_loss``).
+        parameters: what learns. Everything else has ``requires_grad=False`` and no optimizer entry, so it stays bit-identical.
+        loss: the loss of a batch, a scalar. It depends on the module and the batch alone and has no data-dependent control flow.
+        optimizer: builds the phase's optimizer, fresh each time the phase starts.
+        epochs: passes over the client's data. Give either epochs or steps.
+        steps: optimizer steps, across epochs if need be. The next phase starts with a new epoch.
+        eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
+    """
+
+    name: str
+    parameters: Sequence[nn.Parameter]
+    loss: Callable[[Any], Tensor]
+    optimizer: OptimizerCallable
+    epochs: int | None = None
+    steps: int | None = None
+    eval_modules: Sequence[nn.Module] = ()
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
+
+    def num_epochs(self, batches_per_epoch: int) -> int:
+        """Epochs that the phase spans, the last one possibly cut short."""
+        return self.epochs if self.epochs is not None else -(-(self.steps or 0) // batches_per_epoch)
+
+
+class FederatedModule(L.LightningModule):
+    """One client's model and how it learns. Every default is federated averaging's.
+
+    The story of a round, in the order in which the hooks are called:
+
+    1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
+    2. :meth:`load_private_state` and :meth:`load_shared_state` bring it to where the client and the server are.
+    3. :meth:`phases` says how it trains; each phase has its own loss.
+    4. :meth:`shared_state` is sent to the server, :meth:`private_state` stays with the client.
+
+    A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`client_step`. Almost
+    never override ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the phases.
+
+    It needs no federation: ``L.Trainer(max_epochs=2).fit(module, data.client(0))`` trains one client, running the phases one
+    after the other and again from the first until the Trainer stops.
+
+    Args:
+        backbone: builds the network that every client trains for a number of classes (a :class:`Backbone` class does), or a list of which client ``k`` gets entry ``k mod len(list)``.
+        num_classes: number of classes; the command line takes it from the data.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    headline_metric = "accuracy"
+    """The metric of :meth:`configure_metrics` that progress, tables and model selection use; more is better."""
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.save_hyperparameters(ignore=["backbone", "optimizer"])
+        self.backbone_factories = backbone if isinstance(backbone, list) else [backbone]
+        if not self.backbone_factories:
+            raise FederationError("backbone is an empty list: name at least one network.")
+        self.num_classes = num_classes
+        self.optimizer = optimizer
+        self.epochs = epochs
+        self.gradient_clip = gradient_clip
+        self.client: ClientInfo | None = None
+        self._built = False
+
+    # ------------------------------------------------------------------------------------------------- networks and state
+
+    def build(self) -> None:
+        """Create the networks of ``self.client``, the backbone first: what a method adds after ``super().build()`` then cannot
+        shift the backbone's initial weights."""
+        self.backbone: Backbone = self.backbone_factories[self.architecture(self.client)](self.num_classes)
+
+    def architecture(self, client: ClientInfo | None) -> int:
+        """Which network a client trains. Clients of one architecture take turns on one module in memory."""
+        return client.id % len(self.backbone_factories) if client else 0
+
+    def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
+        """A new module for ``client``; its initial weights come from a random stream of the client's own.
+
+        Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
+        """
+        module = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
+                vars(module)[name] = copy.copy(value)
+        module._trainer = None
+        module.client = client
+        module._built = False
+        with seeded(seed, INITIAL, client.id):
+            module.configure_model()
+        return module
+
+    def configure_model(self) -> None:
+        """Lightning's hook for late model creation: calls :meth:`build` once."""
+        if self._built:
+            return
+        self.build()
+        self.val_metrics = self.configure_metrics().clone(prefix="val/")
+        self.test_metrics = self.configure_metrics().clone(prefix="test/")
+        self._frozen = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
+        self._built = True
+
+    def shared_names(self) -> set[str]:
+        """Names of the state-dict entries that travel. Default: all that are not frozen. What is neither shared nor frozen is
+        private."""
+        return self.state_dict().keys() - self._frozen
+
+    def private_names(self) -> set[str]:
+        """Names of the state-dict entries that stay with the client."""
+        return self.state_dict().keys() - self._frozen - self.shared_names()
+
+    def shared_state(self) -> State:
+        """What travels to the server: a copy, on the CPU."""
+        return self._state(self.shared_names())
+
+    def private_state(self) -> State:
+        """What the client keeps between its turns: a copy, on the CPU."""
+        return self._state(self.private_names())
+
+    def load_shared_state(self, state: State) -> None:
+        """Take over what the server sent. Raises :class:`FederationError` if it does not fit :meth:`shared_names`."""
+        self._load_state(state, self.shared_names(), "shared")
+
+    def load_private_state(self, state: State) -> None:
+        """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
+        self._load_state(state, self.private_names(), "private")
+
+    def configure_server(self) -> Server:
+        """The method's server, holding this module's shared state. Default: the example-weighted average."""
+        return Server(self.shared_state())
+
+    def _state(self, names: set[str]) -> State:
+        return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}
+
+    def _load_state(self, state: State, names: set[str], kind: str) -> None:
+        expected = {name: tensor for name, tensor in self.state_dict().items() if name in names}
+        check_fits(state, expected, f"The {kind} state for {type(self).__name__}")
+        self.load_state_dict(state, strict=False)
+
+    # ------------------------------------------------------------------------------------------------------------ learning
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, num_classes)``, what a client predicts with."""
+        return self.backbone(x)
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """Cross-entropy of a batch ``(images, labels)``."""
+        x, y = batch
+        return cross_entropy(self(x), y)
+
+    def phases(self) -> list[Phase]:
+        """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
+        return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
+
+    def client_step(self, batch: Any) -> Tensor:
+        """One optimizer step of the running phase; returns the loss."""
+        optimizers = self.optimizers()
+        optimizer = optimizers[self._phases.index(self.phase)] if isinstance(optimizers, list) else optimizers
+        loss = self.phase.loss(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if self.gradient_clip is not None:
+            self.clip_gradients(optimizer, self.gradient_clip, "norm")
+        optimizer.step()
+        return loss.detach()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """One optimizer per phase."""
+        self._phases = [phase for phase in self.phases() if phase.epochs or phase.steps]
+        return [phase.optimizer(phase.parameters) for phase in self._phases]
+
+    def num_epochs(self, batches_per_epoch: int) -> int:
+        """Trainer epochs that one run through the phases takes."""
+        return sum(phase.num_epochs(batches_per_epoch) for phase in self.phases())
+
+    def on_train_epoch_start(self) -> None:
+        """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
+        batches = int(self.trainer.num_training_batches)
+        spans = [phase.num_epochs(batches) for phase in self._phases]
+        epoch = self.current_epoch % sum(spans)
+        for phase, span in zip(self._phases, spans, strict=True):
+            if epoch < span:
+                break
+            epoch -= span
+        if epoch == 0:
+            self._enter(phase)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._steps_left = phase.steps
+        learning = {id(p) for p in phase.parameters}
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(id(parameter) in learning and name not in self._frozen)
+            parameter.grad = None
+        self.trainer.optimizers[self._phases.index(phase)].state.clear()
+        self.train()
+        for module in phase.eval_modules:
+            module.eval()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """End the epoch early when a phase counted in steps is over."""
+        return -1 if self._steps_left == 0 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One :meth:`client_step`; logs ``train/<phase>_loss``, the mean over the epoch."""
+        loss = self.client_step(batch)
+        if self._steps_left is not None:
+            self._steps_left -= 1
+        self.log(f"train/{self.phase.name}_loss", loss, on_step=False, on_epoch=True)
+
+    def on_fit_end(self) -> None:
+        """Leave the module as :meth:`build` made it: trainable where it was, in train mode, without gradients."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in self._frozen)
+            parameter.grad = None
+        self.train()
+
+    # ---------------------------------------------------------------------------------------------------------- evaluation
+
+    def configure_metrics(self) -> MetricCollection:
+        """Metrics of validation and test data. Default: accuracy."""
+        return MetricCollection({"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``val/…`` metrics with a batch ``(images, labels)``."""
+        x, y = batch
+        self.val_metrics.update(self(x), y)
+        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``test/…`` metrics with a batch ``(images, labels)``."""
+        x, y = batch
+        self.test_metrics.update(self(x), y)
+        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)

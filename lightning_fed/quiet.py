@@ -1,0 +1,27 @@
+"""Keep Lightning's per-Trainer messages out of a run that builds thousands of Trainers."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_EXPECTED = (
+    r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down
+    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.15
+    r".*GPU available but not used.*",  # the user said so in the trainer block
+)
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence device lines, tips and the warnings that are expected here; everything else comes through."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in _EXPECTED:
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,31 @@
+"""Random streams that belong to (seed, round, client), never to a process or an order of events."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+COHORT, INITIAL, TURN = range(3)
+"""What a stream is for, so that streams of different use never coincide."""
+
+
+def derive_seed(*keys: int) -> int:
+    """A 32-bit seed that is a pure function of non-negative integer keys, well mixed."""
+    return int(np.random.SeedSequence(keys).generate_state(1)[0])
+
+
+@contextmanager
+def seeded(*keys: int) -> Iterator[int]:
+    """Run a block on the stream of ``keys`` and leave the caller's random state as it was; yields the derived seed.
+
+    Python, NumPy and torch are all seeded and restored, so that a user's transform is as reproducible as the library's own code.
+    """
+    with isolate_rng():
+        seed = derive_seed(*keys)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        yield seed

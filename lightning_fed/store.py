@@ -1,0 +1,117 @@
+"""Private states of all clients: the recently used in memory, the rest on disk."""
+
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Collection
+from pathlib import Path
+from typing import TypedDict
+
+import safetensors
+import safetensors.torch
+
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State, count_bytes
+
+
+class FileRecord(TypedDict):
+    """A file that a checkpoint refers to: its name in its folder, its size and its CRC-32."""
+
+    file: str
+    bytes: int
+    crc32: int
+
+
+def write_state(path: Path, state: State) -> FileRecord:
+    """Write tensors as safetensors and return once they are on the disk, not only in its cache."""
+    data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"file": path.name, "bytes": len(data), "crc32": zlib.crc32(data)}
+
+
+def read_state(folder: Path, record: FileRecord) -> State:
+    """Read what :func:`write_state` wrote. Raises :class:`FederationError` if the file is missing, cut short or changed."""
+    path = folder / record["file"]
+    if not path.is_file():
+        raise FederationError(f"{path} is missing")
+    data = path.read_bytes()
+    if len(data) != record["bytes"] or zlib.crc32(data) != record["crc32"]:
+        raise FederationError(f"{path} is damaged ({len(data)} bytes, {record['bytes']} were written)")
+    return safetensors.torch.load(data)
+
+
+class ClientStore:
+    """One private state per client that has one, bounded in memory.
+
+    A state is written once: when memory runs short or when a checkpoint asks for it, whichever comes first, and under a new name
+    each time, so that the files of an earlier checkpoint stay as they are until :meth:`prune`.
+
+    Args:
+        folder: where the files go; created if need be.
+        memory_limit: bytes of states to keep in memory. The state last used is always kept.
+    """
+
+    def __init__(self, folder: Path, memory_limit: int) -> None:
+        self.folder = folder
+        self.memory_limit = memory_limit
+        folder.mkdir(parents=True, exist_ok=True)
+        self._memory: OrderedDict[int, State] = OrderedDict()
+        self._bytes = 0
+        self._dirty: dict[int, int] = {}  # client → round of the state that is in memory only
+        self._records: dict[int, FileRecord] = {}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._memory or client in self._records
+
+    def get(self, client: int) -> State:
+        """The state of a client. Raises :class:`KeyError` for a client that has none."""
+        if client not in self._memory:
+            self._remember(client, read_state(self.folder, self._records[client]))
+        self._memory.move_to_end(client)
+        return self._memory[client]
+
+    def put(self, client: int, state: State, round: int) -> None:
+        """Replace the state of a client by the one it has after ``round``."""
+        self._forget(client)
+        self._dirty[client] = round
+        self._remember(client, state)
+
+    def flush(self) -> dict[int, FileRecord]:
+        """Write what is in memory only; returns the file of every client's state."""
+        for client in list(self._dirty):
+            self._write(client)
+        return dict(self._records)
+
+    def restore(self, records: dict[int, FileRecord]) -> None:
+        """Continue from what :meth:`flush` returned."""
+        self._memory.clear()
+        self._dirty.clear()
+        self._bytes = 0
+        self._records = dict(records)
+
+    def prune(self, keep: Collection[str]) -> None:
+        """Delete the files that are neither in use nor named in ``keep``."""
+        used = {record["file"] for record in self._records.values()} | set(keep)
+        for path in self.folder.iterdir():
+            if path.name not in used:
+                path.unlink()
+
+    def _write(self, client: int) -> None:
+        name = f"client_{client:06d}_round_{self._dirty.pop(client):06d}.safetensors"
+        self._records[client] = write_state(self.folder / name, self._memory[client])
+
+    def _remember(self, client: int, state: State) -> None:
+        self._memory[client] = state
+        self._bytes += count_bytes(state)
+        while self._bytes > self.memory_limit and len(self._memory) > 1:
+            oldest = next(iter(self._memory))
+            if oldest in self._dirty:
+                self._write(oldest)
+            self._forget(oldest)
+
+    def _forget(self, client: int) -> None:
+        if client in self._memory:
+            self._bytes -= count_bytes(self._memory.pop(client))
