@@ -13,7 +13,7 @@ _HOMES = {
     "FederationError": "lightning_fed.errors",
 }
 
-__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "Server"]  # noqa: F822 - served by __getattr__
+__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "Server"]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,7 +64,7 @@ class FederationCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
-        settings = {key: value for key, value in self._get(self.config_init, "trainer").items()}
+        settings = dict(self._get(self.config_init, "trainer").items())
         for key, remedy in PER_CLIENT_TRAINER_ONLY.items():
             if settings.pop(key) is not None:
                 raise FederationError(f"trainer.{key} is set, but {remedy}.")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 
@@ -114,7 +114,8 @@ class Worker:
         epochs = module.num_epochs(len(data.train_dataloader()))
         metrics: dict[str, float] = {}
         if epochs:
-            trainer = self._trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[self.flops])
+            trainer = self.new_trainer(**QUIET, max_epochs=epochs, limit_val_batches=0)
+            trainer.callbacks.append(self.flops)  # type: ignore[attr-defined]
             trainer.fit(module, datamodule=data)
             if trainer.global_step == 0:
                 raise FederationError(
@@ -127,17 +128,12 @@ class Worker:
         return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
 
     def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
-        trainer = self._trainer()
+        trainer = self.new_trainer(**QUIET)
         results = []
         if data.info.num_val:
             results += trainer.validate(module, datamodule=data, verbose=False)
         results += trainer.test(module, datamodule=data, verbose=False)
         return {name: float(value) for result in results for name, value in result.items()}
-
-    def _trainer(self, callbacks: list[L.Callback] | None = None, **settings: Any) -> L.Trainer:
-        trainer = self.new_trainer(**QUIET, **settings)
-        trainer.callbacks.extend(callbacks or [])
-        return trainer
 
     @staticmethod
     def _refuse_divergence(metrics: dict[str, float], turn: Turn) -> None:

@@ -56,9 +56,7 @@ def check_fits(state: State, expected: State, what: str) -> None:
         raise FederationError(f"{what} holds {unexpected[0]!r}{_and_more(unexpected)}, which does not belong there.")
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
-            raise FederationError(
-                f"{what} has {name!r} of shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}."
-            )
+            raise FederationError(f"{what} has {name!r} of shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}.")
 
 
 def _and_more(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -32,8 +32,10 @@ from lightning_fed.runs import load_checkpoint, new_run_folder, newest_run
 from lightning_fed.seeding import COHORT, INITIAL, seeded
 from lightning_fed.store import ClientStore
 
-Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")
-"""Share of the clients, in (0, 1]."""
+if TYPE_CHECKING:
+    Fraction = float
+else:
+    Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")
 
 
 class Federation:
@@ -89,12 +91,15 @@ class Federation:
             self.callbacks += [ProgressBar(), Summary()]
         self.engine = engine or InProcess()
         self.new_trainer = trainer
+        self.round = 0
+        self.history: list[Metrics] = []
+        self.results: dict[int, Metrics] = {}
+        self.loggers: list[Logger] = []
+        self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
 
     # -------------------------------------------------------------------------------------------------------------- verbs
 
-    def fit(
-        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
-    ) -> list[Metrics]:
+    def fit(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> list[Metrics]:
         """Train for ``rounds`` rounds.
 
         Args:
@@ -115,7 +120,8 @@ class Federation:
             self._open_run(checkpoint)
             try:
                 self._call("on_fit_start")
-                for self.round in range(self.round + 1, self.rounds + 1):
+                while self.round < self.rounds:
+                    self.round += 1
                     self.history.append(self._play_round())
                     self._report()
                     self._save_checkpoint()
@@ -126,21 +132,15 @@ class Federation:
                     logger.finalize("success" if self.round == self.rounds else "failed")
         return self.history
 
-    def validate(
-        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
-    ) -> Metrics:
+    def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
         return self._measure(model, datamodule, ckpt_path, "val")
 
-    def test(
-        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None
-    ) -> Metrics:
+    def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their test data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
-    def _measure(
-        self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str
-    ) -> Metrics:
+    def _measure(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str) -> Metrics:
         with quiet_lightning():
             checkpoint = self._find_checkpoint(ckpt_path or "last")
             if checkpoint is None:
@@ -200,7 +200,8 @@ class Federation:
         """Every client's model with the new broadcast loaded, on the client's own data."""
         updates = self.engine.run(self.worker, self._turns("evaluate", self.clients))
         with self._stopwatch("evaluate"):
-            self.results = dict(sorted((update.client, update.metrics) for update in updates))
+            results = {update.client: update.metrics for update in updates}
+        self.results = {client.id: results[client.id] for client in self.clients}
         return spread_all("after", self.results.values())
 
     def _is_due(self, every: int) -> bool:
@@ -233,8 +234,7 @@ class Federation:
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.cohort_size = max(1, round(self.participation * len(self.clients)))
         self.server = model.configure_server()
-        self.round, self.history, self.results = 0, [], {}
-        self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
+        self.round, self.history, self.results, self.loggers = 0, [], {}, []
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class FederatedModule(L.LightningModule):
 
     def build(self) -> None:
         """Create the networks of ``self.client``, the backbone first: what a method adds after ``super().build()`` then cannot
-        shift the backbone's initial weights."""
+        shift the backbone's initial weights.
+        """
         self.backbone: Backbone = self.backbone_factories[self.architecture(self.client)](self.num_classes)
 
     def architecture(self, client: ClientInfo | None) -> int:
@@ -144,7 +145,8 @@ class FederatedModule(L.LightningModule):
 
     def shared_names(self) -> set[str]:
         """Names of the state-dict entries that travel. Default: all that are not frozen. What is neither shared nor frozen is
-        private."""
+        private.
+        """
         return self.state_dict().keys() - self._frozen
 
     def private_names(self) -> set[str]:
@@ -202,7 +204,7 @@ class FederatedModule(L.LightningModule):
         optimizer.zero_grad()
         self.manual_backward(loss)
         if self.gradient_clip is not None:
-            self.clip_gradients(optimizer, self.gradient_clip, "norm")
+            self.clip_gradients(optimizer.optimizer, self.gradient_clip, "norm")
         optimizer.step()
         return loss.detach()
 

@@ -62,6 +62,7 @@ def label_figure(counts: np.ndarray) -> Figure:
         counts: examples, ``(clients, classes)``.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     clients, classes = counts.shape
     figure = Figure(figsize=(min(3 + 0.28 * clients, 16), min(2 + 0.28 * classes, 16)), layout="constrained")
@@ -71,8 +72,8 @@ def label_figure(counts: np.ndarray) -> Figure:
     axes.scatter(client, label, s=160 * amount / counts.max(), color="tab:blue", alpha=0.7, linewidths=0)
     axes.set(xlabel="client", ylabel="class", title=f"training examples by client and class (largest: {counts.max():,})")
     axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.2)
     return figure
 

@@ -41,7 +41,7 @@ class ShuffledBatches(Sampler[Tensor]):
         """The epoch's batches."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         order = torch.randperm(len(self.indices), generator=generator)
-        return iter(self.indices[order].split(self.batch_size))
+        return iter(torch.split(self.indices[order], self.batch_size))
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -74,7 +74,7 @@ class SharedTensors(Dataset[Batch]):
 
     def in_order(self, indices: Tensor, batch_size: int) -> DataLoader[Batch] | list[Batch]:
         """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do"."""
-        return DataLoader(self, sampler=indices.split(batch_size), batch_size=None) if len(indices) else []
+        return DataLoader(self, sampler=torch.split(indices, batch_size), batch_size=None) if len(indices) else []
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class ClientDataModule(L.LightningDataModule):
         super().__init__()
         self.info = info
         self.data = data
-        self.train_indices, self.val_indices, self.test_indices = splits
+        self.splits = splits
         self.transform = transform
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -44,15 +44,15 @@ class ClientDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
-        return self.data.shuffled(self.train_indices, self.batch_size, self.order_seed)
+        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order; an empty list where nothing is held out."""
-        return self.data.in_order(self.val_indices, self.eval_batch_size)
+        return self.data.in_order(self.splits[1], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order."""
-        return self.data.in_order(self.test_indices, self.eval_batch_size)
+        return self.data.in_order(self.splits[2], self.eval_batch_size)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         """Normalise and, in training, augment on the device."""

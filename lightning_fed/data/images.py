@@ -37,7 +37,7 @@ class InMemory(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_classes = num_classes
+        self.num_classes: int = num_classes
         self._pools: Pools = (
             images,
             labels,

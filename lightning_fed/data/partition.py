@@ -31,9 +31,7 @@ class Partitioner:
     def pools(
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
-        """Divide a train and a test pool of the same classes so that each client is tested on the classes it trains "
-        "on.
-        """
+        """Divide a train and a test pool of the same classes so that clients are tested on what they train on."""
         return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
 
     def for_test_pool(self) -> "Partitioner":
@@ -58,7 +56,7 @@ class IID(Partitioner):
 
 @dataclass(frozen=True)
 class ClassesPerClient(Partitioner):
-    r"""Every client holds the same number of classes (Shamsian et al., ICML 2021; the split of pFedLoRA, arXiv:2310.13283).
+    r"""Every client holds the same number of classes (Shamsian et al., ICML 2021; also pFedLoRA, arXiv:2310.13283).
 
     A class is cut into nearly equal shares, one for each client that holds it. Clients come in turn and take the
     classes with most shares left, ties at random. Differences from the authors' code: no client gets a class twice, the

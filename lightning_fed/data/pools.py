@@ -24,16 +24,12 @@ def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Ind
 
 
 def table_stream(seed: int) -> np.random.Generator:
-    """The stream of a partition's own draws: no draw from it precedes the table, so the table does not depend on "
-    "the pool.
-    """
+    """The stream of a partition's draws. The table comes first in it, so it does not depend on the pool."""
     return np.random.default_rng([seed, 0])
 
 
 def cut(indices: Indices, shares: NDArray[np.float64], at_least: int = 0) -> list[Indices]:
-    """Cut a list into consecutive pieces of about the given shares (they sum to 1), none left out and none below "
-    "``at_least``.
-    """
+    """Cut a list into consecutive pieces of the given shares, which sum to 1, none shorter than ``at_least``."""
     free = len(indices) - at_least * len(shares)
     ends = np.floor(np.cumsum(shares) * free + 0.5).astype(np.int64) + at_least * np.arange(1, len(shares) + 1)
     return np.split(indices, ends[:-1])

@@ -1,5 +1,6 @@
 """One file per method. A method is found by being here: every module of this folder is imported, so that its classes can be named
-in a configuration (``--model FedAvg``) and are picked up by the tests."""
+in a configuration (``--model FedAvg``) and are picked up by the tests.
+"""
 
 import importlib
 import pkgutil
@@ -8,12 +9,16 @@ from lightning_fed.module import FederatedModule
 
 for _module in pkgutil.iter_modules(__path__):
     _found = importlib.import_module(f"{__name__}.{_module.name}")
-    globals().update({
-        name: value
-        for name, value in vars(_found).items()
-        if isinstance(value, type) and issubclass(value, FederatedModule) and value.__module__ == _found.__name__
-    })
+    globals().update(
+        {
+            name: value
+            for name, value in vars(_found).items()
+            if isinstance(value, type) and issubclass(value, FederatedModule) and value.__module__ == _found.__name__
+        }
+    )
 
 __all__ = sorted(
-    name for name, value in globals().items() if isinstance(value, type) and issubclass(value, FederatedModule) and value is not FederatedModule
+    name
+    for name, value in globals().items()
+    if isinstance(value, type) and issubclass(value, FederatedModule) and value is not FederatedModule
 )

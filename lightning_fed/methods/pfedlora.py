@@ -98,9 +98,7 @@ class PFedLoRA(FederatedModule):
         network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
         return [
             Phase("local", network, self.local_loss, self.optimizer, self.epochs),
-            Phase(
-                "adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]
-            ),
+            Phase("adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]),
         ]
 
     def local_loss(self, batch: Batch) -> Tensor:
