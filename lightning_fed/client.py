@@ -75,6 +75,7 @@ class Worker:
         self.seed = seed
         self.flops = FlopMeter(template)
         self._modules: dict[int, FederatedModule] = {}
+        self._evaluator: L.Trainer | None = None  # validate and test, unlike fit, start afresh on every call
 
     def take(self, turn: Turn) -> ClientUpdate:
         """Carry out a turn. An evaluate turn returns an update without a payload."""
@@ -128,7 +129,9 @@ class Worker:
         return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
 
     def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
-        trainer = self.new_trainer(**QUIET)
+        if self._evaluator is None:
+            self._evaluator = self.new_trainer(**QUIET)
+        trainer = self._evaluator
         results = []
         if data.info.num_val:
             results += trainer.validate(module, datamodule=data, verbose=False)

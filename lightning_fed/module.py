@@ -74,7 +74,8 @@ class FederatedModule(L.LightningModule):
     after the other and again from the first until the Trainer stops.
 
     Args:
-        backbone: builds the network that every client trains for a number of classes (a :class:`Backbone` class does), or a list of which client ``k`` gets entry ``k mod len(list)``.
+        backbone: builds the network that every client trains, given the number of classes (a :class:`Backbone` class does); or a
+            list of such, of which client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes; the command line takes it from the data.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
@@ -220,14 +221,10 @@ class FederatedModule(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
         batches = int(self.trainer.num_training_batches)
-        spans = [phase.num_epochs(batches) for phase in self._phases]
-        epoch = self.current_epoch % sum(spans)
-        for phase, span in zip(self._phases, spans, strict=True):
-            if epoch < span:
-                break
-            epoch -= span
-        if epoch == 0:
-            self._enter(phase)
+        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(batches))]
+        epoch = self.current_epoch % len(schedule)
+        if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
+            self._enter(schedule[epoch])
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase

@@ -26,8 +26,8 @@ def check_options(data: "FederatedDataModule") -> None:
     test_share = data.test_share or 0.0
     require(
         data.val_share >= 0 and (data.split == "official" or test_share > 0) and data.val_share + test_share < 1,
-        f"Got val_share={data.val_share} and test_share={data.test_share}: give val_share from 0, test_share above 0, and "
-        "together less than 1.",
+        f"Got val_share={data.val_share} and test_share={data.test_share}: give val_share from 0, test_share above 0, "
+        "and together less than 1.",
     )
 
 

@@ -95,9 +95,7 @@ class DirichletPerClass(Partitioner):
         divided = self._divide([(train, self.min_samples), (test, 1)], num_clients, table_stream(seed))
         return finish(divided[0]), finish(divided[1])
 
-    def _divide(
-        self, pools: list[tuple[list[Indices], int]], num_clients: int, rng: np.random.Generator
-    ) -> list[list[Indices]]:
+    def _divide(self, pools: list[tuple[list[Indices], int]], num_clients: int, rng: np.random.Generator) -> list[list[Indices]]:
         """Each pool, given with the fewest examples a client may hold, divided by the first table that suits all."""
         fewest = num_clients
         for _ in range(MAX_DRAWS):

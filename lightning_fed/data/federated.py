@@ -113,9 +113,7 @@ class FederatedDataModule(L.LightningDataModule):
     def client(self, client: int) -> ClientDataModule:
         """The data of one client; the images are shared, not copied."""
         self._loaded()
-        require(
-            0 <= client < self.num_clients, f"There is no client {client}: ids go from 0 to {self.num_clients - 1}."
-        )
+        require(0 <= client < self.num_clients, f"There is no client {client}: ids go from 0 to {self.num_clients - 1}.")
         return self._datamodule(self._clients[client], self._splits[client])
 
     def pooled(self) -> ClientDataModule:
@@ -176,9 +174,7 @@ class FederatedDataModule(L.LightningDataModule):
     def _datamodule(self, info: ClientInfo, split: Split) -> ClientDataModule:
         train, val, test = map(torch.from_numpy, split)
         sizes = (self.batch_size, self.eval_batch_size)
-        return ClientDataModule(
-            info, self._loaded(), (train, val, test), self._transform(), *sizes, order_seed=self.seed
-        )
+        return ClientDataModule(info, self._loaded(), (train, val, test), self._transform(), *sizes, order_seed=self.seed)
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:
         counts = np.bincount(labels.numpy()[split.train], minlength=self.num_classes)

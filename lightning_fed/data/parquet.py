@@ -90,7 +90,5 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise FederationError(
-            'Reading parquet files needs another package: pip install "lightning-fed[hub]".'
-        ) from error
+        raise FederationError('Reading parquet files needs another package: pip install "lightning-fed[hub]".') from error
     return datasets

@@ -15,8 +15,7 @@ def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Ind
     require(seed >= 0, f"Got seed={seed}: give a whole number from 0.")
     require(
         num_clients <= len(labels),
-        f"{num_clients} clients cannot share {len(labels)} examples: set num_clients to at most {len(labels)} or give "
-        "more data.",
+        f"{num_clients} clients cannot share {len(labels)} examples: set num_clients to at most {len(labels)} or give more data.",
     )
     order = np.random.default_rng([seed, 1]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

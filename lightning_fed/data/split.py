@@ -55,9 +55,7 @@ def split_official(
         "tested on what they train on: set split to pooled.",
     )
     splits = []
-    for client, (part, test) in enumerate(
-        zip(*partition.pools(train_labels, test_labels, num_clients, seed), strict=True)
-    ):
+    for client, (part, test) in enumerate(zip(*partition.pools(train_labels, test_labels, num_clients, seed), strict=True)):
         val, train = _hold_out(part, val_share, len(part), [seed, 3, client])
         splits.append(Split(train, val, test + len(train_labels)))
     return _checked(splits, val_share)

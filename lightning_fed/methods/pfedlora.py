@@ -40,7 +40,8 @@ class PFedLoRA(FederatedModule):
         hidden_dim: width h of the adapter. Section 6.2: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
         mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3); 1 is exactly
             Standalone for the networks.
-        cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for homogeneous CNNs.
+        cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
+            homogeneous CNNs.
         adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)
             without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor, zero
             second, as in LoRA, so that at first it predicts nothing.

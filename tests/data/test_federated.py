@@ -71,7 +71,7 @@ def trainer(**options: Any) -> L.Trainer:
     return L.Trainer(accelerator="cpu", **quiet, **options)
 
 
-# ------------------------------------------------------------------------------------------------------------------ splits
+# ---------------------------------------------------------------------------------------------- splits
 
 
 def test_pooled_split_is_8_1_1() -> None:
@@ -131,9 +131,10 @@ def test_majority_accuracy_by_hand() -> None:
         def pools(self, *args: Any) -> tuple[list[Indices], list[Indices]]:
             return [np.arange(10), np.arange(10, 20)], [np.arange(4), np.arange(4, 8)]
 
-    # Client 0 trains on 6 twos and 4 ones: it guesses 2, right for 3 of 4. Client 1 has 5 zeros and 5 ones: it guesses 0.
+    # Client 0 trains on 6 twos and 4 ones: it guesses 2, right for 3 of 4.
+    # Client 1 trains on 5 zeros and 5 ones: it guesses 0, right for 1 of 4.
     train = torch.tensor([2] * 6 + [1] * 4 + [1, 0] * 5)
-    test = torch.tensor([2, 2, 2, 1] + [1, 1, 0, 1])
+    test = torch.tensor([2, 2, 2, 1, 1, 1, 0, 1])
     data = InMemory(
         torch.zeros(20, 1),
         train,
@@ -186,7 +187,7 @@ def test_setup_loads_once() -> None:
     assert calls == [1]
 
 
-# ----------------------------------------------------------------------------------------------------------------- batches
+# ---------------------------------------------------------------------------------------------- batches
 
 
 def test_shuffled_batches_hold_every_example_once() -> None:
@@ -288,7 +289,7 @@ def test_floats_reach_the_module_unchanged() -> None:
     assert torch.equal(module.seen[0].sort(0).values, features[data.client(0).splits[0]].sort(0).values)
 
 
-# ------------------------------------------------------------------------------------------------------------------ errors
+# ---------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -312,14 +313,12 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 
 def test_a_client_too_small_to_split_is_refused() -> None:
-    with pytest.raises(
-        FederationError, match=r"Client 0 has 4 examples \(4 train \+ 0 val \+ 0 test\).*num_clients.*val_share"
-    ):
+    with pytest.raises(FederationError, match=r"Client 0 has 4 examples \(4 train \+ 0 val \+ 0 test\).*num_clients.*val_share"):
         numbered(40, partition=IID()).setup()
 
 
 def test_overlapping_clients_cannot_be_pooled() -> None:
-    with pytest.raises(FederationError, match="DirichletPerClient share examples.*split to official"):
+    with pytest.raises(FederationError, match=r"DirichletPerClient share examples.*split to official"):
         numbered(partition=DirichletPerClient(0.3)).setup()
 
 
@@ -329,9 +328,7 @@ def test_a_missing_official_test_set_is_refused() -> None:
 
 
 def test_pools_of_different_classes_are_refused() -> None:
-    data = InMemory(
-        torch.zeros(90, 1), torch.arange(90) % 3, 3, torch.zeros(9, 1), torch.arange(9) % 2, split="official"
-    )
+    data = InMemory(torch.zeros(90, 1), torch.arange(90) % 3, 3, torch.zeros(9, 1), torch.arange(9) % 2, split="official")
     with pytest.raises(FederationError, match="1 classes are in only one of"):
         data.setup()
 

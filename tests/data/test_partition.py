@@ -206,9 +206,7 @@ def test_what_cannot_be_done_is_refused(build: object, message: str) -> None:
 
 
 def test_dirichlet_per_class_gives_up_after_ten_draws() -> None:
-    with pytest.raises(
-        FederationError, match=r"left at least \d+ of 300 .* min_samples=7 .* 10 draws with alpha=0\.01"
-    ):
+    with pytest.raises(FederationError, match=r"left at least \d+ of 300 .* min_samples=7 .* 10 draws with alpha=0\.01"):
         DirichletPerClass(0.01, min_samples=7)(TRAIN10, 300, 0)
 
 

@@ -1,0 +1,44 @@
+"""What every test runs in: one thread, its own folder, its own random state, nothing left behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+LEFT_BY_LIGHTNING = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS"}
+"""Set by the seed_everything of Lightning's command line."""
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are written under the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def own_random_state() -> Iterator[None]:
+    with isolate_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    leaked = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    for name in leaked:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert leaked <= LEFT_BY_LIGHTNING, f"left in the environment: {sorted(leaked)}"

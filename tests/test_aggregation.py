@@ -1,0 +1,137 @@
+"""Means of state dicts, what an update must be, and the order in which updates are merged."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tiny import same
+
+from lightning_fed.aggregation import WeightedMean, check_update, weighted_mean
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.federation import in_client_order
+
+
+def random_state(seed: int, dtype: torch.dtype = torch.float32) -> State:
+    stream = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randn(7, 5, generator=stream, dtype=dtype),
+        "scalar": torch.randn((), generator=stream, dtype=dtype) * 1e-8,
+    }
+
+
+@pytest.mark.parametrize("weights", [(3, 7, 11), (1,), (0.5,), (400, 1, 399, 77, 13), (1, 1, 1)])
+def test_mean_of_equal_states_is_that_state(weights: tuple[float, ...]) -> None:
+    state = random_state(0)
+    assert same(weighted_mean([state] * len(weights), weights), state)
+
+
+def test_mean_is_that_of_numpy_in_double_precision() -> None:
+    states, weights = [random_state(seed) for seed in range(4)], [3, 10, 1, 7]
+    mean = weighted_mean(states, weights)
+    for name in ("weight", "scalar"):
+        columns = np.stack([state[name].numpy().astype(np.float64) for state in states])
+        expected = np.average(columns, axis=0, weights=weights).astype(np.float32)
+        assert torch.equal(mean[name], torch.as_tensor(expected))
+
+
+def test_weights_count_relative_to_their_sum() -> None:
+    zero, one = {"x": torch.zeros(1)}, {"x": torch.ones(1)}
+    assert weighted_mean([zero, one], [1, 3])["x"].item() == 3 / 4
+    assert weighted_mean([zero, one], [100, 300])["x"].item() == 3 / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dtype_stays_and_inputs_are_left_alone(dtype: torch.dtype) -> None:
+    states = [random_state(seed, torch.float64) for seed in range(2)]
+    states = [{name: tensor.to(dtype) for name, tensor in state.items()} for state in states]
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    mean = weighted_mean(states, [3, 5])
+    assert {tensor.dtype for tensor in mean.values()} == {dtype}
+    assert all(same(state, copy) for state, copy in zip(states, copies, strict=True))
+
+
+def test_integers_and_booleans_take_the_maximum() -> None:
+    states = [
+        {"count": torch.tensor([5, 2]), "mask": torch.tensor([True, False])},
+        {"count": torch.tensor([3, 9]), "mask": torch.tensor([False, False])},
+    ]
+    mean = weighted_mean(states, [1, 100])
+    assert same(mean, {"count": torch.tensor([5, 9]), "mask": torch.tensor([True, False])})
+    assert mean["count"].dtype == torch.int64
+    assert states[0]["count"].tolist() == [5, 2]
+
+
+def test_mean_holds_no_state_that_it_was_given() -> None:
+    """What makes the server's memory flat: at any time one update is alive, not the cohort's."""
+    alive: list[int] = []
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def arriving() -> Iterator[State]:
+        for seed in range(5):
+            gc.collect()
+            alive.append(sum(reference() is not None for reference in references))
+            state = {"x": torch.randn(3, generator=torch.Generator().manual_seed(seed))}
+            references.append(weakref.ref(state["x"]))
+            yield state
+            del state
+
+    weighted_mean(arriving(), [1] * 5)
+    assert max(alive) <= 1
+
+
+def test_nothing_added_is_an_empty_mean() -> None:
+    assert WeightedMean().result() == {}
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan")])
+def test_weight_that_is_not_positive_is_refused(weight: float) -> None:
+    with pytest.raises(FederationError, match="positive weights"):
+        WeightedMean().add(random_state(0), weight)
+
+
+EXPECTED = {"a": torch.zeros(2), "b": torch.zeros(3, 4), "n": torch.tensor(1)}
+
+
+def test_update_that_fits_passes() -> None:
+    check_update(ClientUpdate(3, 10, {name: tensor.clone() for name, tensor in EXPECTED.items()}), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"b": None}, r"update of client 3 lacks 'b'"),
+        ({"a": None, "b": None}, r"update of client 3 lacks 'a' and 1 more"),
+        ({"extra": torch.zeros(1)}, r"update of client 3 holds 'extra', which does not belong"),
+        ({"b": torch.zeros(4, 3)}, r"update of client 3 has 'b' of shape \(4, 3\), expected \(3, 4\)"),
+        ({"a": torch.tensor([0.0, torch.nan])}, r"update of client 3 holds NaN or infinity in 'a'"),
+        ({"a": torch.tensor([-torch.inf, 0.0])}, r"update of client 3 holds NaN or infinity in 'a'"),
+    ],
+)
+def test_update_that_does_not_fit_is_refused_with_client_and_name(change: dict[str, torch.Tensor | None], message: str) -> None:
+    state = {name: tensor for name, tensor in (EXPECTED | change).items() if tensor is not None}
+    with pytest.raises(FederationError, match=message):
+        check_update(ClientUpdate(3, 10, state), EXPECTED)
+
+
+def updates(clients: list[int], taken: list[int]) -> Iterator[ClientUpdate]:
+    for client in clients:
+        taken.append(client)
+        yield ClientUpdate(client, 1, {})
+
+
+@pytest.mark.parametrize("arrival", [[1, 4, 7, 9], [9, 7, 4, 1], [4, 9, 1, 7]])
+def test_updates_are_passed_on_in_client_order(arrival: list[int]) -> None:
+    assert [update.client for update in in_client_order(updates(arrival, []), [1, 4, 7, 9])] == [1, 4, 7, 9]
+
+
+def test_an_update_in_time_is_not_held_back() -> None:
+    taken: list[int] = []
+    ordered = in_client_order(updates([1, 7, 4], taken), [1, 4, 7])
+    assert next(ordered).client == 1
+    assert taken == [1]
+    assert next(ordered).client == 4
+    assert taken == [1, 7, 4]

@@ -1,0 +1,151 @@
+"""Networks, data and federations small enough that a round takes a fraction of a second."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, relu
+
+import lightning_fed.methods
+from lightning_fed.checkpoint import Checkpoints
+from lightning_fed.data import InMemory, Partitioner
+from lightning_fed.data.pools import Indices, cut
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State
+from lightning_fed.federation import Federation
+from lightning_fed.meters import Metrics
+from lightning_fed.models import Backbone
+from lightning_fed.module import FederatedModule
+from lightning_fed.store import read_state
+
+CLASSES = 4
+PIXELS = 3 * 4 * 4
+METHODS = lightning_fed.methods.__all__
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
+
+
+class Net(Backbone):
+    """Two linear layers and a head, for images of 3×4×4 pixels."""
+
+    def __init__(self, num_classes: int = CLASSES, width: int = 5) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(PIXELS, width)
+        self.fc2 = nn.Linear(width, 6)
+        self.head = nn.Linear(6, num_classes)
+
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        return {"fc1": self.fc1.out_features, **super().cuts}
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        x = relu(self.fc1(x.flatten(1)))
+        return x if cut == "fc1" else relu(self.fc2(x))
+
+    def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
+        return self.head(relu(self.fc2(representation)) if cut == "fc1" else representation)
+
+
+class WideNet(Net):
+    """Another architecture with as many features."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, width=7)
+
+
+class NoisyNet(Net):
+    """With everything that differs between train and eval mode: batch norm, its integer counter, and dropout."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.norm = nn.BatchNorm1d(6)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return dropout(self.norm(super().encode(x, "features")), 0.5, self.training)
+
+
+@dataclass(frozen=True)
+class Growing(Partitioner):
+    """Client k holds a share proportional to k + 1, so that weighted and unweighted means differ."""
+
+    def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        shares = np.arange(1, num_clients + 1) / np.arange(1, num_clients + 1).sum()
+        return cut(rng.permutation(np.concatenate(members)), shares)
+
+
+def new_data(num_clients: int = 4, size: int = 200, dtype: torch.dtype = torch.float32, **options: Any) -> InMemory:
+    """Noisy copies of one pattern per class, as floats: what the network sees is what is stored."""
+    stream = torch.Generator().manual_seed(1)
+    labels = torch.arange(size) % CLASSES
+    patterns = torch.randn(CLASSES, 3, 4, 4, generator=stream)
+    images = patterns[labels] + torch.randn(size, 3, 4, 4, generator=stream)
+    options = {"partition": Growing(), "batch_size": 16} | options
+    return InMemory(images.to(dtype), labels, CLASSES, num_clients=num_clients, **options)
+
+
+def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options: Any) -> Federation:
+    """A silent federation on the CPU, which writes nothing unless it is told where."""
+    options = {"logger": False, "progress": False, "trainer": new_trainer} | options
+    return Federation(rounds=rounds, run_dir=run_dir, **options)
+
+
+def new_method(name: str, **options: Any) -> FederatedModule:
+    """A method by name, with two different networks if it can do with that."""
+    method = getattr(lightning_fed.methods, name)
+    options = {"num_classes": CLASSES, "optimizer": momentum} | options
+    if "backbone" not in options:
+        options["backbone"] = [Net, WideNet] if takes_different_networks(method) else Net
+    return method(**options)
+
+
+def takes_different_networks(method: type[FederatedModule]) -> bool:
+    module = method([Net, WideNet], num_classes=CLASSES)
+    module.configure_model()
+    try:
+        module.configure_server()
+    except FederationError:
+        return False
+    return True
+
+
+def same(one: State, other: State) -> bool:
+    """Equal names and equal bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def private_states(federation: Federation) -> dict[int, State]:
+    """The private state of every client that has one."""
+    return {client.id: dict(federation.store.get(client.id)) for client in federation.clients if client.id in federation.store}
+
+
+def without_seconds(history: list[Metrics]) -> list[Metrics]:
+    """The part of the metrics that two runs have in common."""
+    return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in history]
+
+
+def final_checkpoint(run_folder: Path) -> tuple[int, dict[str, Any], list[Metrics], State, dict[int, State]]:
+    """All that the newest checkpoint of a run holds, in comparable form."""
+    checkpoints = Checkpoints(run_folder)
+    checkpoint, problems = checkpoints.latest()
+    assert not problems
+    manifest = checkpoint.manifest
+    clients = {client: read_state(checkpoints.clients_folder, record) for client, record in manifest.clients.items()}
+    return manifest.round, manifest.identity, without_seconds(manifest.history), checkpoint.server, clients
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Two runs ended in the same checkpoint, bit for bit."""
+    round_1, identity_1, history_1, server_1, clients_1 = final_checkpoint(one)
+    round_2, identity_2, history_2, server_2, clients_2 = final_checkpoint(other)
+    assert (round_1, identity_1, history_1) == (round_2, identity_2, history_2)
+    assert same(server_1, server_2)
+    assert clients_1.keys() == clients_2.keys()
+    assert all(same(clients_1[client], clients_2[client]) for client in clients_1)
