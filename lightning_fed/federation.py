@@ -1,6 +1,8 @@
 """The rounds: who takes part, what they learn, how it is merged, measured and kept."""
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,10 +268,15 @@ class Federation:
         """Where this run writes; without a folder, private states that exceed their memory go to a temporary one."""
         self.folder = folder
         self.checkpoints = Checkpoints(folder) if folder else None
-        self._scratch = tempfile.TemporaryDirectory(prefix="lightning_fed_")
-        store_folder = self.checkpoints.clients_folder if self.checkpoints else Path(self._scratch.name)
+        store_folder = self.checkpoints.clients_folder if self.checkpoints else self._scratch_folder()
         self.store = ClientStore(store_folder, self.store_limit)
         self.worker = Worker(self.model, self.data, self.store, self.new_trainer, self.seed)
+
+    def _scratch_folder(self) -> Path:
+        """A folder that goes when this object does: the private states can be asked for until then."""
+        path = tempfile.mkdtemp(prefix="lightning_fed_")
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        return Path(path)
 
     def _find_checkpoint(self, ckpt_path: Path | str | None) -> Checkpoint | None:
         path = Path(ckpt_path) if ckpt_path else None

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
@@ -225,6 +226,7 @@ class FederatedModule(L.LightningModule):
         epoch = self.current_epoch % len(schedule)
         if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
             self._enter(schedule[epoch])
+        self._losses: list[tuple[Tensor, int]] = []
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -243,11 +245,16 @@ class FederatedModule(L.LightningModule):
         return -1 if self._steps_left == 0 else None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One :meth:`client_step`; logs ``train/<phase>_loss``, the mean over the epoch."""
-        loss = self.client_step(batch)
+        """One :meth:`client_step`."""
+        self._losses.append((self.client_step(batch), extract_batch_size(batch)))
         if self._steps_left is not None:
             self._steps_left -= 1
-        self.log(f"train/{self.phase.name}_loss", loss, on_step=False, on_epoch=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step."""
+        losses, sizes = zip(*self._losses, strict=True)
+        weights = torch.tensor(sizes, device=self.device) / sum(sizes)
+        self.log(f"train/{self.phase.name}_loss", (torch.stack(losses) * weights).sum())
 
     def on_fit_end(self) -> None:
         """Leave the module as :meth:`build` made it: trainable where it was, in train mode, without gradients."""

@@ -99,7 +99,7 @@ class BatchTransform:
         if self.augment == "crop_flip" and trainer is not None and trainer.training:
             images = random_crop_flip(images)
         mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (self.mean, self.std))
-        images = (images / 255 - mean) / std
+        images = (images / 255).sub_(mean).div_(std)
         if trainer is not None:
             # Lightning converts a batch before its transfer, when these images were still bytes.
             images = trainer.precision_plugin.convert_input(images)

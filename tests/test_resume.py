@@ -1,0 +1,92 @@
+"""A continued run ends as one that was never stopped."""
+
+from pathlib import Path
+
+import pytest
+from tiny import METHODS, Net, assert_same_end, new_data, new_federation, new_method, private_states, same, without_seconds
+
+from lightning_fed.errors import FederationError
+from lightning_fed.federation import Federation
+
+
+def fit(method: str, rounds: int, run_dir: str, ckpt_path: Path | str | None = None) -> Federation:
+    """Rounds in which half of the clients take part, with momentum, two batches a client at least."""
+    federation = new_federation(rounds, run_dir, participation=0.5, store_limit_mb=0.004)
+    federation.fit(new_method(method, epochs=2), new_data(), ckpt_path)
+    return federation
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_continued_run_equals_an_uninterrupted_one(method: str) -> None:
+    whole = fit(method, 4, "whole")
+    fit(method, 2, "stopped")
+    continued = fit(method, 4, "stopped", ckpt_path="last")
+    assert without_seconds(continued.history) == without_seconds(whole.history)
+    assert len(whole.history) == 4
+    assert same(continued.server.state_dict(), whole.server.state_dict())
+    ours, theirs = private_states(continued), private_states(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+    assert continued.results == whole.results
+    assert_same_end(Path("stopped/version_0"), Path("whole/version_0"))
+
+
+def test_continuing_from_a_chosen_checkpoint_plays_the_later_rounds_again() -> None:
+    fit("PFedLoRA", 3, "runs")
+    fit("PFedLoRA", 3, "copy", ckpt_path="runs/version_0/checkpoints/round_000002")
+    fit("PFedLoRA", 3, "whole")
+    assert not Path("copy").exists()
+    assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
+
+
+def test_a_run_folder_is_a_checkpoint_too() -> None:
+    fit("PFedLoRA", 1, "runs")
+    assert fit("PFedLoRA", 2, "runs", ckpt_path="runs/version_0").round == 2
+
+
+def test_last_is_the_newest_run() -> None:
+    fit("FedAvg", 1, "runs")
+    fit("FedAvg", 2, "runs")
+    assert fit("FedAvg", 3, "runs", ckpt_path="last").folder == Path("runs/version_1")
+
+
+def test_last_without_a_run_starts_one() -> None:
+    assert fit("FedAvg", 1, "runs", ckpt_path="last").folder == Path("runs/version_0")
+
+
+def test_a_finished_run_is_left_as_it_is() -> None:
+    fit("FedAvg", 2, "runs")
+    before = {path: path.read_bytes() for path in Path("runs/version_0/checkpoints").rglob("*.*")}
+    assert len(fit("FedAvg", 2, "runs", ckpt_path="last").history) == 2
+    assert {path: path.read_bytes() for path in Path("runs/version_0/checkpoints").rglob("*.*")} == before
+
+
+def test_another_path_is_refused() -> None:
+    with pytest.raises(FederationError, match="No checkpoint at nowhere: give the folder of a run"):
+        fit("FedAvg", 1, "runs", ckpt_path="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("method", "seed", "clients", "message"),
+    [
+        ("Standalone", 0, 4, "was made with method = 'FedAvg', this run has 'Standalone'"),
+        ("FedAvg", 1, 4, "was made with seed = 0, this run has 1"),
+        ("FedAvg", 0, 3, "was made with clients = 4, this run has 3"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(method: str, seed: int, clients: int, message: str) -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(4))
+    with pytest.raises(FederationError, match=message):
+        new_federation(2, "runs", seed=seed).fit(new_method(method, backbone=Net), new_data(clients), ckpt_path="last")
+
+
+def test_a_checkpoint_of_other_data_is_refused() -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(seed=0))
+    with pytest.raises(FederationError, match="was made with data = "):
+        new_federation(2, "runs").fit(new_method("FedAvg"), new_data(seed=1), ckpt_path="last")
+
+
+def test_a_checkpoint_of_another_network_is_refused() -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data())
+    with pytest.raises(FederationError, match=r"server state of checkpoint .* has 'backbone.fc1.weight' of shape"):
+        new_federation(2, "runs").fit(new_method("FedAvg", backbone=lambda c: Net(c, width=9)), new_data(), ckpt_path="last")
