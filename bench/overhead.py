@@ -2,10 +2,10 @@
 
     python bench/overhead.py
 
-FedAvg, CNN-1, 400 training images per client, batch 64, one local epoch, on the CPU. The bare loop gathers batches of the same sizes
-by tensor indexing, scales them, steps plain SGD and averages the weights. Neither side measures accuracy or writes checkpoints. After
-each federated round the bare loop plays one too, in the same process, so that a drift of the machine's speed cancels: the ratio of
-each pair is what counts.
+FedAvg, CNN-1, 400 training images per client, batch 64, one local epoch, on the CPU. The bare loop gathers batches of the same
+sizes by tensor indexing, scales them, steps plain SGD and averages the weights. Neither side measures accuracy or writes
+checkpoints. After each federated round the bare loop plays one too, in the same process, so that a drift of the machine's speed
+cancels: the ratio of each pair is what counts.
 """
 
 import argparse

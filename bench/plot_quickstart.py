@@ -30,7 +30,7 @@ def draw(runs: dict[str, Path]) -> Figure:
     majority = [row["majority_accuracy"] for row in read(next(iter(runs.values())) / "clients.csv")]
     axes.axhline(100 * sum(majority) / len(majority), color="gray", linestyle="--", label="each client's majority label")
     axes.plot([], [], "o", ms=11, mfc="none", color="gray", label="best round on validation data")
-    axes.set(xlabel="round", ylabel="test accuracy, mean of clients (%)", ylim=(40, 101))
+    axes.set(xlabel="round", ylabel="test accuracy, mean of clients (%)", ylim=(10, 102))
     axes.set_title("scikit-learn digits, 10 clients with 2 classes each, five CNNs", fontsize=10)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)

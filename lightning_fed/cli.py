@@ -17,6 +17,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
+from lightning_fed.parser import Parser, shorten
 from lightning_fed.quiet import quiet_lightning
 
 PER_CLIENT_TRAINER_ONLY = {
@@ -39,6 +40,7 @@ class FederationCLI(LightningCLI):
             seed_everything_default=0,
             save_config_callback=None,
             auto_configure_optimizers=False,
+            parser_class=Parser,
             parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed"},
             args=list(args),
         )
@@ -61,6 +63,15 @@ class FederationCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's."""
+
+    def instantiate_classes(self) -> None:
+        """Build the objects. What a constructor refuses comes wrapped in a list of the types that the option could have had."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if isinstance(error, FederationError) or "any of the Union subtypes" not in str(error):
+                raise
+            raise FederationError(shorten(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""

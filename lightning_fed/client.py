@@ -73,7 +73,7 @@ class Worker:
         self.store = store
         self.new_trainer = new_trainer
         self.seed = seed
-        self.flops = FlopMeter(template)
+        self.flops = FlopMeter()
         self._modules: dict[int, FederatedModule] = {}
         self._evaluator: L.Trainer | None = None  # validate and test, unlike fit, start afresh on every call
 

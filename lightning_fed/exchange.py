@@ -54,9 +54,9 @@ def check_fits(state: State, expected: State, what: str) -> None:
         raise FederationError(f"{what} lacks {lacking[0]!r}{_and_more(lacking)}.")
     if unexpected := sorted(state.keys() - expected.keys()):
         raise FederationError(f"{what} holds {unexpected[0]!r}{_and_more(unexpected)}, which does not belong there.")
-    for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
-            raise FederationError(f"{what} has {name!r} of shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}.")
+    for name, like in expected.items():  # a state that was read from a file comes in no order
+        if state[name].shape != like.shape:
+            raise FederationError(f"{what} has {name!r} of shape {tuple(state[name].shape)}, expected {tuple(like.shape)}.")
 
 
 def _and_more(names: list[str]) -> str:

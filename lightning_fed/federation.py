@@ -166,8 +166,8 @@ class Federation:
         measure = self._is_due(self.evaluate_every)
         updates: list[ClientUpdate] = []  # without payloads
         with self._stopwatch("aggregate"):
-            self.server.aggregate(self._received(cohort, measure, updates))
-        row = {"round": float(self.round), **training_means(updates), **self._traffic.collect()}
+            merging = self.server.aggregate(self._received(cohort, measure, updates))
+        row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         row |= running_totals(self.history, row)
         if measure:
@@ -235,7 +235,7 @@ class Federation:
         self.model, self.data, self.clients = model, datamodule, datamodule.clients
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.cohort_size = max(1, round(self.participation * len(self.clients)))
-        self.server = model.configure_server()
+        self.server = model.configure_server(self.clients)
         self.round, self.history, self.results, self.loggers = 0, [], {}, []
 
     @property

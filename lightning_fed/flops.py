@@ -1,15 +1,19 @@
 """Floating-point operations of local training, counted off the training path."""
 
+import copy
 from collections import Counter
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.module import FederatedModule
+
+TENSORS = {"_parameters", "_buffers", "_modules"}
+"""Where nn.Module keeps them."""
 
 
 class FlopMeter(L.Callback):
@@ -18,16 +22,11 @@ class FlopMeter(L.Callback):
     A kind of step (architecture, phase, batch shape) is counted once, on a copy of the module on the meta device, which computes
     shapes and no numbers; training itself only notes which kinds of step it did. The optimizer's own arithmetic and evaluation
     are not counted.
-
-    Args:
-        template: the method, of which the copies are made.
     """
 
-    def __init__(self, template: FederatedModule) -> None:
-        self._template = template
+    def __init__(self) -> None:
         self._cost: dict[tuple[Any, ...], int] = {}
         self._steps: Counter[tuple[Any, ...]] = Counter()
-        self._meta: dict[int, FederatedModule] = {}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -38,9 +37,7 @@ class FlopMeter(L.Callback):
         architecture, phase = pl_module.architecture(pl_module.client), pl_module.phase.name
         step = (architecture, phase, _shapes(batch))
         if step not in self._cost:
-            if architecture not in self._meta:
-                self._meta[architecture] = self._template.for_client(pl_module.client).to("meta")
-            self._cost[step] = _count(self._meta[architecture], phase, batch)
+            self._cost[step] = _count(_meta_copy(pl_module), phase, batch)
         self._steps[step] += 1
 
     def collect(self) -> int:
@@ -53,6 +50,18 @@ class FlopMeter(L.Callback):
 def _shapes(batch: Any) -> tuple[Any, ...]:
     """The shapes of a batch's tensors: what its cost depends on."""
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def _meta_copy(module: FederatedModule) -> FederatedModule:
+    """The module with tensors that have shapes and no numbers. Its plain attributes are shared: they need not be copyable.
+
+    Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
+    """
+    memo: dict[int, Any] = {id(value): value for name, value in vars(module).items() if name not in TENSORS}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
+    return copy.deepcopy(module, memo)
 
 
 def _count(module: FederatedModule, phase_name: str, batch: Any) -> int:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import lightning as L
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State, check_fits
 from lightning_fed.models import Backbone, Backbones
@@ -86,6 +87,12 @@ class FederatedModule(L.LightningModule):
     headline_metric = "accuracy"
     """The metric of :meth:`configure_metrics` that progress, tables and model selection use; more is better."""
 
+    heterogeneous = False
+    """Whether clients may have different networks: not where the networks themselves are averaged."""
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """How the server weights updates; see :class:`Server`."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -100,6 +107,11 @@ class FederatedModule(L.LightningModule):
         self.backbone_factories = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
             raise FederationError("backbone is an empty list: name at least one network.")
+        if len(self.backbone_factories) > 1 and not self.heterogeneous:
+            raise FederationError(
+                f"{type(self).__name__} got {len(self.backbone_factories)} different backbones, but it averages their weights: "
+                "give one backbone, or use a method for heterogeneous models (PFedLoRA, LGFedAvg, Standalone)."
+            )
         self.num_classes = num_classes
         self.optimizer = optimizer
         self.epochs = epochs
@@ -139,6 +151,8 @@ class FederatedModule(L.LightningModule):
         """Lightning's hook for late model creation: calls :meth:`build` once."""
         if self._built:
             return
+        if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
+            self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
@@ -171,9 +185,9 @@ class FederatedModule(L.LightningModule):
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
         self._load_state(state, self.private_names(), "private")
 
-    def configure_server(self) -> Server:
-        """The method's server, holding this module's shared state. Default: the example-weighted average."""
-        return Server(self.shared_state())
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`."""
+        return Server(self.shared_state(), self.weighting)
 
     def _state(self, names: set[str]) -> State:
         return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}

@@ -15,13 +15,15 @@ _EXPECTED = (
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence device lines, tips and the warnings that are expected here; everything else comes through."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             for message in _EXPECTED:
                 warnings.filterwarnings("ignore", message)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -27,8 +27,8 @@ class Server:
         """What ``client`` receives at the start of its turn."""
         return Broadcast(self.state)
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> None:
-        """Merge a round's updates, which arrive one at a time and in client order.
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default.
 
         Raises:
             FederationError: for an update that does not fit or is not finite; the server's state is then unchanged.
@@ -39,6 +39,7 @@ class Server:
             mean.add(update.state, update.num_examples if self.weighting == "examples" else 1)
         if self.state:
             self.state = mean.result()
+        return {}
 
     def state_dict(self) -> State:
         """Everything a checkpoint must hold."""

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 
 def fit(run_dir: str, ckpt_path: str | None = None) -> None:
-    """Three rounds, three of four clients in each, batches enough to be killed between."""
-    federation = new_federation(3, run_dir, participation=0.75)
-    federation.fit(new_method("PFedLoRA"), new_data(), ckpt_path)
+    """Three rounds, two of three clients in each, measured at the end."""
+    federation = new_federation(3, run_dir, participation=0.7, evaluate_every=0)
+    federation.fit(new_method("PFedLoRA"), new_data(3), ckpt_path)
 
 
 class Countdown:
@@ -92,7 +92,7 @@ def run_armed(arm: Callable[[int], None], calls: int, run_dir: str) -> NoReturn:
     os._exit(0)
 
 
-@pytest.mark.parametrize(("arm", "first", "step"), [(WRITING, 1, 3), (WRITING, 2, 3), (WRITING, 3, 3), (TRAINING, 1, 23)])
+@pytest.mark.parametrize(("arm", "first", "step"), [(WRITING, 1, 3), (WRITING, 2, 3), (WRITING, 3, 3), (TRAINING, 1, 13)])
 def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, step: int) -> None:
     fit("whole")
     kills = 0
@@ -101,7 +101,7 @@ def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, s
         newest = max(Path(f"run_{kills}").iterdir())  # killed before its first checkpoint, a run is started anew
         assert_same_end(newest, Path("whole/version_0"))
         kills += 1
-    assert kills > 5
+    assert kills > 5  # the run was not over before it began
 
 
 CONFIG = """
@@ -121,7 +121,7 @@ def test_the_command_killed_and_continued() -> None:
     Path("config.yaml").write_text(CONFIG)
     main(["fit", "--config", "config.yaml", "--federation.run_dir", "whole"])
     command = [sys.executable, "-m", "lightning_fed", "fit", "--config", "config.yaml", "--federation.run_dir", "killed"]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})  # sums depend on the number of threads
     while not Path("killed/version_0/checkpoints/round_000002").exists():
         assert process.poll() is None
         time.sleep(0.001)

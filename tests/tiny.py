@@ -16,7 +16,6 @@ import lightning_fed.methods
 from lightning_fed.checkpoint import Checkpoints
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices, cut
-from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.meters import Metrics
@@ -98,22 +97,12 @@ def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options
 
 
 def new_method(name: str, **options: Any) -> FederatedModule:
-    """A method by name, with two different networks if it can do with that."""
+    """A method by name, with two different networks if it can take them."""
     method = getattr(lightning_fed.methods, name)
     options = {"num_classes": CLASSES, "optimizer": momentum} | options
     if "backbone" not in options:
-        options["backbone"] = [Net, WideNet] if takes_different_networks(method) else Net
+        options["backbone"] = [Net, WideNet] if method.heterogeneous else Net
     return method(**options)
-
-
-def takes_different_networks(method: type[FederatedModule]) -> bool:
-    module = method([Net, WideNet], num_classes=CLASSES)
-    module.configure_model()
-    try:
-        module.configure_server()
-    except FederationError:
-        return False
-    return True
 
 
 def same(one: State, other: State) -> bool:

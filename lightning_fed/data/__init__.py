@@ -1,5 +1,6 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
+from lightning_fed.data.ag_news import AGNews
 from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.batches import BatchTransform, SharedTensors, ShuffledBatches
 from lightning_fed.data.client import ClientDataModule
@@ -7,11 +8,13 @@ from lightning_fed.data.dirichlet import DirichletPerClass, DirichletPerClient
 from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.data.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.partition import IID, ClassesPerClient, Partitioner
+from lightning_fed.data.tiny_imagenet import TinyImageNet
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
     "IID",
+    "AGNews",
     "BatchTransform",
     "ClassesPerClient",
     "ClientDataModule",
@@ -25,5 +28,6 @@ __all__ = [
     "Partitioner",
     "SharedTensors",
     "ShuffledBatches",
+    "TinyImageNet",
     "random_crop_flip",
 ]

@@ -62,10 +62,10 @@ def _read(dataset: Any, label_columns: tuple[str, ...]) -> Examples:
     tables = list(dataset.with_format("arrow").iter(batch_size=1000))
     files = [file for table in tables for file in table[image].combine_chunks().field("bytes").to_pylist()]
     labels = torch.cat([torch.from_numpy(table[label].to_numpy().copy()) for table in tables])
-    return _decode(files), labels
+    return decode(files), labels
 
 
-def _decode(files: list[bytes]) -> Tensor:
+def decode(files: list[bytes]) -> Tensor:
     """Images of one size. Threads would not help: Pillow holds the interpreter's lock most of the time."""
     from PIL import Image
 

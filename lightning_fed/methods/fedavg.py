@@ -1,8 +1,6 @@
 """FedAvg (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629), Algorithm 1."""
 
-from lightning_fed.errors import FederationError
 from lightning_fed.module import FederatedModule
-from lightning_fed.server import Server
 
 
 class FedAvg(FederatedModule):
@@ -13,12 +11,3 @@ class FedAvg(FederatedModule):
     ``num_batches_tracked`` takes the maximum. Headline: accuracy after aggregation, the global model on each client's test data.
     Before aggregation stands the locally updated model, which is a different quantity.
     """
-
-    def configure_server(self) -> Server:
-        """The average; refuses a list of networks, which have no mean."""
-        if len(self.backbone_factories) > 1:
-            raise FederationError(
-                f"FedAvg got {len(self.backbone_factories)} different backbones: their weights cannot be averaged. Give one "
-                "backbone, or use a method for heterogeneous models (PFedLoRA, Standalone)."
-            )
-        return super().configure_server()

@@ -53,6 +53,8 @@ class PFedLoRA(FederatedModule):
         gradient_clip: largest gradient norm of a step; None does not clip.
     """
 
+    heterogeneous = True
+
     def __init__(
         self,
         backbone: Backbones,

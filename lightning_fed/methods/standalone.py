@@ -10,6 +10,8 @@ class Standalone(FederatedModule):
     different networks. Headline: accuracy after aggregation, which here equals that before.
     """
 
+    heterogeneous = True
+
     def shared_names(self) -> set[str]:
         """Nothing travels."""
         return set()

@@ -2,5 +2,21 @@
 
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.models.resnet import ResNet8, ResNet10, ShallowResNet
+from lightning_fed.models.text import TextTransformer
 
-__all__ = ["CNN", "CNN1", "CNN2", "CNN3", "CNN4", "CNN5", "Backbone", "BackboneFactory", "Backbones"]
+__all__ = [
+    "CNN",
+    "CNN1",
+    "CNN2",
+    "CNN3",
+    "CNN4",
+    "CNN5",
+    "Backbone",
+    "BackboneFactory",
+    "Backbones",
+    "ResNet8",
+    "ResNet10",
+    "ShallowResNet",
+    "TextTransformer",
+]

@@ -1,0 +1,49 @@
+"""FedRep (Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078), Algorithm 1."""
+
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.methods.fedper import FedPer
+from lightning_fed.models import Backbones
+from lightning_fed.module import Phase, default_optimizer
+
+
+class FedRep(FedPer):
+    """A shared representation and private heads, trained one after the other: first the head, then the representation.
+
+    In each phase the other part is frozen: no gradient and no optimizer entry, so that neither momentum nor weight decay moves it.
+    Batch-norm statistics belong to the representation and follow the data in both phases, as in the authors' code. The server's
+    average counts participants equally (the 1/(rN) of Algorithm 1). Headline: accuracy after aggregation.
+
+    Args:
+        backbone: the network of every client.
+        num_classes: number of classes; the command line takes it from the data.
+        optimizer: of both phases. Default: SGD, lr 0.01, the authors' learning rate (with momentum 0.5).
+        head_epochs: epochs of the head. The authors' code: 10.
+        epochs: epochs of the representation. The authors' code: 1 (two classes per client), else 5.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    weighting = "uniform"
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        optimizer: OptimizerCallable = default_optimizer,
+        head_epochs: NonNegativeInt = 10,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        self.head_epochs = head_epochs
+
+    def phases(self) -> list[Phase]:
+        """The head, then everything else."""
+        head = list(self.backbone.head.parameters())
+        own = {id(p) for p in head}
+        body = [p for p in self.backbone.parameters() if id(p) not in own]
+        return [
+            Phase("head", head, self.client_loss, self.optimizer, self.head_epochs),
+            Phase("representation", body, self.client_loss, self.optimizer, self.epochs),
+        ]

@@ -1,0 +1,101 @@
+"""FedRoD (Chen & Chao, ICLR 2022, https://arxiv.org/abs/2107.00778)."""
+
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models import Backbones
+from lightning_fed.module import FederatedModule, default_optimizer
+
+
+class FedRoD(FederatedModule):
+    r"""A generic head for everybody's classes and a personal one on top, on one shared feature extractor.
+
+    With features :math:`z = f(x)`, generic head :math:`g` and personal head :math:`h_i`, a client minimises on each batch
+
+    .. math:: \mathrm{CE}(g(z) + \gamma \log n_i,\; y) + \mathrm{CE}(\mathrm{sg}(g(z)) + h_i(\mathrm{sg}(z)),\; y),
+
+    where :math:`n_i` counts the client's training examples per class (balanced softmax) and sg stops the gradient: the second
+    term reaches :math:`h_i` alone. (Re-implementations that stop it at :math:`g` only, or not at all, let the personal loss train
+    the extractor.) :math:`f` and :math:`g` travel, weighted by training examples. A client predicts with the sum
+    :math:`g(z) + h_i(z)`. Headline: accuracy after aggregation.
+
+    Args:
+        backbone: the network of every client: f and g.
+        num_classes: number of classes; the command line takes it from the data.
+        personal_head: ``"linear"``: a private h_i, zero at first, so that a client starts as the generic model. ``"hyper"``: h_i
+            is made from the client's class frequencies by a shared two-layer network C → 16 → |h|, which travels with f and g.
+        gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
+        optimizer: of everything. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        gradient_clip: largest norm of all gradients of a step together; None does not clip. With clipping the personal head's
+            gradient does limit the others'.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        personal_head: Literal["linear", "hyper"] = "linear",
+        gamma: NonNegativeFloat = 1.0,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        self.personal_head = personal_head
+        self.gamma = gamma
+
+    def build(self) -> None:
+        """The backbone and, drawn after it, what makes the personal head."""
+        super().build()
+        head = self.backbone.head
+        self.personal: nn.Module
+        if self.personal_head == "linear":
+            self.personal = nn.Linear(head.in_features, self.num_classes)
+            nn.init.zeros_(self.personal.weight)
+            nn.init.zeros_(self.personal.bias)
+        else:
+            outputs = self.num_classes * (head.in_features + 1)
+            self.personal = nn.Sequential(nn.Linear(self.num_classes, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+    def shared_names(self) -> set[str]:
+        """Extractor and generic head; the hypernetwork too, a linear personal head not."""
+        shared = super().shared_names()
+        return shared if self.personal_head == "hyper" else {name for name in shared if not name.startswith("personal.")}
+
+    def label_counts(self) -> Tensor:
+        """The client's training examples per class, ``(C,)``."""
+        if self.client is None:
+            raise FederationError(
+                "FedRoD needs the client's label counts: train it in a Federation, or with datamodule=data.client(k)."
+            )
+        return torch.tensor(self.client.label_counts, dtype=torch.float32, device=self.device)
+
+    def personal_logits(self, features: Tensor) -> Tensor:
+        """h_i of features ``(B, D)``: ``(B, C)``."""
+        if self.personal_head == "linear":
+            return self.personal(features)
+        counts = self.label_counts()
+        flat = self.personal(counts / counts.sum())
+        weight, bias = flat[: -self.num_classes].view(self.num_classes, -1), flat[-self.num_classes :]
+        return linear(features, weight, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """g(z) + h_i(z), ``(B, C)``."""
+        features = self.backbone.encode(x)
+        return self.backbone.classify(features) + self.personal_logits(features)
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The sum of the generic and the personal loss."""
+        x, y = batch
+        features = self.backbone.encode(x)
+        generic = self.backbone.classify(features)
+        prior = self.label_counts().clamp(min=1e-12).log()  # an absent class leaves the softmax, without the NaN of 0 · log 0
+        personal = generic.detach() + self.personal_logits(features.detach())
+        return cross_entropy(generic + self.gamma * prior, y) + cross_entropy(personal, y)

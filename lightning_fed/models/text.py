@@ -1,0 +1,45 @@
+"""A small Transformer that classifies sequences of token ids."""
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.models.backbone import Backbone
+
+
+class TextTransformer(Backbone):
+    """Token and learned position embeddings, Transformer encoder layers, the mean over the tokens, a linear head.
+
+    Args:
+        num_classes: outputs of the head.
+        vocab_size: number of token ids; id 0 is padding, which is neither attended to nor averaged.
+        max_length: longest sequence.
+        width: width of the embeddings.
+        heads: attention heads.
+        layers: encoder layers.
+        dropout: dropout of the encoder layers.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 4,
+        vocab_size: int = 10000,
+        max_length: int = 64,
+        width: int = 128,
+        heads: int = 4,
+        layers: int = 2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, width, padding_idx=0)
+        self.positions = nn.Embedding(max_length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, num_classes)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        """Mean representation ``(B, width)`` of token ids ``(B, L)``."""
+        padding = x == 0  # (B, L)
+        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))  # (B, L, width)
+        hidden = self.encoder(hidden, src_key_padding_mask=padding)
+        present = (~padding).unsqueeze(-1)
+        return (hidden * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)

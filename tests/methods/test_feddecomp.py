@@ -1,0 +1,138 @@
+"""FedDecomp: shared full-rank and private low-rank weights, one after the other."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+
+from lightning_fed.exchange import State, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedDecomp
+from lightning_fed.methods.feddecomp import distance
+from lightning_fed.models import CNN1
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import seeded
+
+INFO = new_data().clients[0]
+
+
+def fixed(network: Any) -> Any:
+    def build(num_classes: int) -> Any:
+        with seeded(17):
+            return network(num_classes)
+
+    return build
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg that counts every client the same, as FedDecomp does."""
+
+    weighting = "uniform"
+
+
+def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
+    federation = new_federation(rounds, **options)
+    federation.fit(model, new_data(3, 120))
+    return federation
+
+
+def plain(state: State) -> State:
+    """A state under the names it has without decomposition."""
+    return {name.replace(".parametrizations.", ".").replace(".original", ""): tensor for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize("network", [Net, NoisyNet])
+def test_without_lora_epochs_it_is_fedavg(network: Any, variant: str) -> None:
+    ours = fit(FedDecomp(fixed(network), CLASSES, lora_epochs=0, global_epochs=2, variant=variant, optimizer=momentum))
+    theirs = fit(UniformFedAvg(fixed(network), CLASSES, momentum, epochs=2))
+    assert same(plain(ours.server.state_dict()), theirs.server.state_dict())
+    assert ours.results == theirs.results
+
+
+def test_without_global_epochs_the_full_rank_part_stays() -> None:
+    federation = fit(FedDecomp(Net, CLASSES, lora_epochs=2, global_epochs=0, optimizer=momentum))
+    fewer = fit(FedDecomp(Net, CLASSES, lora_epochs=1, global_epochs=0, optimizer=momentum), rounds=1)
+    assert same(federation.server.state_dict(), fewer.server.state_dict())
+
+
+def test_each_phase_leaves_the_other_part_bit_identical() -> None:
+    moved: dict[str, set[str]] = {}
+
+    class Watched(FedDecomp):
+        def on_train_epoch_start(self) -> None:
+            super().on_train_epoch_start()
+            self.before = copy.deepcopy(dict(self.named_parameters()))
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            names = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
+            moved.setdefault(self.phase.name, set()).update(names)
+
+    fit(Watched(Net, CLASSES, optimizer=momentum), rounds=1)
+    assert list(moved) == ["low_rank", "full_rank"]
+    parts = {name.rsplit(".", 1)[1] for name in moved["low_rank"]}
+    assert parts == {"A", "B"}
+    assert {name.rsplit(".", 1)[1] for name in moved["full_rank"]} == {"original", "bias"}
+
+
+@pytest.mark.parametrize("alternating", [True, False])
+def test_low_rank_parts_are_private(alternating: bool) -> None:
+    federation = fit(FedDecomp(NoisyNet, CLASSES, alternating=alternating, optimizer=sgd))
+    assert not any(name.endswith((".A", ".B")) for name in federation.server.state_dict())
+    one, other = (federation.client_module(client).state_dict() for client in (0, 1))
+    for name in one:
+        private = name.endswith((".A", ".B"))
+        assert torch.equal(one[name], other[name]) != private
+
+
+def test_payload_is_the_whole_network() -> None:
+    module = FedDecomp(CNN1).for_client(INFO)
+    assert count_floats(module.shared_state()) == 2_621_558
+    assert count_floats(module.private_state()) == 2_108_335
+
+
+def test_simultaneous_training_differs_from_alternating() -> None:
+    one, other = (fit(FedDecomp(fixed(Net), CLASSES, alternating=value, optimizer=sgd), 1) for value in (True, False))
+    assert [key for key in one.history[0] if key.startswith("train/")] == ["train/low_rank_loss", "train/full_rank_loss"]
+    assert [key for key in other.history[0] if key.startswith("train/")] == ["train/local_loss"]
+    assert not same(one.server.state_dict(), other.server.state_dict())
+
+
+class Kept(FedDecomp):
+    """Notes what clients sent."""
+
+    sent: list[State]
+
+    def shared_state(self) -> State:
+        state = super().shared_state()
+        if self.client is not None:
+            self.sent.append(state)
+        return state
+
+
+@pytest.mark.parametrize("absentees", ["left_out", "stale"])
+def test_average_under_partial_participation(absentees: str) -> None:
+    Kept.sent = []
+    model = Kept(Net, CLASSES, absentees=absentees, optimizer=sgd)
+    federation = new_federation(1, participation=0.5)
+    federation.fit(model, new_data(4, 160))
+    start, sent = model.shared_state(), Kept.sent[:2]
+    for name, tensor in federation.server.state_dict().items():
+        mean = (sent[0][name] + sent[1][name]) / 2
+        expected = mean if absentees == "left_out" else (2 * mean + 2 * start[name]) / 4
+        assert torch.allclose(tensor, expected, atol=1e-6)
+
+
+def test_drift_is_the_mean_distance_from_the_average() -> None:
+    Kept.sent = []
+    federation = fit(Kept(NoisyNet, CLASSES, optimizer=sgd), rounds=1)
+    names = {name for name, _ in federation.model.named_parameters()} & Kept.sent[0].keys()
+    mean = federation.server.state_dict()
+    flat = [torch.cat([(sent[name] - mean[name]).flatten() for name in sorted(names)]) for sent in Kept.sent[:3]]
+    expected = sum(vector.norm().item() for vector in flat) / 3
+    assert federation.history[0]["server/drift"] == pytest.approx(expected, rel=1e-5)
+    assert distance({"a": torch.tensor([3.0, 0.0])}, {"a": torch.tensor([0.0, 4.0])}) == 5
+    assert "server/drift" not in fit(FedDecomp(Net, CLASSES, track_drift=False), rounds=1).history[0]

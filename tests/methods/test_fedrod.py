@@ -1,0 +1,114 @@
+"""FedRoD: two heads that must not disturb each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, new_data, new_federation, same, sgd
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.data import IID
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedRoD
+from lightning_fed.models import CNN1
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import seeded
+
+INFO = new_data().clients[0]
+
+
+def fixed_net(num_classes: int) -> Net:
+    with seeded(17):
+        return Net(num_classes)
+
+
+def fit(model: FederatedModule, **options: Any) -> Federation:
+    federation = new_federation()
+    federation.fit(model, new_data(3, 120, **options))
+    return federation
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES
+
+
+def test_payloads() -> None:
+    linear, hyper = (FedRoD(CNN1, personal_head=kind).for_client(INFO) for kind in ("linear", "hyper"))
+    assert count_floats(linear.shared_state()) == 2_621_558
+    assert count_floats(linear.private_state()) == 5_010
+    # 10·16 + 16 + 16·5,010 + 5,010 for the network that makes heads
+    assert count_floats(hyper.shared_state()) == 2_621_558 + 85_346
+    assert not hyper.private_state()
+
+
+def test_without_balancing_the_generic_model_is_fedavgs() -> None:
+    ours, theirs = fit(FedRoD(fixed_net, CLASSES, gamma=0, optimizer=sgd)), fit(FedAvg(fixed_net, CLASSES, sgd))
+    assert same(ours.server.state_dict(), theirs.server.state_dict())
+
+
+def test_with_equal_counts_balancing_changes_nothing() -> None:
+    """Adding the same number to every logit leaves the softmax as it is."""
+    module = FedRoD(Net, CLASSES).for_client(INFO)
+    object.__setattr__(module.client, "label_counts", (7,) * CLASSES)
+    x, y = batch()
+    generic = module.backbone(x)
+    personal = generic.detach() + module.personal_logits(module.backbone.encode(x).detach())
+    assert torch.allclose(module.client_loss((x, y)), cross_entropy(generic, y) + cross_entropy(personal, y), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "hyper"])
+def test_the_personal_loss_reaches_the_personal_head_alone(kind: str) -> None:
+    module = FedRoD(Net, CLASSES, personal_head=kind).for_client(INFO)
+    x, y = batch()
+    features = module.backbone.encode(x)
+    loss = cross_entropy(module.backbone.classify(features).detach() + module.personal_logits(features.detach()), y)
+    loss.backward()
+    assert all(p.grad is None for p in module.backbone.parameters())
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in module.personal.parameters())
+
+
+def test_the_generic_model_does_not_notice_the_personal_head() -> None:
+    class Without(FedRoD):
+        def personal_logits(self, features: Tensor) -> Tensor:
+            return super().personal_logits(features).detach() * 0 + self.personal.bias * 0
+
+    ours, theirs = (fit(method(fixed_net, CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
+    assert same(ours.server.state_dict(), theirs.server.state_dict())
+
+
+def test_a_zero_head_predicts_what_the_generic_one_does() -> None:
+    module = FedRoD(Net, CLASSES).for_client(INFO)
+    x, _ = batch()
+    assert torch.equal(module(x), module.backbone(x))
+
+
+def test_absent_classes_make_no_nan() -> None:
+    federation = fit(FedRoD(Net, CLASSES, optimizer=sgd), partition=IID())
+    module = federation.client_module(0)
+    object.__setattr__(module.client, "label_counts", (5, 0, 0, 3))
+    x, _ = batch()
+    loss = module.client_loss((x, torch.tensor([0, 3] * 4)))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters())
+
+
+def test_the_hypernetwork_gives_a_head_to_a_client_that_never_trained() -> None:
+    data = new_data(3, 120)
+    federation = new_federation(1)
+    federation.fit(FedRoD(Net, CLASSES, personal_head="hyper", optimizer=sgd), data)
+    one, other = federation.client_module(0), federation.client_module(1)
+    features = torch.randn(2, 6)
+    assert same(one.shared_state(), other.shared_state())
+    if one.client.label_counts != other.client.label_counts:
+        assert not torch.equal(one.personal_logits(features), other.personal_logits(features))
+
+
+def test_without_label_counts_it_says_what_it_needs() -> None:
+    module = FedRoD(Net, CLASSES)
+    module.configure_model()
+    with pytest.raises(FederationError, match="label counts"):
+        module.client_loss(batch())

@@ -1,0 +1,139 @@
+"""FedPer, FedRep, LG-FedAvg and FedBN: which part travels, which stays, which learns when."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd
+from torch import nn
+
+from lightning_fed.exchange import State, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Standalone
+from lightning_fed.models import CNN1, ResNet8
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import seeded
+
+INFO = new_data().clients[0]
+
+
+def fixed(network: type[nn.Module]) -> Any:
+    """The network with the same initial weights for everybody."""
+
+    def build(num_classes: int) -> nn.Module:
+        with seeded(17):
+            return network(num_classes)
+
+    return build
+
+
+def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
+    federation = new_federation(rounds, **options)
+    federation.fit(model, new_data(3, 120))
+    return federation
+
+
+def client_states(federation: Federation) -> list[State]:
+    return [dict(federation.client_module(client.id).state_dict()) for client in federation.clients]
+
+
+@pytest.mark.parametrize(
+    ("method", "floats"), [(FedPer, 2_616_548), (FedRep, 2_616_548), (LGFedAvg, 5_010), (FedBN, 2_621_558), (FedAvg, 2_621_558)]
+)
+def test_payload_of_cnn1(method: type[FederatedModule], floats: int) -> None:
+    assert count_floats(method(CNN1).for_client(INFO).shared_state()) == floats
+
+
+@pytest.mark.parametrize("method", [FedPer, FedRep])
+def test_heads_differ_and_bases_agree(method: type[FederatedModule]) -> None:
+    one, other, _ = client_states(fit(method(Net, CLASSES, momentum)))
+    for name in one:
+        assert torch.equal(one[name], other[name]) == (not name.startswith("backbone.head."))
+
+
+def test_heads_agree_and_bases_differ_in_lg_fedavg() -> None:
+    one, other, third = client_states(fit(LGFedAvg([Net, WideNet], CLASSES, momentum)))
+    assert all(torch.equal(one[name], other[name]) for name in ("backbone.head.weight", "backbone.head.bias"))
+    assert not torch.equal(one["backbone.fc2.weight"], third["backbone.fc2.weight"])
+
+
+class NoHead(FedPer):
+    """FedPer with nothing private."""
+
+    def shared_names(self) -> set[str]:
+        return set(self.state_dict())
+
+
+class AllHead(FedPer):
+    """FedPer with everything private."""
+
+    def shared_names(self) -> set[str]:
+        return set()
+
+
+def test_fedper_lies_between_fedavg_and_standalone() -> None:
+    network = fixed(Net)
+    assert same(
+        fit(NoHead(network, CLASSES, momentum)).server.state_dict(), fit(FedAvg(network, CLASSES, momentum)).server.state_dict()
+    )
+    ours, alone = (private_states(fit(method(network, CLASSES, momentum))) for method in (AllHead, Standalone))
+    assert ours.keys() == alone.keys()
+    assert all(same(ours[client], alone[client]) for client in ours)
+
+
+def phases_of(model: FederatedModule) -> dict[str, set[str]]:
+    """Names of what each phase changed in one client's turn."""
+    changed: dict[str, set[str]] = {}
+
+    class Watch(type(model)):  # type: ignore[misc]
+        def on_train_epoch_start(self) -> None:
+            super().on_train_epoch_start()
+            self.before = copy.deepcopy(dict(self.named_parameters()))
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            moved = {name for name, p in self.named_parameters() if not torch.equal(p, self.before[name])}
+            changed.setdefault(self.phase.name, set()).update(moved)
+
+    model.__class__ = Watch
+    fit(model, rounds=1)
+    return changed
+
+
+def test_fedrep_trains_the_head_then_the_representation() -> None:
+    changed = phases_of(FedRep(Net, CLASSES, momentum, head_epochs=2, epochs=1))
+    assert list(changed) == ["head", "representation"]
+    assert changed["head"] == {"backbone.head.weight", "backbone.head.bias"}
+    assert changed["representation"] == {f"backbone.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")}
+
+
+def test_fedrep_without_representation_epochs_does_not_collaborate() -> None:
+    federation = fit(FedRep(Net, CLASSES, momentum, head_epochs=1, epochs=0))
+    start = FedRep(Net, CLASSES).for_client(INFO)
+    assert federation.server.state_dict().keys() == start.shared_names()
+    again = fit(FedRep(Net, CLASSES, momentum, head_epochs=3, epochs=0), rounds=1)
+    assert same(federation.server.state_dict(), again.server.state_dict())
+
+
+def test_fedbn_finds_norms_by_type() -> None:
+    module = FedBN(ResNet8).for_client(INFO)
+    private = module.private_names()
+    norms = [name for name, layer in module.named_modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert "backbone.stages.1.downsample.1" in norms
+    entries = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert private == {f"{norm}.{entry}" for norm in norms for entry in entries}
+    assert count_floats(module.shared_state()) == 1_235_274 - 2_688
+
+
+def test_fedbn_without_norms_is_fedavg() -> None:
+    ours, theirs = (fit(method(fixed(Net), CLASSES, sgd)) for method in (FedBN, FedAvg))
+    assert same(ours.server.state_dict(), theirs.server.state_dict())
+    assert ours.results == theirs.results
+
+
+def test_fedbn_keeps_norms_apart() -> None:
+    one, other, _ = client_states(fit(FedBN(NoisyNet, CLASSES, sgd)))
+    for name in one:
+        if name != "backbone.norm.num_batches_tracked":  # may agree by chance
+            assert torch.equal(one[name], other[name]) == (not name.startswith("backbone.norm."))

@@ -1,0 +1,313 @@
+"""pFedLoRA against its paper."""
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.client import QUIET
+from lightning_fed.data import IID, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.federation import Federation
+from lightning_fed.methods import PFedLoRA, Standalone
+from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
+from lightning_fed.server import Server
+
+HETEROGENEOUS = [Net, WideNet]
+CLIENT = ClientInfo(0, 30, 5, 5, (10, 10, 5, 5))
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 2} | options)
+    federation.fit(model, data or new_data())
+    return federation
+
+
+# ------------------------------------------------------------------------------------- the algorithm, once more, bare
+
+
+def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches that a client's turn sees."""
+    client_data = data.client(client)
+    client_data.order_seed = derive_seed(0, TURN, round, client)
+    loader = client_data.train_dataloader()
+    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+    yield from loader
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("mu", [0.5, 0.9])
+@pytest.mark.parametrize(("epochs", "adapter_epochs"), [(1, 1), (2, 3)])
+def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs: int) -> None:
+    data, rounds = new_data(), 2
+    method = PFedLoRA(HETEROGENEOUS, CLASSES, 3, mu, optimizer=momentum, epochs=epochs, adapter_epochs=adapter_epochs)
+    federation = fit(method, data, rounds=rounds)
+
+    with seeded(0, INITIAL):
+        template = PFedLoRA(HETEROGENEOUS, CLASSES, 3)
+        template.configure_model()
+    theta = template.adapter  # type: nn.Module
+    networks = [template.for_client(client).backbone for client in data.clients]
+    for round in range(1, rounds + 1):
+        trained: list[nn.Module] = []
+        for k, network in enumerate(networks):
+            adapter = copy.deepcopy(theta)  # 1. receive
+            optimizer = momentum(network.parameters())
+            for epoch in range(epochs):  # 2. train the network on both losses
+                for x, y in batches(data, k, round, epoch):
+                    R = network.encode(x)
+                    step(optimizer, (1 - mu) * cross_entropy(adapter(R), y) + mu * cross_entropy(network.head(R), y))
+            optimizer = momentum(adapter.parameters())
+            for epoch in range(epochs, epochs + adapter_epochs):  # 3. train the adapter
+                for x, y in batches(data, k, round, epoch):
+                    with torch.no_grad():
+                        R = network.encode(x)
+                    step(optimizer, cross_entropy(adapter(R), y))
+            trained.append(adapter)
+        n = [client.num_train for client in data.clients]
+        theta = copy.deepcopy(theta)
+        with torch.no_grad():  # 4. average, weighted by training examples
+            for mean, *own in zip(theta.parameters(), *(adapter.parameters() for adapter in trained), strict=True):
+                mean.copy_(sum(n_k * p.double() for n_k, p in zip(n, own, strict=True)) / sum(n))
+
+    assert same(federation.server.state_dict(), {f"adapter.{name}": tensor for name, tensor in theta.state_dict().items()})
+    for k, network in enumerate(networks):
+        assert same(federation.store.get(k), {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()})
+
+
+# ----------------------------------------------------------------------------------------------------- degenerate cases
+
+
+@pytest.mark.parametrize("adapter", ["reduction", "factorised"])
+def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
+    options = {"rounds": 3, "participation": 0.5}
+    method = PFedLoRA(HETEROGENEOUS, CLASSES, mu=1, adapter=adapter, optimizer=momentum, epochs=2, adapter_epochs=1)
+    ours = fit(method, **options)
+    alone = fit(Standalone(HETEROGENEOUS, CLASSES, momentum, epochs=2), **options)
+    assert {k: state.keys() for k, state in private_states(ours).items()} == {
+        k: state.keys() for k, state in private_states(alone).items()
+    }
+    for client, state in private_states(alone).items():
+        assert same(private_states(ours)[client], state)
+    assert ours.results == alone.results
+
+
+def test_less_mu_is_not_standalone() -> None:
+    ours, alone = fit(PFedLoRA(Net, CLASSES, mu=0.5, optimizer=momentum)), fit(Standalone(Net, CLASSES, momentum))
+    assert not same(private_states(ours)[0], private_states(alone)[0])
+
+
+def test_mu_0_leaves_the_header_where_it_was() -> None:
+    data = new_data()
+    federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data)
+    for client in data.clients:
+        before, after = federation.model.for_client(client).private_state(), federation.store.get(client.id)
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved == before.keys() - {"backbone.head.weight", "backbone.head.bias"}
+
+
+def test_one_client_of_one_is_not_averaged() -> None:
+    sent: list[ClientUpdate] = []
+
+    class Noting(Server):
+        def aggregate(self, updates: Any) -> dict[str, float]:
+            sent[:] = list(updates)
+            return super().aggregate(sent)
+
+    class NotingMethod(PFedLoRA):
+        def configure_server(self, *args: Any) -> Server:
+            return Noting(self.shared_state())
+
+    federation = fit(NotingMethod(Net, CLASSES), new_data(1))
+    assert same(federation.server.state_dict(), sent[0].state)
+
+
+@pytest.mark.parametrize("clients", [[0], [0, 1], [1, 3], [0, 1, 2, 3]])
+def test_weights_sum_to_1_over_any_participants(clients: list[int]) -> None:
+    theta = PFedLoRA(Net, CLASSES).for_client(CLIENT).shared_state()
+    server = Server(theta)
+    server.aggregate(ClientUpdate(client.id, client.num_train, theta) for client in new_data().clients if client.id in clients)
+    assert same(server.state_dict(), theta)
+
+
+# --------------------------------------------------------------------------------------------------------------- phases
+
+
+class Noting(PFedLoRA):
+    """Keeps the state at the start of each phase and at the end."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(NoisyNet, CLASSES, optimizer=momentum, **options)
+        self.states: list[State] = []
+
+    def _note(self) -> None:
+        self.states.append({name: tensor.clone() for name, tensor in self.state_dict().items()})
+
+    def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
+        self._note()
+
+    def on_train_end(self) -> None:
+        self._note()
+
+
+def test_each_step_leaves_the_other_part_bit_for_bit() -> None:
+    """Batch-norm statistics and dropout included: the encoder is in eval mode while the adapter learns."""
+    module = Noting()
+    new_trainer(**QUIET, max_epochs=2).fit(module, new_data(1).client(0))
+    start, middle, end = module.states
+    changed = [{name for name in start if not torch.equal(one[name], two[name])} for one, two in [(start, middle), (middle, end)]]
+    adapter = {name for name in start if name.startswith("adapter.")}
+    assert changed == [start.keys() - adapter, adapter]
+
+
+def test_the_adapters_loss_does_not_reach_the_header() -> None:
+    module = PFedLoRA(Net, CLASSES).for_client(CLIENT)
+    x, y = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 3, 0])
+    loss = cross_entropy(module.adapter(module.backbone.encode(x)), y)
+    header = list(module.backbone.head.parameters())
+    encoder = [p for name, p in module.backbone.named_parameters() if not name.startswith("head.")]
+    assert torch.autograd.grad(loss, header, allow_unused=True, retain_graph=True) == (None, None)
+    assert all(gradient.any() for gradient in torch.autograd.grad(loss, encoder))
+
+
+def test_inference_is_the_network_alone() -> None:
+    module = PFedLoRA(Net, CLASSES).for_client(CLIENT)
+    x = torch.randn(5, 3, 4, 4)
+    assert torch.equal(module(x), module.backbone(x))
+
+
+# ------------------------------------------------------------------------------------------------------- initial weights
+
+
+def test_everybody_starts_from_one_adapter_and_a_network_of_its_own() -> None:
+    data = new_data()
+    federation = fit(PFedLoRA(Net, CLASSES, epochs=0), data, rounds=1)
+    modules = [federation.client_module(client.id) for client in data.clients]
+    assert all(same(module.shared_state(), federation.server.state_dict()) for module in modules)
+    first = [module.backbone.fc1.weight for module in modules]
+    assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
+
+
+def test_the_factorised_adapter_starts_without_an_opinion() -> None:
+    module = PFedLoRA(Net, CLASSES, adapter="factorised").for_client(CLIENT)
+    x, y = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 3, 0])
+    logits = module.adapter(module.backbone.encode(x))
+    assert torch.equal(logits, logits[:1].expand(5, -1))
+    encoder = [p for name, p in module.backbone.named_parameters() if not name.startswith("head.")]
+    assert not any(gradient.any() for gradient in torch.autograd.grad(cross_entropy(logits, y), encoder))
+
+
+def test_the_factorised_adapter_is_one_matrix_of_rank_h() -> None:
+    adapter = PFedLoRA(partial(Net, width=8), 10, 2, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
+    nn.init.normal_(adapter[1].weight)
+    product = adapter[1].weight @ adapter[0].weight  # (C, h) @ (h, d)
+    x = torch.randn(3, 8)
+    assert torch.linalg.matrix_rank(product) == 2
+    assert torch.allclose(adapter(x), x @ product.T + adapter[1].bias, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------------- traffic
+
+FIVE = [CNN1, CNN2, CNN3, CNN4, CNN5]
+
+
+def images_of(classes: int, num_clients: int) -> InMemory:
+    """Two black images per class and client."""
+    labels = torch.arange(classes).repeat(2 * num_clients)
+    images = torch.zeros(len(labels), 3, 32, 32, dtype=torch.uint8)
+    return InMemory(images, labels, classes, num_clients=num_clients, partition=IID())
+
+
+def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
+    """Each participant receives and sends as many parameters."""
+    row = fit(model, data, rounds=1).history[0]
+    assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == parameters * data.num_clients
+    assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * parameters * data.num_clients
+    assert row["traffic/total_parameters"] == 2 * parameters * data.num_clients
+    for client in data.clients:
+        payload = model.for_client(client).shared_state()
+        assert sum(tensor.numel() for tensor in payload.values()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("classes", "h", "parameters"),
+    [
+        (10, 20, 10_230),  # 500·20 + 20 + 20·10 + 10
+        (10, 40, 20_450),
+        (10, 60, 30_670),
+        (10, 80, 40_890),
+        (100, 20, 12_120),  # 500·20 + 20 + 20·100 + 100
+        (100, 40, 24_140),
+        (100, 60, 36_160),
+        (100, 80, 48_180),
+    ],
+)
+def test_traffic_of_different_networks(classes: int, h: int, parameters: int) -> None:
+    assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), images_of(classes, 5), parameters)
+
+
+@pytest.mark.parametrize(
+    ("classes", "h", "parameters"),
+    [
+        (10, 100, 201_110),  # 2000·100 + 100 + 100·10 + 10
+        (10, 200, 402_210),
+        (10, 300, 603_310),
+        (10, 400, 804_410),
+        (10, 500, 1_005_510),
+        (100, 100, 210_200),
+        (100, 500, 1_050_600),
+    ],
+)
+def test_traffic_of_one_network_cut_after_its_first_linear_layer(classes: int, h: int, parameters: int) -> None:
+    assert_traffic(PFedLoRA(CNN1, classes, h, cut="fc1", epochs=0), images_of(classes, 1), parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({"adapter": "factorised"}, 30_670 - 60),
+        ({"adapter_bias": False}, 30_670 - 60 - 10),
+        ({"adapter": "factorised", "adapter_bias": False}, 30_670 - 60 - 10),
+    ],
+)
+def test_traffic_without_biases(options: dict[str, Any], parameters: int) -> None:
+    assert_traffic(PFedLoRA(CNN5, 10, 60, epochs=0, **options), images_of(10, 1), parameters)
+
+
+def test_traffic_of_training_is_that_of_no_training() -> None:
+    one, other = (fit(PFedLoRA(HETEROGENEOUS, CLASSES, epochs=epochs), rounds=1).history[0] for epochs in (0, 1))
+    assert {k: v for k, v in one.items() if "traffic" in k} == {k: v for k, v in other.items() if "traffic" in k}
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_an_unknown_cut_is_refused() -> None:
+    with pytest.raises(FederationError, match=r"Net cannot be cut at 'fc7': set cut to one of \['fc1', 'features'\]"):
+        PFedLoRA(Net, CLASSES, cut="fc7").configure_model()
+
+
+def test_a_cut_of_different_widths_is_refused() -> None:
+    with pytest.raises(FederationError, match=r"'adapter.0.weight' of shape \(60, 5\), expected \(60, 7\)"):
+        fit(PFedLoRA(HETEROGENEOUS, CLASSES, cut="fc1"))
+
+
+@pytest.mark.parametrize("mu", [-0.1, 1.1, float("nan")])
+def test_mu_outside_0_and_1_is_refused(mu: float) -> None:
+    with pytest.raises(FederationError, match="give a weight in"):
+        PFedLoRA(Net, CLASSES, mu=mu)

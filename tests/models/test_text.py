@@ -1,0 +1,14 @@
+"""The text classifier."""
+
+import torch
+
+from lightning_fed.models import TextTransformer
+
+
+def test_padding_changes_nothing() -> None:
+    model = TextTransformer(4, vocab_size=30, max_length=10, width=16, layers=2).eval()
+    words = torch.randint(1, 30, (3, 6))
+    padded = torch.cat([words, torch.zeros(3, 4, dtype=torch.int64)], dim=1)
+    assert model(words).shape == (3, 4)
+    assert torch.allclose(model(words), model(padded), atol=1e-5)
+    assert model.encode(words).shape == (3, model.cuts["features"])

@@ -1,0 +1,204 @@
+"""What every method must keep, whatever it does: a new file in lightning_fed/methods is held to all of this."""
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import pytest
+from tiny import METHODS, NoisyNet, new_data, new_federation, new_method, private_states, same, without_seconds
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.client import Turn, Worker
+from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.federation import Federation
+from lightning_fed.module import FederatedModule
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
+
+
+class Recording:
+    """Turns in order; keeps what went down and up."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            update = worker.take(turn)
+            self.turns.append(turn)
+            self.updates.append(update)
+            yield update
+
+
+class Shuffled:
+    """Turns in a random order, their updates in another."""
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        order = random.Random(7)
+        waiting = list(turns)
+        order.shuffle(waiting)
+        updates = [worker.take(turn) for turn in waiting]
+        order.shuffle(updates)
+        yield from updates
+
+
+class InterruptInRound(FederationCallback):
+    """Somebody presses Ctrl-C after the round's first turn."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
+        if federation.round == self.round:
+            raise KeyboardInterrupt
+
+
+def fit(name: str, rounds: int = 2, **options: object) -> Federation:
+    """Two of three clients in a round, measured at the end."""
+    federation = new_federation(rounds, participation=0.7, **{"evaluate_every": 0} | options)
+    federation.fit(new_method(name), new_data(3, size=100))
+    return federation
+
+
+@cache
+def recorded(name: str) -> tuple[Federation, Recording]:
+    """The run that the others are compared with; played once."""
+    engine = Recording()
+    return fit(name, engine=engine), engine
+
+
+def assert_same(one: Federation, other: Federation) -> None:
+    assert without_seconds(one.history) == without_seconds(other.history)
+    assert one.results == other.results
+    assert same(one.server.state_dict(), other.server.state_dict())
+    ours, theirs = private_states(one), private_states(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def client_modules(name: str, **options: object) -> list[FederatedModule]:
+    return [new_method(name, **options).for_client(client) for client in new_data(3, size=100).clients]
+
+
+def test_a_run_leaves_its_mark(name: str) -> None:
+    federation, engine = recorded(name)
+    assert len(federation.history) == 2
+    for row in federation.history:
+        losses = [value for key, value in row.items() if key.startswith("train/") and key.endswith("_loss")]
+        assert losses
+        assert all(math.isfinite(loss) for loss in losses)
+    assert 0 <= federation.history[-1]["after/test_accuracy/min"] <= federation.history[-1]["after/test_accuracy/max"] <= 1
+    assert federation.results.keys() == {0, 1, 2}
+    for client in {turn.client for turn in engine.turns if turn.verb == "fit"}:
+        untrained = federation.model.for_client(client, federation.seed)
+        assert not same(federation.client_module(client.id).state_dict(), untrained.state_dict())
+
+
+@pytest.mark.parametrize("backbone", [None, NoisyNet], ids=["default", "batch norm"])
+def test_shared_private_and_frozen_are_disjoint_and_cover_the_state(name: str, backbone: type[NoisyNet] | None) -> None:
+    for module in client_modules(name, **({"backbone": backbone} if backbone else {})):
+        names = module.state_dict().keys()
+        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        shared, private = module.shared_names(), module.private_names()
+        assert not shared & private
+        assert not shared & frozen
+        assert not private & frozen
+        assert shared | private | frozen == names
+        assert module.shared_state().keys() == shared
+        assert module.private_state().keys() == private
+
+
+def test_states_fit_back_in(name: str) -> None:
+    for module in client_modules(name):
+        before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+        shared, private = module.shared_state(), module.private_state()
+        for tensor in module.state_dict().values():
+            tensor.zero_()
+        module.load_shared_state(shared)
+        module.load_private_state(private)
+        frozen = before.keys() - shared.keys() - private.keys()
+        assert same({k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen})
+
+
+def test_no_private_name_crosses_the_wire(name: str) -> None:
+    federation, engine = recorded(name)
+    private = set().union(*(module.private_names() for module in client_modules(name)))
+    assert len(engine.turns) == 2 * 2 + 3  # participants of two rounds, and everybody's measurement
+    payloads: list[State] = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert not any(private & state.keys() for state in payloads)
+    assert not private & federation.server.state_dict().keys()
+
+
+def test_updates_of_different_networks_look_alike(name: str) -> None:
+    _, engine = recorded(name)
+    looks = {
+        tuple(sorted((key, tuple(tensor.shape)) for key, tensor in update.state.items()))
+        for update, turn in zip(engine.updates, engine.turns, strict=True)
+        if turn.verb == "fit"
+    }
+    assert len(looks) == 1
+
+
+def test_two_runs_are_bit_identical(name: str) -> None:
+    assert_same(fit(name), recorded(name)[0])
+
+
+def test_the_order_of_turns_changes_nothing(name: str) -> None:
+    assert_same(fit(name, engine=Shuffled()), recorded(name)[0])
+
+
+def test_a_store_without_memory_changes_nothing(name: str) -> None:
+    assert_same(fit(name, store_limit_mb=1e-6), recorded(name)[0])
+
+
+def test_measuring_changes_nothing(name: str) -> None:
+    often, seldom = fit(name, evaluate_every=1), recorded(name)[0]
+    assert same(often.server.state_dict(), seldom.server.state_dict())
+    assert often.results == seldom.results
+
+
+def test_another_seed_gives_other_numbers(name: str) -> None:
+    other, federation = fit(name, rounds=1, seed=1), recorded(name)[0]
+    assert without_seconds(other.history)[0] != without_seconds(federation.history)[0]
+
+
+def test_who_does_not_take_part_keeps_its_private_state(name: str) -> None:
+    """Their state is as in the run that ended a round earlier, bit for bit."""
+    engine = Recording()
+    after = private_states(fit(name, rounds=3, engine=engine))
+    before = private_states(recorded(name)[0])
+    participants = {turn.client.id for turn in engine.turns if turn.verb == "fit" and turn.round == 3}
+    assert len(participants) == 2
+    assert all(same(before[client], after[client]) for client in before.keys() - participants)
+    changed = {client for client in before.keys() & participants if not same(before[client], after[client])}
+    assert changed == {client for client in before.keys() & participants if before[client]}
+
+
+def test_a_finished_run_is_measured_as_it_ended(name: str) -> None:
+    last = fit(name, run_dir="runs").history[-1]
+    federation = new_federation(2, run_dir="runs")
+    for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
+        metrics = verb(new_method(name), new_data(3, size=100))
+        assert metrics
+        assert metrics == {key: value for key, value in last.items() if key.startswith(f"after/{kind}_")}
+
+
+def test_an_interrupted_run_continues_as_if_nothing_had_happened(name: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(name, run_dir="runs", callbacks=[InterruptInRound(2)])
+    federation = new_federation(2, run_dir="runs", participation=0.7, evaluate_every=0)
+    federation.fit(new_method(name), new_data(3, size=100), ckpt_path="last")
+    assert_same(federation, recorded(name)[0])
+
+
+def test_a_clients_module_predicts_what_was_measured(name: str) -> None:
+    federation, _ = recorded(name)
+    for client in range(3):
+        module = federation.client_module(client).eval()
+        data = federation.data.client(client)
+        images, labels = data.data[data.splits[2]]
+        accuracy = (module(images).argmax(dim=1) == labels).float().mean().item()
+        assert accuracy == pytest.approx(federation.results[client]["test/accuracy"])
