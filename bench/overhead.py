@@ -26,7 +26,7 @@ from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1
-from lightning_fed.quiet import quiet_lightning
+from lightning_fed.quiet import plugins_searched_once, quiet_lightning
 
 CLIENTS, SAMPLES, BATCH = 10, 400, 64
 
@@ -131,7 +131,7 @@ def main() -> None:
     print(f"a turn: federated {federated:.1f} ms, bare loop {bare:.1f} ms (medians)")
     print(f"ratio federated / bare: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}; at most 1.15")
     print("where the rest goes, ms per turn:")
-    with quiet_lightning():
+    with quiet_lightning(), plugins_searched_once():
         parts = parts_of_a_turn(data, new_trainer)
     for name, value in parts.items():
         print(f"  {name:32s} {value:6.1f}")

@@ -31,9 +31,9 @@ class WeightedMean:
             if not tensor.is_floating_point():
                 self._sum[name] = torch.maximum(self._sum[name], tensor) if name in self._sum else tensor.clone()
             elif name in self._sum:
-                self._sum[name].add_(tensor, alpha=weight)  # computed in float64, without a float64 copy of the tensor
+                self._sum[name].add_(tensor, alpha=weight)  # in float64: the wider of the two
             else:
-                self._sum[name] = tensor.double() * weight  # not in place: of a float64 tensor, double() is no copy
+                self._sum[name] = tensor.to(torch.float64, copy=True).mul_(weight)
         self._weight += weight
 
     def result(self) -> State:

@@ -39,6 +39,7 @@ class FederationCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             save_config_callback=None,
+            trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
             auto_configure_optimizers=False,
             parser_class=Parser,
             parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed"},

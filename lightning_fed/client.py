@@ -12,7 +12,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate
 from lightning_fed.flops import FlopMeter
 from lightning_fed.module import FederatedModule
-from lightning_fed.seeding import TURN, seeded
+from lightning_fed.seeding import TURN, seed_all
 from lightning_fed.store import ClientStore
 
 TrainerFactory = Callable[..., L.Trainer]
@@ -50,7 +50,8 @@ class Turn:
 class Worker:
     """Takes the turns of many clients, one at a time, with one module per architecture in memory.
 
-    A turn is a function of its inputs: every random draw comes from the stream of (seed, round, client).
+    A turn is a function of its inputs: every random draw comes from the stream of (seed, round, client). Turns leave the global
+    random state changed; whoever runs them restores it, once.
 
     Args:
         template: the method; it is copied, never trained.
@@ -79,15 +80,15 @@ class Worker:
 
     def take(self, turn: Turn) -> ClientUpdate:
         """Carry out a turn. An evaluate turn returns an update without a payload."""
-        with seeded(self.seed, TURN, turn.round, turn.client.id) as seed:
-            module = self._load(turn.client, turn.broadcast)
-            data = self.data.client(turn.client.id)
-            data.order_seed = seed
-            if turn.verb == "evaluate":
-                return ClientUpdate(turn.client.id, turn.client.num_train, {}, self._evaluate(module, data))
-            update = self._fit(module, data, turn)
-            self.store.put(turn.client.id, module.private_state(), turn.round)
-            return replace(update, metrics=update.metrics | self._evaluate(module, data)) if turn.evaluate else update
+        module = self._load(turn.client, turn.broadcast)
+        data = self.data.client(turn.client.id)
+        data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
+        if turn.verb == "evaluate":
+            return ClientUpdate(turn.client.id, turn.client.num_train, {}, self._evaluate(module, data))
+        update = self._fit(module, data, turn)
+        if private := module.private_state():
+            self.store.put(turn.client.id, private, turn.round)
+        return replace(update, metrics=update.metrics | self._evaluate(module, data)) if turn.evaluate else update
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
@@ -102,7 +103,7 @@ class Worker:
         architecture = self.template.architecture(client)
         module = self._modules.get(architecture)
         known = client.id in self.store
-        if module is None or (module.private_names() and not known):
+        if module is None or (module.has_private_state and not known):
             # Its initial private state is drawn, not stored: clients that never take part cost no memory.
             module = self._modules[architecture] = self.template.for_client(client, self.seed)
         module.client = client

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import lightning as L
 import numpy as np
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.callbacks import FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
 from lightning_fed.checkpoint import Checkpoint, Checkpoints
@@ -29,7 +31,7 @@ from lightning_fed.meters import (
     validation_selected,
 )
 from lightning_fed.module import FederatedModule
-from lightning_fed.quiet import quiet_lightning
+from lightning_fed.quiet import plugins_searched_once, quiet_lightning
 from lightning_fed.runs import load_checkpoint, new_run_folder, newest_run
 from lightning_fed.seeding import COHORT, INITIAL, seeded
 from lightning_fed.store import ClientStore
@@ -58,7 +60,8 @@ class Federation:
         progress: show a progress bar and, at the end, a table.
         callbacks: more callbacks.
         engine: where turns run; None: in this process.
-        trainer: builds each client's Trainer. The command line builds it from the ``trainer`` block.
+        trainer: builds each client's Trainer; None: Lightning's defaults on one device. The command line builds it from the
+            ``trainer`` block.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Federation:
         progress: bool = True,
         callbacks: list[FederationCallback] | None = None,
         engine: Engine | None = None,
-        trainer: TrainerFactory = L.Trainer,
+        trainer: TrainerFactory | None = None,
     ) -> None:
         if not 0 < participation <= 1:
             raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
@@ -92,7 +95,7 @@ class Federation:
         if progress:
             self.callbacks += [ProgressBar(), Summary()]
         self.engine = engine or InProcess()
-        self.new_trainer = trainer
+        self.new_trainer = trainer or partial(L.Trainer, devices=1)
         self.round = 0
         self.history: list[Metrics] = []
         self.results: dict[int, Metrics] = {}
@@ -116,7 +119,7 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong; what was checkpointed before stays.
         """
-        with quiet_lightning():
+        with quiet_lightning(), plugins_searched_once(), isolate_rng():
             checkpoint = self._find_checkpoint(ckpt_path)
             self._set_up(model, datamodule)
             self._open_run(checkpoint)
@@ -143,7 +146,7 @@ class Federation:
         return self._measure(model, datamodule, ckpt_path, "test")
 
     def _measure(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str) -> Metrics:
-        with quiet_lightning():
+        with quiet_lightning(), plugins_searched_once(), isolate_rng():
             checkpoint = self._find_checkpoint(ckpt_path or "last")
             if checkpoint is None:
                 raise FederationError(f"There is no checkpoint in {self.run_dir} to measure: fit first, or set ckpt_path.")

@@ -53,22 +53,21 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 
 
 def _meta_copy(module: FederatedModule) -> FederatedModule:
-    """The module with tensors that have shapes and no numbers. Its plain attributes are shared: they need not be copyable.
+    """The module as it is in its phase, with tensors that have shapes and no numbers. Its plain attributes are shared: they need
+    not be copyable.
 
     Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
     """
     memo: dict[int, Any] = {id(value): value for name, value in vars(module).items() if name not in TENSORS}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
-    return copy.deepcopy(module, memo)
+    for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
+        memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+    return copy.deepcopy(module, memo).to("meta")  # its own idea of its device, too
 
 
 def _count(module: FederatedModule, phase_name: str, batch: Any) -> int:
     phase = next(phase for phase in module.phases() if phase.name == phase_name)
-    learning = {id(p) for p in phase.parameters}
-    for parameter in module.parameters():
-        parameter.requires_grad_(id(parameter) in learning)
     with FlopCounterMode(display=False) as counter:
         phase.loss(move_data_to_device(batch, torch.device("meta"))).backward()
     return counter.get_total_flops()

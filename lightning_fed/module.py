@@ -157,11 +157,12 @@ class FederatedModule(L.LightningModule):
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self._frozen = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
+        self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._built = True
 
     def shared_names(self) -> set[str]:
         """Names of the state-dict entries that travel. Default: all that are not frozen. What is neither shared nor frozen is
-        private.
+        private. Asked once, when the networks have been built.
         """
         return self.state_dict().keys() - self._frozen
 
@@ -171,28 +172,33 @@ class FederatedModule(L.LightningModule):
 
     def shared_state(self) -> State:
         """What travels to the server: a copy, on the CPU."""
-        return self._state(self.shared_names())
+        return self._state(self._shared)
 
     def private_state(self) -> State:
         """What the client keeps between its turns: a copy, on the CPU."""
-        return self._state(self.private_names())
+        return self._state(self._private)
 
     def load_shared_state(self, state: State) -> None:
         """Take over what the server sent. Raises :class:`FederationError` if it does not fit :meth:`shared_names`."""
-        self._load_state(state, self.shared_names(), "shared")
+        self._load_state(state, self._shared, "shared")
 
     def load_private_state(self, state: State) -> None:
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
-        self._load_state(state, self.private_names(), "private")
+        self._load_state(state, self._private, "private")
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`."""
         return Server(self.shared_state(), self.weighting)
 
-    def _state(self, names: set[str]) -> State:
+    @property
+    def has_private_state(self) -> bool:
+        """Whether anything stays with the client between its turns."""
+        return bool(self._private)
+
+    def _state(self, names: frozenset[str]) -> State:
         return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}
 
-    def _load_state(self, state: State, names: set[str], kind: str) -> None:
+    def _load_state(self, state: State, names: frozenset[str], kind: str) -> None:
         expected = {name: tensor for name, tensor in self.state_dict().items() if name in names}
         check_fits(state, expected, f"The {kind} state for {type(self).__name__}")
         self.load_state_dict(state, strict=False)

@@ -1,15 +1,27 @@
-"""Keep Lightning's per-Trainer messages out of a run that builds thousands of Trainers."""
+"""What makes a run that builds thousands of Trainers bearable: neither their messages nor their search for plugins."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
+from unittest.mock import patch
 
 _EXPECTED = (
     r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.15
     r".*GPU available but not used.*",  # the user said so in the trainer block
 )
+
+
+@contextmanager
+def plugins_searched_once() -> Iterator[None]:
+    """Every Trainer asks all installed packages for callback plugins, which takes longer than the rest of its construction; the
+    answer does not change during a run.
+    """
+    with patch("lightning.fabric.utilities.registry.entry_points", cache(entry_points)):
+        yield
 
 
 @contextmanager

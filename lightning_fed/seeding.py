@@ -17,15 +17,20 @@ def derive_seed(*keys: int) -> int:
     return int(np.random.SeedSequence(keys).generate_state(1)[0])
 
 
-@contextmanager
-def seeded(*keys: int) -> Iterator[int]:
-    """Run a block on the stream of ``keys`` and leave the caller's random state as it was; yields the derived seed.
-
-    Python, NumPy and torch are all seeded and restored, so that a user's transform is as reproducible as the library's own code.
+def seed_all(*keys: int) -> int:
+    """Start the stream of ``keys`` in Python, NumPy and torch alike, so that a user's transform is as reproducible as the library's
+    own code; returns the derived seed.
     """
+    seed = derive_seed(*keys)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return seed
+
+
+@contextmanager
+def seeded(*keys: int) -> Iterator[None]:
+    """Run a block on the stream of ``keys`` and leave the caller's random state as it was."""
     with isolate_rng():
-        seed = derive_seed(*keys)
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        yield seed
+        seed_all(*keys)
+        yield

@@ -1,6 +1,5 @@
 """Means of state dicts, what an update must be, and the order in which updates are merged."""
 
-import gc
 import weakref
 from collections.abc import Iterator
 
@@ -72,7 +71,6 @@ def test_mean_holds_no_state_that_it_was_given() -> None:
 
     def arriving() -> Iterator[State]:
         for seed in range(5):
-            gc.collect()
             alive.append(sum(reference() is not None for reference in references))
             state = {"x": torch.randn(3, generator=torch.Generator().manual_seed(seed))}
             references.append(weakref.ref(state["x"]))

@@ -76,7 +76,7 @@ def test_help_of_a_command(args: list[str], capsys: pytest.CaptureFixture[str]) 
         main(args)
     assert error.value.code == 0
     said = capsys.readouterr()
-    expected = ["--model.init_args.mu MU"] if "PFedLoRA" in args else ["--federation.rounds", "--ckpt_path", "--trainer.accelerator"]
+    expected = ["--model.mu MU"] if "PFedLoRA" in args else ["--federation.rounds", "--ckpt_path", "--trainer.accelerator"]
     assert all(option in said.out for option in expected)
 
 

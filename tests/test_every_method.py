@@ -120,7 +120,9 @@ def test_states_fit_back_in(name: str) -> None:
         module.load_shared_state(shared)
         module.load_private_state(private)
         frozen = before.keys() - shared.keys() - private.keys()
-        assert same({k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen})
+        assert same(
+            {k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen}
+        )
 
 
 def test_no_private_name_crosses_the_wire(name: str) -> None:

@@ -92,7 +92,15 @@ def run_armed(arm: Callable[[int], None], calls: int, run_dir: str) -> NoReturn:
     os._exit(0)
 
 
-@pytest.mark.parametrize(("arm", "first", "step"), [(WRITING, 1, 3), (WRITING, 2, 3), (WRITING, 3, 3), (TRAINING, 1, 13)])
+@pytest.mark.parametrize(
+    ("arm", "first", "step"),
+    [
+        pytest.param(WRITING, 1, 3, id="writing"),
+        pytest.param(TRAINING, 1, 11, id="training"),
+        pytest.param(WRITING, 2, 3, id="writing, a call later", marks=pytest.mark.slow),
+        pytest.param(WRITING, 3, 3, id="writing, two calls later", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, step: int) -> None:
     fit("whole")
     kills = 0
@@ -101,7 +109,7 @@ def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, s
         newest = max(Path(f"run_{kills}").iterdir())  # killed before its first checkpoint, a run is started anew
         assert_same_end(newest, Path("whole/version_0"))
         kills += 1
-    assert kills > 5  # the run was not over before it began
+    assert kills >= 5  # the run was not over before it began
 
 
 CONFIG = """

@@ -24,7 +24,9 @@ OTHER = ClientInfo(3, 30, 5, 5, (10, 10, 5, 5))
 class TwoPhases(FederatedModule):
     """The layers before the head, then the head; what happens is noted."""
 
-    def __init__(self, first: dict[str, int], second: dict[str, int], backbone: Callable[[int], Net] = NoisyNet, **kwargs: Any) -> None:
+    def __init__(
+        self, first: dict[str, int], second: dict[str, int], backbone: Callable[[int], Net] = NoisyNet, **kwargs: Any
+    ) -> None:
         super().__init__(backbone, CLASSES, momentum, **kwargs)
         self.spans = (first, second)
         self.steps: list[tuple[str, int]] = []
@@ -197,7 +199,9 @@ def test_alone_equals_the_first_turn_of_a_federation() -> None:
 
 def test_initial_weights_are_a_function_of_seed_and_client() -> None:
     template = FedAvg(Net, CLASSES)
-    states = [template.for_client(client, seed).state_dict() for client, seed in [(CLIENT, 0), (CLIENT, 0), (OTHER, 0), (CLIENT, 1)]]
+    states = [
+        template.for_client(client, seed).state_dict() for client, seed in [(CLIENT, 0), (CLIENT, 0), (OTHER, 0), (CLIENT, 1)]
+    ]
     assert same(states[0], states[1])
     assert not torch.equal(states[0]["backbone.fc1.weight"], states[2]["backbone.fc1.weight"])
     assert not torch.equal(states[0]["backbone.fc1.weight"], states[3]["backbone.fc1.weight"])

@@ -63,6 +63,7 @@ class ProgressBar(FederationCallback):
         """Leave the terminal as it was."""
         if self._progress is not None:
             self._progress.stop()
+            self._progress = None
 
 
 class Summary(FederationCallback):
@@ -88,7 +89,7 @@ class Summary(FederationCallback):
 def summary_table(federation: Federation) -> Table:
     """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
     metric, last = federation.metric, federation.history[-1]
-    table = Table(title=f"{federation.method}, {len(federation.clients)} clients, {federation.round} rounds")
+    table = Table(title=f"{federation.method}: {len(federation.clients)} clients, round {federation.round} of {federation.rounds}")
     for column in (f"test {metric}", "mean", "worst client", "best client"):
         table.add_column(column, justify="left" if column.startswith("test") else "right")
 

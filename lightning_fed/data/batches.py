@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import lightning as L
@@ -91,6 +92,12 @@ class BatchTransform:
     std: tuple[float, ...]
     augment: Literal["none", "crop_flip"]
 
+    @cached_property
+    def _levels(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of bytes, each ``(C, 1, 1)``."""
+        mean, std = (255 * torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return mean, std
+
     def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
         """The batch as floats of the Trainer's precision; anything but bytes passes unchanged."""
         images, labels = batch
@@ -98,8 +105,8 @@ class BatchTransform:
             return batch
         if self.augment == "crop_flip" and trainer is not None and trainer.training:
             images = random_crop_flip(images)
-        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (self.mean, self.std))
-        images = (images / 255).sub_(mean).div_(std)
+        mean, std = (levels.to(images.device) for levels in self._levels)
+        images = images.float().sub_(mean).div_(std)
         if trainer is not None:
             # Lightning converts a batch before its transfer, when these images were still bytes.
             images = trainer.precision_plugin.convert_input(images)

@@ -21,7 +21,7 @@ class PFedLoRA(FederatedModule):
     header on the encoder's representation. Its output is never added to the network's: it is a parallel classifier, and
     inference uses the network alone. Only :math:`\theta` travels; the whole network stays private, each drawn independently.
 
-    A round of a client (iterative learning, Section 4.2):
+    A round of a client (iterative learning, Section 4.1):
 
     1. Load the server's :math:`\theta`, freeze it, and train the network :math:`\omega_k` for ``epochs`` epochs on
        :math:`(1-\mu)\,\mathrm{CE}(A(f_k(x)), y) + \mu\,\mathrm{CE}(h_k(f_k(x)), y)`. The first term reaches the encoder only.
@@ -37,9 +37,9 @@ class PFedLoRA(FederatedModule):
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes C; the command line takes it from the data.
-        hidden_dim: width h of the adapter. Section 6.2: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
-        mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3); 1 is exactly
-            Standalone for the networks.
+        hidden_dim: width h of the adapter. Section 6.1: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
+        mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3 of its first
+            version); 1 is exactly Standalone for the networks.
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
             homogeneous CNNs.
         adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)

@@ -1,0 +1,61 @@
+"""Every configuration that is shipped parses and trains, on data of its own shape that fit in a test."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiny import final_checkpoint
+
+import lightning_fed.data
+from lightning_fed.__main__ import main
+from lightning_fed.data import FederatedDataModule, InMemory
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+assert CONFIGS
+
+
+class Stand(InMemory):
+    """A few examples that look like those of a data set, two of each class and client."""
+
+    def __init__(self, like: str, num_clients: int = 2, **kwargs: Any) -> None:
+        original: type[FederatedDataModule] = getattr(lightning_fed.data, like)
+        labels = torch.arange(original.num_classes).repeat(2 * num_clients)
+        images = example_of(like).expand(len(labels), *[-1] * example_of(like).ndim)
+        super().__init__(images, labels, original.num_classes, num_clients=num_clients, **kwargs)
+
+
+def example_of(data: str) -> torch.Tensor:
+    if data == "AGNews":
+        return torch.randint(0, 100, (64,))
+    size = 64 if data == "TinyImageNet" else 32
+    return torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+class TestConfig:
+    def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
+        assert path.read_text().splitlines()[0] == f"# lightning-fed fit --config {path.relative_to(ROOT)}"
+
+    def test_parses_as_it_is(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as error:
+            main(["fit", "--config", str(path), "--print_config"])
+        assert error.value.code == 0
+        assert yaml.safe_load(capsys.readouterr().out)["federation"]["run_dir"].startswith("runs/")
+
+    def test_runs(self, path: Path) -> None:
+        config = yaml.safe_load(path.read_text())
+        like = config["data"]["class_path"]
+        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like}}
+        config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
+        config["trainer"] |= {"accelerator": "cpu", "limit_train_batches": 1}
+        for option in config["model"]["init_args"]:
+            if option.endswith("epochs"):
+                config["model"]["init_args"][option] = 1
+        Path("config.yaml").write_text(yaml.safe_dump(config))
+        main(["fit", "--config", "config.yaml"])
+        round, identity, history, _, _ = final_checkpoint(Path("runs/version_0"))
+        assert (round, identity["method"], identity["clients"]) == (1, config["model"]["class_path"], 2)
+        assert 0 <= history[-1]["after/test_accuracy/mean"] <= 1
