@@ -123,7 +123,10 @@ class Checkpoints:
             shutil.rmtree(path)
         kept: set[str] = set()
         for path in self.paths()[:-1]:  # the newest one's files are the store's own
-            kept |= {record["file"] for record in _read_manifest(path / "manifest.json").clients.values()}
+            try:
+                kept |= {record["file"] for record in _read_manifest(path / "manifest.json").clients.values()}
+            except FederationError:
+                shutil.rmtree(path)  # damaged since it was written: no use to anybody, and no reason to stop
         store.prune(kept)
 
 

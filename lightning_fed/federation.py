@@ -215,7 +215,7 @@ class Federation:
     def _report(self) -> None:
         with self._stopwatch("report"):
             for logger in self.loggers:
-                logger.log_metrics(self.history[-1], step=self.round)
+                logger.log_metrics({name: value for name, value in self.history[-1].items() if name != "round"}, step=self.round)
             self._call("on_round_end")
 
     def _save_checkpoint(self) -> None:
@@ -321,6 +321,8 @@ def in_client_order(updates: Iterable[ClientUpdate], clients: Iterable[int]) -> 
     arriving = iter(updates)
     for client in clients:
         while client not in early:
-            update = next(arriving)
+            update = next(arriving, None)
+            if update is None:
+                raise FederationError(f"The engine returned no update of client {client}: its turn was lost.")
             early[update.client] = update
         yield early.pop(client)

@@ -95,10 +95,9 @@ def run_armed(arm: Callable[[int], None], calls: int, run_dir: str) -> NoReturn:
 @pytest.mark.parametrize(
     ("arm", "first", "step"),
     [
-        pytest.param(WRITING, 1, 3, id="writing"),
+        pytest.param(WRITING, 1, 5, id="writing"),
         pytest.param(TRAINING, 1, 11, id="training"),
-        pytest.param(WRITING, 2, 3, id="writing, a call later", marks=pytest.mark.slow),
-        pytest.param(WRITING, 3, 3, id="writing, two calls later", marks=pytest.mark.slow),
+        *(pytest.param(WRITING, first, 5, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 6)),
     ],
 )
 def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, step: int) -> None:

@@ -94,8 +94,8 @@ class BatchTransform:
 
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of bytes, each ``(C, 1, 1)``."""
-        mean, std = (255 * torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        """Mean and standard deviation, each ``(C, 1, 1)``."""
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return mean, std
 
     def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
@@ -106,7 +106,7 @@ class BatchTransform:
         if self.augment == "crop_flip" and trainer is not None and trainer.training:
             images = random_crop_flip(images)
         mean, std = (levels.to(images.device) for levels in self._levels)
-        images = images.float().sub_(mean).div_(std)
+        images = (images / 255).sub_(mean).div_(std)
         if trainer is not None:
             # Lightning converts a batch before its transfer, when these images were still bytes.
             images = trainer.precision_plugin.convert_input(images)

@@ -118,7 +118,7 @@ class DecompServer(Server):
     def __init__(self, state: State, num_clients: int | None, measured: set[str]) -> None:
         super().__init__(state, weighting="uniform")
         self.num_clients = num_clients
-        self.measured = measured & state.keys()
+        self.measured = sorted(measured & state.keys())  # in one order, for the last bit of the sum depends on it
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge; returns ``server/drift``, the mean over the participants of their distance from the average (eq. 9)."""
