@@ -1,0 +1,87 @@
+"""What a FedDecomp turn costs over the bare loops of its two phases.
+
+    python bench/feddecomp_turn.py
+
+ResNet-8, 500 training images, batch 100, two epochs on the low-rank part and three on the full-rank part, on the CPU. The bare
+loops train the same decomposed network on batches of the same sizes, with one SGD per phase and the other part frozen, and nothing
+else. Turn and loops alternate in one process; the ratio of each pair is what counts.
+"""
+
+import argparse
+import statistics
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import lightning as L
+import torch
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.client import Turn, Worker
+from lightning_fed.data import IID, InMemory
+from lightning_fed.exchange import Broadcast
+from lightning_fed.methods.feddecomp import FedDecomp
+from lightning_fed.models import ResNet8
+from lightning_fed.nn.low_rank import decompose, factors
+from lightning_fed.quiet import plugins_searched_once, quiet_lightning
+from lightning_fed.store import ClientStore
+
+SAMPLES, BATCH, LORA_EPOCHS, GLOBAL_EPOCHS = 500, 100, 2, 3
+
+
+def bare_turn(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Both phases as one would write them by hand."""
+    low_rank = factors(network)
+    own = {id(p) for p in low_rank}
+    full_rank = [p for p in network.parameters() if id(p) not in own]
+    for learning, frozen, epochs in ((low_rank, full_rank, LORA_EPOCHS), (full_rank, low_rank, GLOBAL_EPOCHS)):
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        optimizer = torch.optim.SGD(learning, lr=0.01)
+        for _ in range(epochs):
+            for batch in torch.randperm(SAMPLES).split(BATCH):
+                loss = cross_entropy(network(images[batch].float().div_(255)), labels[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+
+def main() -> None:
+    """Print the paired ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    total = SAMPLES * 10 // 8
+    images, labels = torch.randint(0, 256, (total, 3, 32, 32), dtype=torch.uint8), torch.arange(total) % 10
+    data = InMemory(images, labels, num_classes=10, num_clients=1, partition=IID(), batch_size=BATCH)
+    network = ResNet8(10)
+    decompose(network, 0.6, 0.6)
+    template = FedDecomp(ResNet8, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS)
+    template.configure_model()
+    ratios, seconds = [], []
+    with TemporaryDirectory() as folder, quiet_lightning(), plugins_searched_once():
+        worker = Worker(template, data, ClientStore(Path(folder), 2**30), partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+        for number in range(options.pairs + 1):
+            turn = Turn("fit", data.clients[0], number + 1, Broadcast(template.shared_state()))
+            start = perf_counter()
+            worker.take(turn)
+            federated = perf_counter() - start
+            start = perf_counter()
+            bare_turn(network, images, labels)
+            bare = perf_counter() - start
+            if number:  # the first pair warms up
+                ratios.append(federated / bare)
+                seconds.append((federated, bare))
+    federated, bare = (statistics.median(times) for times in zip(*seconds, strict=True))
+    print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
+    print(f"a turn: FedDecomp {federated:.2f} s, bare loops {bare:.2f} s (medians)")
+    print(f"ratio: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}; at most 1.2")
+
+
+if __name__ == "__main__":
+    main()
