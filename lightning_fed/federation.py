@@ -254,8 +254,12 @@ class Federation:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """What a logger should remember of this run's settings."""
-        own = {"method": self.method, "rounds": self.rounds, "participation": self.participation, "seed": self.seed}
-        return {**self.model.hparams, **own}
+        settings = {**self.model.hparams, "method": self.method, "rounds": self.rounds, "participation": self.participation}
+        settings["seed"] = self.seed
+        for phase in self.model.phases():
+            defaults = phase.optimizer(phase.parameters).defaults
+            settings |= {f"{phase.name}/{key}": value for key, value in defaults.items() if isinstance(value, int | float)}
+        return settings
 
     def _open_run(self, checkpoint: Checkpoint | None) -> None:
         """Continue the run of a checkpoint, or start a new one."""
