@@ -22,6 +22,7 @@ from lightning_fed.quiet import quiet_lightning
 
 PER_CLIENT_TRAINER_ONLY = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
+    "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
     "gradient_clip_val": "training is manual: set --model.init_args.gradient_clip",
     "logger": "the federation logs: set --federation.logger",
 }
@@ -78,7 +79,7 @@ class FederationCLI(LightningCLI):
         """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
         settings = dict(self._get(self.config_init, "trainer").items())
         for key, remedy in PER_CLIENT_TRAINER_ONLY.items():
-            if settings.pop(key) is not None:
+            if settings.pop(key) not in (None, 1):  # 1 is the default of accumulate_grad_batches
                 raise FederationError(f"trainer.{key} is set, but {remedy}.")
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)

@@ -101,14 +101,15 @@ class Worker:
     def _load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
         """The working module of the client's architecture, holding the client's private state and the broadcast."""
         architecture = self.template.architecture(client)
-        module = self._modules.get(architecture)
-        known = client.id in self.store
-        if module is None or (module.has_private_state and not known):
-            # Its initial private state is drawn, not stored: clients that never take part cost no memory.
-            module = self._modules[architecture] = self.template.for_client(client, self.seed)
+        if architecture not in self._modules:
+            self._modules[architecture] = self.template.for_client(client, self.seed)
+        module = self._modules[architecture]
         module.client = client
-        if known:
+        if client.id in self.store:
             module.load_private_state(self.store.get(client.id))
+        elif module.has_private_state:
+            # What it starts from is drawn, not stored: clients that never take part cost no memory.
+            module.load_private_state(self.template.for_client(client, self.seed).private_state())
         module.load_shared_state(broadcast.state)
         return module
 
@@ -125,6 +126,9 @@ class Worker:
                     "max_steps and fast_dev_run."
                 )
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            for optimizer in trainer.optimizers:
+                # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
+                optimizer.state.clear()
             self._refuse_divergence(metrics, turn)
         metrics["flops"] = float(self.flops.collect())
         return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)

@@ -121,6 +121,8 @@ class Federation:
         """
         with quiet_lightning(), plugins_searched_once(), isolate_rng():
             checkpoint = self._find_checkpoint(ckpt_path)
+            if ckpt_path and checkpoint is None:
+                print(f"No checkpoint in {self.run_dir} yet: starting a new run.")
             self._set_up(model, datamodule)
             self._open_run(checkpoint)
             try:

@@ -108,7 +108,7 @@ def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -
     assert said.err == ""
     lines = said.out.splitlines()
     assert len(lines) < 25
-    for text in ("PFedLoRA, 3 clients, 2 rounds", "worst client", "baseline: majority label", "parameters sent", "FLOPs"):
+    for text in ("PFedLoRA: 3 clients, round 2 of 2", "worst client", "baseline: majority label", "parameters sent", "FLOPs"):
         assert text in said.out
     assert lines[-1] == "tensorboard --logdir runs/version_0"
     assert not re.search(r"GPU|Tip|Trainer|workers|Seed", said.out)
@@ -188,6 +188,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--data=CIFAR10", "--data.init_args.root=nowhere"], ["Found no CIFAR10 in ", "nowhere", "--data.init_args.root"]),
         (["--data.init_args.image_size=28"], ["CNN5 got images of shape (3, 28, 28)", "set the data's image_size to 32"]),
         (["--trainer.max_epochs=3"], ["trainer.max_epochs is set", "--model.init_args.epochs"]),
+        (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches is set", "--data.init_args.batch_size"]),
         (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val is set", "--model.init_args.gradient_clip"]),
         (["--trainer.limit_train_batches=0"], ["Client ", "trained no step in round 1", "limit_train_batches"]),
         (["--ckpt_path=nowhere"], ["No checkpoint at nowhere"]),
