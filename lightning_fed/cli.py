@@ -1,6 +1,7 @@
 """Config to objects: one LightningCLI subclass."""
 
 import copy
+import inspect
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -78,8 +79,9 @@ class FederationCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
         settings = dict(self._get(self.config_init, "trainer").items())
+        parameters = inspect.signature(L.Trainer).parameters
         for key, remedy in PER_CLIENT_TRAINER_ONLY.items():
-            if settings.pop(key) not in (None, 1):  # 1 is the default of accumulate_grad_batches
+            if settings.pop(key) != parameters[key].default:
                 raise FederationError(f"trainer.{key} is set, but {remedy}.")
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)
