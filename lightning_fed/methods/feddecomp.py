@@ -29,7 +29,7 @@ class FedDecomp(FederatedModule):
     It saves no traffic: :math:`\sigma` has the size of the network, and :math:`\tau` is not small either (a square convolution
     saves parameters below a ratio of 1/2 only). Batch-norm statistics are shared, averaged, and follow the data in both phases,
     as in the authors' code. Headline: accuracy after aggregation, :math:`\bar\sigma + \tau_i`. The paper reports the best round
-    on test data; the table here shows the last round and the one chosen on validation data.
+    on test data; here it is the last round and, if validation data are held out, the round chosen on them.
 
     Args:
         backbone: the network of every client.
