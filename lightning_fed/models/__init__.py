@@ -2,7 +2,7 @@
 
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.models.resnet import ResNet8, ResNet10, ShallowResNet
+from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.text import TextTransformer
 
 __all__ = [
@@ -17,6 +17,9 @@ __all__ = [
     "Backbones",
     "ResNet8",
     "ResNet10",
+    "ResNet18",
+    "ResNet34",
     "ShallowResNet",
+    "SmallImageResNet",
     "TextTransformer",
 ]

@@ -1,9 +1,9 @@
-"""The shallow residual networks of FedCAC and FedDecomp (Wu et al. 2023, 2024)."""
+"""Residual networks: the shallow ones of FedCAC and FedDecomp (Wu et al. 2023, 2024), and those of FedHM (Yao et al. 2021)."""
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from lightning_fed.models.backbone import Backbone
 
@@ -61,3 +61,47 @@ class ResNet10(ShallowResNet):
 
     def __init__(self, num_classes: int = 100) -> None:
         super().__init__(num_classes, widths=(64, 128, 256, 512))
+
+
+class SmallImageResNet(Backbone):
+    """torchvision's ResNet with a stem for small images: a 3×3 convolution of stride 1 and no pooling.
+
+    Args:
+        num_classes: outputs of the head.
+        blocks: basic blocks in each of the four stages.
+        full_rank: leading blocks that low-rank versions leave as they are.
+    """
+
+    def __init__(self, num_classes: int, blocks: Sequence[int], full_rank: int) -> None:
+        super().__init__()
+        trunk = ResNet(BasicBlock, list(blocks), num_classes)
+        conv = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        self.stem = nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU())
+        self.stages = nn.Sequential(trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4)
+        self.head = trunk.fc
+        self._low_rank_blocks = [f"stages.{stage}.{k}" for stage, count in enumerate(blocks) for k in range(count)][full_rank:]
+
+    @property
+    def factorisable(self) -> list[str]:
+        """Names of the 3×3 convolutions that FedHM factorises: those behind the leading blocks. Never the stem, a shortcut or the
+        head.
+        """
+        return [f"{block}.{conv}" for block in self._low_rank_blocks for conv in ("conv1", "conv2")]
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return self.stages(self.stem(x)).mean(dim=(2, 3))
+
+
+class ResNet18(SmallImageResNet):
+    """ResNet-18 for small images: 11,173,962 parameters for 10 classes."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1)
+
+
+class ResNet34(SmallImageResNet):
+    """ResNet-34 for small images: 21,328,292 parameters for 100 classes."""
+
+    def __init__(self, num_classes: int = 100) -> None:
+        super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7)

@@ -1,0 +1,123 @@
+"""Layers replaced by two smaller ones."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models import ResNet18, ResNet34
+from lightning_fed.nn import FactorisedConv2d, FactorisedLinear, factorise, frobenius_decay, spectral_factors
+
+
+@pytest.mark.parametrize(
+    ("network", "classes", "sizes"),
+    [
+        (ResNet18, 10, [11_173_962, 4_157_514, 2_209_866, 1_236_042]),
+        (ResNet34, 100, [21_328_292, 8_401_316, 4_985_252, 3_277_220]),
+    ],
+)
+def test_the_sizes_of_table_2_of_fedhm(
+    network: type[nn.Module], classes: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FactorisedConv2d, "load_kernel", lambda self, kernel: None)  # a minute of SVDs that sizes do not need
+    found = []
+    for ratio in (1, 1 / 2, 1 / 4, 1 / 8):
+        model = network(classes)
+        factorise(model, model.factorisable, ratio)
+        found.append(sum(p.numel() for p in model.parameters()))
+    assert found == sizes
+
+
+def test_what_is_factorised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FactorisedConv2d, "load_kernel", lambda self, kernel: None)
+    assert len(ResNet18().factorisable) == 14
+    assert len(ResNet34().factorisable) == 18
+    model = ResNet18()
+    factorise(model, model.factorisable, 0.5)
+    replaced = {name for name, layer in model.named_modules() if isinstance(layer, FactorisedConv2d)}
+    assert replaced == set(model.factorisable)
+    assert "stages.0.0.conv1" not in replaced
+    assert not any("downsample" in name for name in replaced)
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("bias", [True, False])
+def test_at_full_rank_two_convolutions_are_one(stride: int, size: int, bias: bool) -> None:
+    conv = nn.Conv2d(4, 6, 3, stride, padding=1, bias=bias)
+    pair = FactorisedConv2d(conv, rank=12)  # min(4·3, 6·3)
+    x = torch.randn(2, 4, size, size)
+    assert torch.allclose(pair.recover(), conv.weight, atol=1e-5)
+    assert torch.allclose(pair(x), conv(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_at_any_rank_the_recovered_kernel_is_what_the_pair_computes(stride: int) -> None:
+    conv = nn.Conv2d(4, 6, 3, stride, padding=1)
+    pair = FactorisedConv2d(conv, rank=3)
+    x = torch.randn(2, 4, 9, 9)
+    assert torch.allclose(pair(x), nn.functional.conv2d(x, pair.recover(), conv.bias, stride, 1), atol=1e-5)
+
+
+def test_a_linear_layer_at_full_rank() -> None:
+    linear = nn.Linear(5, 8)
+    pair, x = FactorisedLinear(linear, rank=5), torch.randn(3, 5)
+    assert torch.allclose(pair.recover(), linear.weight, atol=1e-6)
+    assert torch.allclose(pair(x), linear(x), atol=1e-6)
+
+
+def test_a_pair_has_r_times_k_times_both_widths() -> None:
+    assert sum(p.numel() for p in FactorisedConv2d(nn.Conv2d(5, 7, 3, bias=False), 4).parameters()) == 4 * 3 * (5 + 7)
+    assert sum(p.numel() for p in FactorisedLinear(nn.Linear(5, 7, bias=False), 4).parameters()) == 4 * (5 + 7)
+
+
+def unrolled(kernel: Tensor) -> Tensor:
+    """Rows (input channel, height), columns (output channel, width), one entry at a time."""
+    outputs, inputs, height, width = kernel.shape
+    rows = [[kernel[o, i, h, w] for o in range(outputs) for w in range(width)] for i in range(inputs) for h in range(height)]
+    return torch.tensor(rows)
+
+
+def test_the_error_is_the_tail_of_the_singular_values() -> None:
+    conv = nn.Conv2d(4, 6, 3)
+    for rank in (1, 5, 11):
+        error = (FactorisedConv2d(conv, rank).recover() - conv.weight).norm().item()
+        tail = torch.linalg.svdvals(unrolled(conv.weight.detach()))[rank:].square().sum().sqrt().item()
+        assert math.isclose(error, tail, rel_tol=1e-5)
+
+
+def test_factors_are_balanced_and_stable() -> None:
+    matrix = torch.randn(9, 6)
+    left, right = spectral_factors(matrix, 4)
+    values = torch.linalg.svdvals(matrix)[:4]
+    assert torch.allclose(left.T @ left, values.diag(), atol=1e-5)
+    assert torch.allclose(right.T @ right, values.diag(), atol=1e-5)
+    again_left, again_right = spectral_factors(left @ right.T, 4)
+    assert torch.allclose(again_left @ again_right.T, left @ right.T, atol=1e-5)
+
+
+def test_frobenius_decay_is_that_of_the_product() -> None:
+    model = nn.Sequential(
+        FactorisedConv2d(nn.Conv2d(4, 6, 3), 3), nn.Flatten(), FactorisedLinear(nn.Linear(6, 5), 2), nn.Linear(5, 2)
+    )
+    expected = 0.05 / 2 * sum(model[layer].recover().square().sum() for layer in (0, 2))
+    wanted = torch.autograd.grad(expected, [model[0][0].weight, model[2][1].weight])
+    value = frobenius_decay(model, 0.05)
+    assert torch.allclose(value, expected, rtol=1e-5)
+    for gradient, want in zip(torch.autograd.grad(value, [model[0][0].weight, model[2][1].weight]), wanted, strict=True):
+        assert torch.allclose(gradient, want, atol=1e-6)
+    assert frobenius_decay(nn.Linear(2, 2), 0.05) == 0
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(FederationError, match="rank of 7 was asked for a 6 x 9 matrix: give 1 to 6"):
+        spectral_factors(torch.randn(6, 9), 7)
+    with pytest.raises(FederationError, match="groups"):
+        FactorisedConv2d(nn.Conv2d(4, 4, 3, groups=2), 2)
+    with pytest.raises(FederationError, match="'0' is a ReLU"):
+        factorise(nn.Sequential(nn.ReLU()), ["0"], 0.5)
+    with pytest.raises(FederationError, match="rank ratio of 0"):
+        factorise(nn.Sequential(nn.Linear(2, 2)), ["0"], 0)
