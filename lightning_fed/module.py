@@ -239,6 +239,14 @@ class FederatedModule(L.LightningModule):
         """Trainer epochs that one run through the phases takes."""
         return sum(phase.num_epochs(batches_per_epoch) for phase in self.phases())
 
+    def on_fit_start(self) -> None:
+        """Refuse what would clip wrongly."""
+        if self.gradient_clip is not None and self.trainer.precision == "16-mixed":
+            raise FederationError(
+                f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
+                "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
+            )
+
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
         batches = int(self.trainer.num_training_batches)

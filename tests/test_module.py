@@ -172,6 +172,13 @@ def test_gradients_are_clipped_to_the_norm() -> None:
     assert moved.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
 
 
+def test_gradients_that_are_scaled_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(L.Trainer, "precision", property(lambda self: "16-mixed"))  # on a CPU, Lightning would choose another
+    with pytest.raises(FederationError, match=r"gradient_clip is 1\.0 with precision 16-mixed"):
+        fit(FedAvg(Net, CLASSES, sgd, gradient_clip=1.0), 1)
+    assert fit(FedAvg(Net, CLASSES, sgd), 1).global_step > 0
+
+
 @pytest.mark.parametrize("method", [FedAvg, Standalone, PFedLoRA])
 def test_alone_in_somebody_elses_project(method: type[FederatedModule]) -> None:
     """Two epochs of a Trainer with its defaults, validation included."""
