@@ -1,5 +1,6 @@
 """Layers replaced by two smaller ones in a row: the low-rank networks of FedHM, usable alone."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import cast
 
@@ -29,7 +30,35 @@ def spectral_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (left[:, :rank] * root).to(matrix.dtype), (right[:rank].T * root).to(matrix.dtype)
 
 
-class FactorisedConv2d(nn.Sequential):
+class Factorised(nn.Sequential, ABC):
+    """Two layers in a row, with nothing in between, that stand for one of low rank."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, original: nn.Conv2d | nn.Linear) -> None:
+        super().__init__(first, second)
+        if original.bias is not None:
+            second.load_state_dict({"bias": original.bias}, strict=False)
+        self.load_kernel(original.weight.detach())
+
+    @property
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """Of the first and the second layer."""
+        first, second = (cast(Tensor, layer.weight) for layer in self)
+        return first, second
+
+    @abstractmethod
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """``U`` and ``V``, differentiable."""
+
+    @abstractmethod
+    def recover(self) -> Tensor:
+        """The weight that the two layers have together, in the shape of the original's."""
+
+    @abstractmethod
+    def load_kernel(self, kernel: Tensor) -> None:
+        """Take the best factors of another weight of the original's shape."""
+
+
+class FactorisedConv2d(Factorised):
     """A convolution of rank r: a ``(k, 1)`` one to r channels, then a ``(1, k)`` one, with nothing in between.
 
     It computes exactly what one convolution with the kernel :meth:`recover` does, at the borders and for any stride, too. The
@@ -48,16 +77,7 @@ class FactorisedConv2d(nn.Sequential):
         (height, width), (down, across), (above, beside) = conv.kernel_size, conv.stride, conv.padding
         first = nn.Conv2d(conv.in_channels, rank, (height, 1), (down, 1), (above, 0), bias=False)
         second = nn.Conv2d(rank, conv.out_channels, (1, width), (1, across), (0, beside), bias=conv.bias is not None)
-        super().__init__(first, second)
-        if conv.bias is not None:
-            second.load_state_dict({"bias": conv.bias}, strict=False)
-        self.load_kernel(conv.weight.detach())
-
-    @property
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """Of the first and the second convolution."""
-        first, second = (cast(Tensor, layer.weight) for layer in self)
-        return first, second
+        super().__init__(first, second, conv)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """``U`` of shape ``(m·k_h, r)`` and ``V`` of shape ``(n·k_w, r)``, differentiable."""
@@ -80,7 +100,7 @@ class FactorisedConv2d(nn.Sequential):
         second.copy_(right.view(outputs, width, -1).permute(0, 2, 1).unsqueeze(2))
 
 
-class FactorisedLinear(nn.Sequential):
+class FactorisedLinear(Factorised):
     """A linear layer of rank r: one to r features without bias, then one to the outputs with the bias.
 
     Args:
@@ -91,16 +111,7 @@ class FactorisedLinear(nn.Sequential):
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         first = nn.Linear(linear.in_features, rank, bias=False)
         second = nn.Linear(rank, linear.out_features, bias=linear.bias is not None)
-        super().__init__(first, second)
-        if linear.bias is not None:
-            second.load_state_dict({"bias": linear.bias}, strict=False)
-        self.load_kernel(linear.weight.detach())
-
-    @property
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """Of the first and the second layer."""
-        first, second = (cast(Tensor, layer.weight) for layer in self)
-        return first, second
+        super().__init__(first, second, linear)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """``U`` of shape ``(out, r)`` and ``V`` of shape ``(in, r)``, differentiable."""
@@ -119,9 +130,6 @@ class FactorisedLinear(nn.Sequential):
         left, right = spectral_factors(kernel, len(first))
         second.copy_(left)
         first.copy_(right.T)
-
-
-Factorised = FactorisedConv2d | FactorisedLinear
 
 
 def factorise(module: nn.Module, layers: Iterable[str], ratio: float) -> None:
