@@ -101,13 +101,14 @@ class Worker:
     def _load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
         """The working module of the client's architecture, holding the client's private state and the broadcast."""
         architecture = self.template.architecture(client)
-        if architecture not in self._modules:
+        first = architecture not in self._modules
+        if first:
             self._modules[architecture] = self.template.for_client(client, self.seed)
         module = self._modules[architecture]
         module.client = client
         if client.id in self.store:
             module.load_private_state(self.store.get(client.id))
-        elif module.has_private_state:
+        elif module.has_private_state and not first:
             # What it starts from is drawn, not stored: clients that never take part cost no memory.
             module.load_private_state(self.template.for_client(client, self.seed).private_state())
         module.load_shared_state(broadcast.state)

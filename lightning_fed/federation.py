@@ -112,6 +112,7 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run in ``run_dir`` (a new run if there is
                 none), else the folder of a run or of one checkpoint. A continued run ends as one that was never stopped.
+                Checkpoints later than the one it continues from are dropped.
 
         Returns:
             The metrics of every round, as in ``metrics.csv``.
