@@ -44,6 +44,45 @@ class WeightedMean:
         }
 
 
+class EntryMean:
+    """A weighted mean of states that cover only a part of a larger one: each entry is averaged over those that cover it.
+
+    A part covers the leading indices of every dimension. Entries that nobody covers keep their value. Sums are in float64.
+
+    Args:
+        whole: the larger state, all floating point.
+    """
+
+    def __init__(self, whole: State) -> None:
+        self._whole = whole
+        self._sum = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in whole.items()}
+        self._weight = {name: torch.zeros_like(tensor) for name, tensor in self._sum.items()}
+
+    def add(self, part: State, weight: float = 1.0, rows: State | None = None) -> None:
+        """Add a part.
+
+        Args:
+            part: tensors of at most the size of the whole's, with the same names or some of them.
+            weight: of all its entries, positive.
+            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans; all by default.
+        """
+        for name, tensor in part.items():
+            region = tuple(slice(size) for size in tensor.shape)
+            covered = torch.full(tensor.shape[:1], weight, dtype=torch.float64)
+            if rows is not None and name in rows:
+                covered *= rows[name]
+            covered = covered.view(-1, *[1] * (tensor.dim() - 1))
+            self._sum[name][region] += covered * tensor
+            self._weight[name][region] += covered
+
+    def result(self) -> State:
+        """The mean, each tensor in the dtype that it has in the whole."""
+        return {
+            name: torch.where(self._weight[name] > 0, total / self._weight[name], self._whole[name]).to(self._whole[name].dtype)
+            for name, total in self._sum.items()
+        }
+
+
 def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
     r""":math:`\sum_k w_k s_k / \sum_k w_k` per tensor; see :class:`WeightedMean`."""
     mean = WeightedMean()

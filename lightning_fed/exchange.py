@@ -20,6 +20,8 @@ class ClientInfo:
         num_val: validation examples.
         num_test: test examples.
         label_counts: training examples per class, length ``num_classes``.
+        capacity: how large a version of the model the client has, where a method has several; the server says so with its
+            broadcast. None: the whole model.
     """
 
     id: int
@@ -27,6 +29,7 @@ class ClientInfo:
     num_val: int
     num_test: int
     label_counts: tuple[int, ...]
+    capacity: float | None = None
 
 
 def count_floats(state: State) -> int:
@@ -65,9 +68,18 @@ def _and_more(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to one client."""
+    """What the server sends to one client.
+
+    Args:
+        state: the payload.
+        capacity: which version of the model that is; see :attr:`ClientInfo.capacity`.
+        statistics: what was gathered on the clients' data for this version, see :meth:`FederatedModule.statistics_names`; with
+            models that are measured, not with models that are trained.
+    """
 
     state: State
+    capacity: float | None = None
+    statistics: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,40 +6,38 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import numpy as np
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.callbacks import FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
 from lightning_fed.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.client import TrainerFactory, Turn, Worker
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, check_fits
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits
 from lightning_fed.meters import (
     Metrics,
     Stopwatch,
     TrafficMeter,
     running_totals,
     spread_all,
+    target_reached,
     training_means,
     validation_selected,
 )
 from lightning_fed.module import FederatedModule
+from lightning_fed.options import Fraction
 from lightning_fed.quiet import plugins_searched_once, quiet_lightning
 from lightning_fed.runs import load_checkpoint, new_run_folder, newest_run
-from lightning_fed.seeding import COHORT, INITIAL, seeded
+from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.store import ClientStore
-
-if TYPE_CHECKING:
-    Fraction = float
-else:
-    Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")
 
 
 class Federation:
@@ -53,6 +51,8 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only.
+        target: report the round at which the headline, on test data, first reached this value, and what had been sent and computed
+            by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, and after the last one; 0: never.
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
@@ -70,6 +70,7 @@ class Federation:
         participation: Fraction = 1.0,
         seed: NonNegativeInt = 0,
         evaluate_every: NonNegativeInt = 1,
+        target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
@@ -87,6 +88,7 @@ class Federation:
         self.participation = participation
         self.seed = seed
         self.evaluate_every = evaluate_every
+        self.target = target
         self.checkpoint_every = checkpoint_every
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
@@ -156,19 +158,20 @@ class Federation:
             self._set_up(model, datamodule)
             self._open_folder(checkpoint.run_folder)
             self._continue_from(checkpoint)
-            metrics = {name: value for name, value in self._evaluate().items() if name.startswith(f"after/{kind}_")}
+            self._open_round()
+            metrics = {name: value for name, value in self._evaluate().items() if f"/{kind}_" in name}
             self._call("on_measure_end", metrics)
         return metrics
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
-        return self.worker.module_of(self.clients[client], self.server.broadcast(self.clients[client]))
+        return self.worker.module_of(self.clients[client], self.server.measured(self.clients[client]))
 
     # ------------------------------------------------------------------------------------------------------------- a round
 
     def _play_round(self) -> Metrics:
         """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""
-        cohort = self._draw_cohort()
+        cohort = self._open_round()
         measure = self._is_due(self.evaluate_every)
         updates: list[ClientUpdate] = []  # without payloads
         with self._stopwatch("aggregate"):
@@ -179,38 +182,56 @@ class Federation:
         if measure:
             row |= spread_all("before", [update.metrics for update in updates])
             row |= self._evaluate()
-            row |= validation_selected([*self.history, row], self.metric)
+            row |= validation_selected([*self.history, row], self.headline, self.metric)
+        if self.target is not None:
+            row |= target_reached([*self.history, row], self.headline("test"), self.target)
         return row | self._stopwatch.collect()
 
     def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each counted, noted without its payload, and passed on."""
-        turns = self._turns("fit", cohort, measure)
-        updates = self._stopwatch.each("fit", self.engine.run(self.worker, turns))
+        updates = self._stopwatch.each("fit", self.engine.run(self.worker, self._turns(cohort, measure)))
         for update in in_client_order(updates, [client.id for client in cohort]):
             self._traffic.up(update)
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)
             yield update
 
-    def _turns(self, verb: Any, clients: Iterable[ClientInfo], measure: bool = False) -> Iterator[Turn]:
-        for client in clients:
+    def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
+        for client in cohort:
             broadcast = self.server.broadcast(client)
-            if verb == "fit":
-                self._traffic.down(broadcast)
-            yield Turn(verb, client, self.round, broadcast, measure)
+            self._traffic.down(broadcast)
+            yield Turn("fit", client, self.round, broadcast, measure)
 
-    def _draw_cohort(self) -> list[ClientInfo]:
-        """Who takes part, in client order: a function of (seed, round)."""
+    def _open_round(self) -> list[ClientInfo]:
+        """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
         stream = np.random.default_rng([self.seed, COHORT, self.round])
-        return [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        cohort = [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        with seeded(self.seed, SERVER_ROUND, self.round):
+            self.server.open_round(self.round, cohort)
+        return cohort
 
     def _evaluate(self) -> Metrics:
-        """Every client's model with the new broadcast loaded, on the client's own data."""
-        updates = self.engine.run(self.worker, self._turns("evaluate", self.clients))
+        """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's."""
         with self._stopwatch("evaluate"):
-            results = {update.client: update.metrics for update in updates}
-        self.results = {client.id: results[client.id] for client in self.clients}
-        return spread_all("after", self.results.values())
+            if self.model.has_statistics:
+                self.server.gather(self._statistics_of)
+            turns = (Turn("evaluate", client, self.round, self.server.measured(client)) for client in self.clients)
+            results = {update.client: update.metrics for update in self.engine.run(self.worker, turns)}
+            self.results = {client.id: results[client.id] for client in self.clients}
+            metrics = spread_all("after", self.results.values())
+            server = self.data.pooled().info
+            for name, model in self.server.models().items():
+                [update] = self.engine.run(self.worker, [Turn("evaluate", server, self.round, model)])
+                metrics |= {f"{name}/{column.replace('/', '_')}": value for column, value in update.metrics.items()}
+        return metrics
+
+    def _statistics_of(self, model: Broadcast) -> State:
+        """Mean of all clients' statistics of a model, each batch counting the same."""
+        turns = (Turn("gather", client, self.round, model) for client in self.clients)
+        mean = WeightedMean()
+        for update in in_client_order(self.engine.run(self.worker, turns), [client.id for client in self.clients]):
+            mean.add(update.state, update.metrics["batches"])
+        return mean.result()
 
     def _is_due(self, every: int) -> bool:
         return self.round == self.rounds or (every > 0 and self.round % every == 0)
@@ -241,8 +262,13 @@ class Federation:
         self.model, self.data, self.clients = model, datamodule, datamodule.clients
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.cohort_size = max(1, round(self.participation * len(self.clients)))
-        self.server = model.configure_server(self.clients)
+        with seeded(self.seed, INITIAL):
+            self.server = model.configure_server(self.clients)
         self.round, self.history, self.results, self.loggers = 0, [], {}, []
+
+    def headline(self, kind: str) -> str:
+        """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
+        return f"global/{kind}_{self.metric}" if self.model.headline_model == "global" else f"after/{kind}_{self.metric}/mean"
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a round costs and how well the clients do: numbers for the report."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
@@ -117,13 +118,38 @@ def running_totals(history: Sequence[Metrics], row: Metrics) -> Metrics:
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 
-def validation_selected(rows: Sequence[Metrics], metric: str) -> Metrics:
-    """The mean test ``metric`` at the round with the best mean validation ``metric`` so far: what an honest user may report.
+def validation_selected(rows: Sequence[Metrics], headline: Callable[[str], str], metric: str) -> Metrics:
+    """The headline at the round at which it was best on validation data so far: what an honest user may report.
 
-    Empty if there is no validation data.
+    Args:
+        rows: of all rounds.
+        headline: the headline's column on ``"val"`` and on ``"test"`` data.
+        metric: its name in the result, ``selected/test_<metric>``.
+
+    Returns:
+        That and ``selected/round``; nothing if there is no validation data.
     """
-    measured = [row for row in rows if f"after/val_{metric}/mean" in row]
+    measured = [row for row in rows if headline("val") in row]
     if not measured:
         return {}
-    best = max(measured, key=lambda row: row[f"after/val_{metric}/mean"])
-    return {f"selected/test_{metric}": best[f"after/test_{metric}/mean"], "selected/round": best["round"]}
+    best = max(measured, key=lambda row: row[headline("val")])
+    return {f"selected/test_{metric}": best[headline("test")], "selected/round": best["round"]}
+
+
+def target_reached(rows: Sequence[Metrics], headline: str, target: float) -> Metrics:
+    """What it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
+
+    Args:
+        rows: of all rounds.
+        headline: the column that is to reach the target.
+        target: its value.
+
+    Returns:
+        Nothing before the target is reached.
+    """
+    for row in rows:
+        if row.get(headline, -math.inf) >= target:
+            costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
+            costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
+            return {f"target/{name}": value for name, value in costs.items()}
+    return {}

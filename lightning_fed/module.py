@@ -1,7 +1,7 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -87,6 +87,11 @@ class FederatedModule(L.LightningModule):
     headline_metric = "accuracy"
     """The metric of :meth:`configure_metrics` that progress, tables and model selection use; more is better."""
 
+    headline_model: Literal["clients", "global"] = "clients"
+    """Whose :attr:`headline_metric` that is: the mean over the clients' models on their own test data, or that of the global
+    model on everybody's.
+    """
+
     heterogeneous = False
     """Whether clients may have different networks: not where the networks themselves are averaged."""
 
@@ -125,9 +130,10 @@ class FederatedModule(L.LightningModule):
         """Create the networks of ``self.client``, the backbone first: what a method adds after ``super().build()`` then cannot
         shift the backbone's initial weights.
         """
-        self.backbone: Backbone = self.backbone_factories[self.architecture(self.client)](self.num_classes)
+        which = self.client.id % len(self.backbone_factories) if self.client else 0
+        self.backbone: Backbone = self.backbone_factories[which](self.num_classes)
 
-    def architecture(self, client: ClientInfo | None) -> int:
+    def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains. Clients of one architecture take turns on one module in memory."""
         return client.id % len(self.backbone_factories) if client else 0
 
@@ -158,17 +164,24 @@ class FederatedModule(L.LightningModule):
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self._frozen = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
+        self._statistics = frozenset(self.statistics_names())
         self._built = True
 
     def shared_names(self) -> set[str]:
-        """Names of the state-dict entries that travel. Default: all that are not frozen. What is neither shared nor frozen is
-        private. Asked once, when the networks have been built.
+        """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
+        networks have been built.
         """
-        return self.state_dict().keys() - self._frozen
+        return self.state_dict().keys() - self._frozen - self.statistics_names()
+
+    def statistics_names(self) -> set[str]:
+        """Names of the state-dict entries that neither travel nor stay: before each measurement they are gathered anew from all
+        clients (static batch norm; see :mod:`lightning_fed.nn.static_batch_norm`). Default: none.
+        """
+        return set()
 
     def private_names(self) -> set[str]:
-        """Names of the state-dict entries that stay with the client."""
-        return self.state_dict().keys() - self._frozen - self.shared_names()
+        """Names of the state-dict entries that stay with the client: what is neither shared nor frozen nor gathered."""
+        return self.state_dict().keys() - self._frozen - self.statistics_names() - self.shared_names()
 
     def shared_state(self) -> State:
         """What travels to the server: a copy, on the CPU."""
@@ -186,14 +199,29 @@ class FederatedModule(L.LightningModule):
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
         self._load_state(state, self._private, "private")
 
+    def statistics(self) -> State:
+        """The entries of :meth:`statistics_names`: a copy, on the CPU."""
+        return self._state(self._statistics)
+
+    def load_statistics(self, state: State) -> None:
+        """Take over what was gathered. Raises :class:`FederationError` if it does not fit :meth:`statistics_names`."""
+        self._load_state(state, self._statistics, "statistics")
+
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`."""
-        return Server(self.shared_state(), self.weighting)
+        """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`. It
+        is a whole model, to be measured as such, if nothing stays with the clients.
+        """
+        return Server(self.shared_state(), self.weighting, holds_model=not self._private and bool(self._shared))
 
     @property
     def has_private_state(self) -> bool:
         """Whether anything stays with the client between its turns."""
         return bool(self._private)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether anything is to be gathered before a measurement."""
+        return bool(self._statistics)
 
     def _state(self, names: frozenset[str]) -> State:
         return {name: t.detach().to("cpu", copy=True) for name, t in self.state_dict().items() if name in names}

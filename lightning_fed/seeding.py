@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-COHORT, INITIAL, TURN = range(3)
+COHORT, INITIAL, TURN, SERVER_ROUND = range(4)
 """What a stream is for, so that streams of different use never coincide."""
 
 
 def derive_seed(*keys: int) -> int:
-    """A 32-bit seed that is a pure function of non-negative integer keys, well mixed."""
-    return int(np.random.SeedSequence(keys).generate_state(1)[0])
+    """A 32-bit seed that is a pure function of integer keys, well mixed."""
+    return int(np.random.SeedSequence([key if key >= 0 else key % 2**32 for key in keys]).generate_state(1)[0])
 
 
 def seed_all(*keys: int) -> int:

@@ -1,6 +1,6 @@
 """What the server keeps, what it sends, and how it merges what comes back."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from lightning_fed.aggregation import WeightedMean, check_update
@@ -17,15 +17,37 @@ class Server:
     Args:
         state: the initial shared state.
         weighting: how updates are weighted.
+        holds_model: whether the state is a whole model, which can be measured on the server's test data.
     """
 
-    def __init__(self, state: State, weighting: Literal["examples", "uniform"] = "examples") -> None:
+    def __init__(self, state: State, weighting: Literal["examples", "uniform"] = "examples", holds_model: bool = False) -> None:
         self.state = state
         self.weighting = weighting
+        self.holds_model = holds_model
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Prepare a round, the first thing in it. What is random about a round is drawn here: the global random streams are those
+        of (seed, round). Default: nothing to prepare.
+        """
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What ``client`` receives at the start of its turn."""
         return Broadcast(self.state)
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """What ``client`` is measured with. Default: what it would be sent."""
+        return self.broadcast(client)
+
+    def models(self) -> dict[str, Broadcast]:
+        """Models that are measured on the server's test data, by name. Default: ``global``, if the state is a whole model."""
+        return {"global": Broadcast(self.state)} if self.holds_model else {}
+
+    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+        """Refresh the statistics of the models before they are measured, for methods that have any.
+
+        Args:
+            statistics_of: sends a model to all clients and returns the mean of their statistics over all batches.
+        """
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default.

@@ -8,7 +8,16 @@ import torch
 
 import lightning_fed.meters
 from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.meters import Stopwatch, TrafficMeter, running_totals, spread, spread_all, training_means, validation_selected
+from lightning_fed.meters import (
+    Stopwatch,
+    TrafficMeter,
+    running_totals,
+    spread,
+    spread_all,
+    target_reached,
+    training_means,
+    validation_selected,
+)
 
 
 @pytest.fixture
@@ -119,14 +128,40 @@ def row(round: int, val: float, test: float) -> dict[str, float]:
     return {"round": float(round), "after/val_accuracy/mean": val, "after/test_accuracy/mean": test}
 
 
+def headline(kind: str) -> str:
+    return f"after/{kind}_accuracy/mean"
+
+
 def test_a_round_is_selected_by_validation_and_never_by_test() -> None:
     rows = [row(1, 0.5, 0.6), {"round": 2.0}, row(3, 0.8, 0.7), row(4, 0.6, 0.9)]
-    assert validation_selected(rows, "accuracy") == {"selected/test_accuracy": 0.7, "selected/round": 3}
+    assert validation_selected(rows, headline, "accuracy") == {"selected/test_accuracy": 0.7, "selected/round": 3}
 
 
 def test_of_equally_good_rounds_the_first_is_selected() -> None:
-    assert validation_selected([row(1, 0.5, 0.1), row(2, 0.5, 0.9)], "accuracy")["selected/round"] == 1
+    assert validation_selected([row(1, 0.5, 0.1), row(2, 0.5, 0.9)], headline, "accuracy")["selected/round"] == 1
 
 
 def test_without_validation_data_nothing_is_selected() -> None:
-    assert validation_selected([{"round": 1.0, "after/test_accuracy/mean": 0.9}], "accuracy") == {}
+    assert validation_selected([{"round": 1.0, "after/test_accuracy/mean": 0.9}], headline, "accuracy") == {}
+
+
+def test_the_costs_of_a_target_are_those_of_the_first_round_that_reached_it() -> None:
+    rows = [
+        {
+            "round": k,
+            "accuracy": value,
+            "traffic/total_parameters": 10 * k,
+            "traffic/total_bytes": 40 * k,
+            "compute/total_flops": 7 * k,
+        }
+        for k, value in ((1.0, 0.5), (2.0, 0.8), (3.0, 0.7), (4.0, 0.9))
+    ]
+    del rows[0]["accuracy"]  # a round that was not measured
+    assert target_reached(rows, "accuracy", 0.8) == {
+        "target/parameters": 20,
+        "target/bytes": 80,
+        "target/flops": 14,
+        "target/round": 2,
+    }
+    assert target_reached(rows, "accuracy", 0.85)["target/round"] == 4
+    assert target_reached(rows, "accuracy", 0.95) == {}

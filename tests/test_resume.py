@@ -89,4 +89,4 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
 def test_a_checkpoint_of_another_network_is_refused() -> None:
     new_federation(1, "runs").fit(new_method("FedAvg"), new_data())
     with pytest.raises(FederationError, match=r"server state of checkpoint .* has 'backbone.fc1.weight' of shape"):
-        new_federation(2, "runs").fit(new_method("FedAvg", backbone=lambda c: Net(c, width=9)), new_data(), ckpt_path="last")
+        new_federation(2, "runs").fit(new_method("FedAvg", backbone=lambda c: Net(c, hidden=9)), new_data(), ckpt_path="last")

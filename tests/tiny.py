@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 import lightning_fed.methods
+from lightning_fed.capacity import CapacityModule
 from lightning_fed.checkpoint import Checkpoints
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices, cut
@@ -20,6 +21,7 @@ from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.meters import Metrics
 from lightning_fed.models import Backbone
+from lightning_fed.models.backbone import scaled
 from lightning_fed.module import FederatedModule
 from lightning_fed.store import read_state
 
@@ -33,13 +35,18 @@ new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
 
 
 class Net(Backbone):
-    """Two linear layers and a head, for images of 3×4×4 pixels."""
+    """Two linear layers and a head, for images of 3×4×4 pixels; it can be made narrower and factorised."""
 
-    def __init__(self, num_classes: int = CLASSES, width: int = 5) -> None:
+    def __init__(self, num_classes: int = CLASSES, hidden: int = 5, width: float = 1.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(PIXELS, width)
-        self.fc2 = nn.Linear(width, 6)
-        self.head = nn.Linear(6, num_classes)
+        hidden, features = scaled(hidden, width), scaled(6, width)
+        self.fc1 = nn.Linear(PIXELS, hidden)
+        self.fc2 = nn.Linear(hidden, features)
+        self.head = nn.Linear(features, num_classes)
+
+    @property
+    def factorisable(self) -> list[str]:
+        return ["fc1", "fc2"]
 
     @property
     def cuts(self) -> Mapping[str, int]:
@@ -57,15 +64,15 @@ class WideNet(Net):
     """Another architecture with as many features."""
 
     def __init__(self, num_classes: int = CLASSES) -> None:
-        super().__init__(num_classes, width=7)
+        super().__init__(num_classes, hidden=7)
 
 
 class NoisyNet(Net):
     """With everything that differs between train and eval mode: batch norm, its integer counter, and dropout."""
 
-    def __init__(self, num_classes: int = CLASSES) -> None:
-        super().__init__(num_classes)
-        self.norm = nn.BatchNorm1d(6)
+    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
+        super().__init__(num_classes, width=width)
+        self.norm = nn.BatchNorm1d(self.head.in_features)
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         return dropout(self.norm(super().encode(x, "features")), 0.5, self.training)
@@ -101,7 +108,8 @@ def new_method(name: str, **options: Any) -> FederatedModule:
     method = getattr(lightning_fed.methods, name)
     options = {"num_classes": CLASSES, "optimizer": momentum} | options
     if "backbone" not in options:
-        options["backbone"] = [Net, WideNet] if method.heterogeneous else Net
+        # Batch norm where there is something special about it.
+        options["backbone"] = [Net, WideNet] if method.heterogeneous else NoisyNet if issubclass(method, CapacityModule) else Net
     return method(**options)
 
 

@@ -50,7 +50,7 @@ class ProgressBar(FederationCallback):
         """Complete the round and show the accuracy."""
         assert self._progress is not None
         self._turns = 0
-        mean = federation.history[-1].get(f"after/test_{federation.metric}/mean")
+        mean = federation.history[-1].get(federation.headline("test"))
         if mean is not None:
             self._accuracy = f"{federation.metric} {mean:.4f}"
         self._progress.update(self._task, completed=federation.round, status=self._accuracy)
@@ -102,6 +102,9 @@ def summary_table(federation: Federation) -> Table:
         name = f"{stage}/test_{metric}"
         if f"{name}/mean" in last:
             add(label, last[f"{name}/mean"], last[f"{name}/min"], last[f"{name}/max"])
+    for name in federation.server.models():
+        if f"{name}/test_{metric}" in last:
+            add(f"{name.replace('_', ' ')}{' model' if name == 'global' else ''}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
         add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
     if metric == "accuracy":
@@ -111,4 +114,9 @@ def summary_table(federation: Federation) -> Table:
     table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")
     table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
+    if federation.target is not None:
+        reached = "not reached"
+        if "target/round" in last:
+            reached = f"round {last['target/round']:.0f}: {last['target/bytes']:,.0f} bytes, {last['target/flops']:.3g} FLOPs"
+        table.add_row(f"{federation.headline('test')} ≥ {federation.target:g}", reached)
     return table

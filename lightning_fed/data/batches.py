@@ -73,9 +73,18 @@ class SharedTensors(Dataset[Batch]):
         """A loader for training."""
         return DataLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), batch_size=None)
 
-    def in_order(self, indices: Tensor, batch_size: int) -> DataLoader[Batch] | list[Batch]:
-        """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do"."""
-        return DataLoader(self, sampler=torch.split(indices, batch_size), batch_size=None) if len(indices) else []
+    def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
+        """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do".
+
+        Args:
+            indices: of the examples.
+            batch_size: size of a batch; the last one may be smaller.
+            no_single: let the last batch be larger by one example where that example would be alone: it has no variance.
+        """
+        batches = list(torch.split(indices, batch_size))
+        if no_single and len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return DataLoader(self, sampler=batches, batch_size=None) if len(indices) else []
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ class ClientDataModule(L.LightningDataModule):
         """Batches in order."""
         return self.data.in_order(self.splits[2], self.eval_batch_size)
 
+    def predict_dataloader(self) -> DataLoader[Batch] | list[Batch]:
+        """The training examples in order, not augmented, in batches as in training: what statistics are gathered on."""
+        return self.data.in_order(self.splits[0], self.batch_size, no_single=True)
+
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         """Normalise and, in training, augment on the device."""
         return self.transform(batch, self.trainer)

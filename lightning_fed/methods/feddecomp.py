@@ -112,13 +112,13 @@ class DecompServer(Server):
     Args:
         state: the initial σ.
         num_clients: count so many clients, those absent with the previous state; None counts the participants only.
-        measured: names of the tensors over which :math:`\lVert \sigma_i - \bar\sigma \rVert_2` is measured; empty measures nothing.
+        tracked: names of the tensors over which :math:`\lVert \sigma_i - \bar\sigma \rVert_2` is measured; empty measures nothing.
     """
 
-    def __init__(self, state: State, num_clients: int | None, measured: set[str]) -> None:
+    def __init__(self, state: State, num_clients: int | None, tracked: set[str]) -> None:
         super().__init__(state, weighting="uniform")
         self.num_clients = num_clients
-        self.measured = sorted(measured & state.keys())  # in one order, for the last bit of the sum depends on it
+        self.tracked = sorted(tracked & state.keys())  # in one order, for the last bit of the sum depends on it
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge; returns ``server/drift``, the mean over the participants of their distance from the average (eq. 9)."""
@@ -129,8 +129,8 @@ class DecompServer(Server):
             nonlocal participants
             for update in updates:
                 participants += 1
-                if self.measured:
-                    kept.append({name: update.state[name] for name in self.measured})
+                if self.tracked:
+                    kept.append({name: update.state[name] for name in self.tracked})
                 yield update
 
         metrics = super().aggregate(watched())

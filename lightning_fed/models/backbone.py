@@ -12,11 +12,19 @@ class Backbone(nn.Module, ABC):
     Methods share one side of a cut, replace the head, or attach a branch to the representation at the cut. A subclass sets
     :attr:`head` and implements :meth:`encode` for the default cut ``"features"``, the input of the head.
 
+    Some methods ask for more. A network that can be made narrower takes ``width`` (1: as it is) as an argument and multiplies
+    all hidden numbers of channels by it. One that can be factorised names the layers in :attr:`factorisable`.
+
     Attributes:
         head: the classifier, ``Linear(feature_dim, num_classes)``.
     """
 
     head: nn.Linear
+
+    @property
+    def factorisable(self) -> list[str]:
+        """Names of the layers that low-rank versions of the network factorise. Default: none."""
+        return []
 
     @property
     def cuts(self) -> Mapping[str, int]:
@@ -34,6 +42,11 @@ class Backbone(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(B, num_classes)``."""
         return self.classify(self.encode(x))
+
+
+def scaled(channels: int, width: float) -> int:
+    """Channels of a layer in a network of a relative width, rounded, at least 1."""
+    return max(1, round(width * channels))
 
 
 BackboneFactory = Callable[[int], Backbone]

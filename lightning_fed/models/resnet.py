@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import torch
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.resnet import BasicBlock
 
-from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.backbone import Backbone, scaled
 
 
 class ShallowResNet(Backbone):
@@ -17,79 +18,80 @@ class ShallowResNet(Backbone):
 
     Args:
         num_classes: outputs of the head.
-        widths: channels of each stage; every stage but the first halves the resolution.
+        stages: channels of each stage; every stage but the first halves the resolution.
+        width: factor of all numbers of channels.
     """
 
-    def __init__(self, num_classes: int, widths: Sequence[int]) -> None:
+    def __init__(self, num_classes: int, stages: Sequence[int], width: float) -> None:
         super().__init__()
+        widths = [scaled(channels, width) for channels in stages]
+        first = scaled(64, width)
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False),
-            nn.BatchNorm2d(64),
+            nn.Conv2d(3, first, kernel_size=7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(first),
             nn.ReLU(),
             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
         )
-        inputs = [64, *widths[:-1]]
+        inputs = [first, *widths[:-1]]
         self.stages = nn.Sequential(
-            *(_stage(i, o, stride=1 if k == 0 else 2) for k, (i, o) in enumerate(zip(inputs, widths, strict=True)))
+            *(_block(i, o, stride=1 if k == 0 else 2) for k, (i, o) in enumerate(zip(inputs, widths, strict=True)))
         )
         self.head = nn.Linear(widths[-1], num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        self.to(memory_format=torch.channels_last)  # convolutions follow their weights: a step takes 0.7 to 0.9 times as long
+        _initialise(self)
+
+    @property
+    def factorisable(self) -> list[str]:
+        """Names of the 3×3 convolutions of all blocks but the first."""
+        return [f"stages.{stage}.{conv}" for stage in range(1, len(self.stages)) for conv in ("conv1", "conv2")]
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         return self.stages(self.stem(x)).mean(dim=(2, 3))
 
 
-def _stage(in_channels: int, out_channels: int, stride: int) -> BasicBlock:
-    shortcut = None
-    if stride != 1 or in_channels != out_channels:
-        shortcut = nn.Sequential(
-            nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
-        )
-    return BasicBlock(in_channels, out_channels, stride, shortcut)
-
-
 class ResNet8(ShallowResNet):
     """ResNet-8: stages of 64, 128 and 256 channels; 1,235,274 parameters for 10 classes."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, widths=(64, 128, 256))
+    def __init__(self, num_classes: int = 10, width: PositiveFloat = 1.0) -> None:
+        super().__init__(num_classes, stages=(64, 128, 256), width=width)
 
 
 class ResNet10(ShallowResNet):
     """ResNet-10: stages of 64, 128, 256 and 512 channels; 4,957,092 parameters for 100 classes."""
 
-    def __init__(self, num_classes: int = 100) -> None:
-        super().__init__(num_classes, widths=(64, 128, 256, 512))
+    def __init__(self, num_classes: int = 100, width: PositiveFloat = 1.0) -> None:
+        super().__init__(num_classes, stages=(64, 128, 256, 512), width=width)
 
 
 class SmallImageResNet(Backbone):
-    """torchvision's ResNet with a stem for small images: a 3×3 convolution of stride 1 and no pooling.
+    """He et al.'s network of basic blocks with a stem for small images: a 3×3 convolution of stride 1 and no pooling.
+
+    Convolutions have no bias and Kaiming-normal (fan out) weights; the last batch norm of a block is not zeroed.
 
     Args:
         num_classes: outputs of the head.
-        blocks: basic blocks in each of the four stages.
+        blocks: basic blocks in each of the four stages, of 64, 128, 256 and 512 channels.
         full_rank: leading blocks that low-rank versions leave as they are.
+        width: factor of all numbers of channels.
     """
 
-    def __init__(self, num_classes: int, blocks: Sequence[int], full_rank: int) -> None:
+    def __init__(self, num_classes: int, blocks: Sequence[int], full_rank: int, width: float) -> None:
         super().__init__()
-        trunk = ResNet(BasicBlock, list(blocks), num_classes)
-        conv = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
-        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-        self.stem = nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU())
-        self.stages = nn.Sequential(trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4)
-        self.head = trunk.fc
+        widths = [scaled(channels, width) for channels in (64, 128, 256, 512)]
+        conv = nn.Conv2d(3, widths[0], kernel_size=3, padding=1, bias=False)
+        self.stem = nn.Sequential(conv, nn.BatchNorm2d(widths[0]), nn.ReLU())
+        stages, inputs = [], widths[0]
+        for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
+            first = _block(inputs, outputs, stride=2 if stage else 1)
+            stages.append(nn.Sequential(first, *(_block(outputs, outputs, stride=1) for _ in range(count - 1))))
+            inputs = outputs
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], num_classes)
         self._low_rank_blocks = [f"stages.{stage}.{k}" for stage, count in enumerate(blocks) for k in range(count)][full_rank:]
-        self.to(memory_format=torch.channels_last)
+        _initialise(self)
 
     @property
     def factorisable(self) -> list[str]:
-        """Names of the 3×3 convolutions that FedHM factorises: those behind the leading blocks. Never the stem, a shortcut or the
-        head.
-        """
+        """Names of the 3×3 convolutions behind the leading blocks. Never the stem, a shortcut or the head."""
         return [f"{block}.{conv}" for block in self._low_rank_blocks for conv in ("conv1", "conv2")]
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
@@ -99,12 +101,28 @@ class SmallImageResNet(Backbone):
 class ResNet18(SmallImageResNet):
     """ResNet-18 for small images: 11,173,962 parameters for 10 classes."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1)
+    def __init__(self, num_classes: int = 10, width: PositiveFloat = 1.0) -> None:
+        super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1, width=width)
 
 
 class ResNet34(SmallImageResNet):
     """ResNet-34 for small images: 21,328,292 parameters for 100 classes."""
 
-    def __init__(self, num_classes: int = 100) -> None:
-        super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7)
+    def __init__(self, num_classes: int = 100, width: PositiveFloat = 1.0) -> None:
+        super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7, width=width)
+
+
+def _block(in_channels: int, out_channels: int, stride: int) -> BasicBlock:
+    shortcut = None
+    if stride != 1 or in_channels != out_channels:
+        shortcut = nn.Sequential(
+            nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
+        )
+    return BasicBlock(in_channels, out_channels, stride, shortcut)
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    network.to(memory_format=torch.channels_last)  # convolutions follow their weights: a step takes 0.7 to 0.9 times as long

@@ -213,7 +213,7 @@ def test_the_factorised_adapter_starts_without_an_opinion() -> None:
 
 
 def test_the_factorised_adapter_is_one_matrix_of_rank_h() -> None:
-    adapter = PFedLoRA(partial(Net, width=8), 10, 2, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
+    adapter = PFedLoRA(partial(Net, hidden=8), 10, 2, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
     nn.init.normal_(adapter[1].weight)
     product = adapter[1].weight @ adapter[0].weight  # (C, h) @ (h, d)
     x = torch.randn(3, 8)

@@ -1,0 +1,182 @@
+"""Clients of different capacity: one global model on the server, and smaller versions of it on the clients."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.aggregation import EntryMean, check_update
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.models import Backbone, BackboneFactory
+from lightning_fed.module import FederatedModule, default_optimizer
+from lightning_fed.nn.masked_loss import mask_absent
+from lightning_fed.nn.static_batch_norm import running_statistics
+from lightning_fed.server import Server
+
+Assignment = Literal["fixed", "redrawn"]
+
+
+class CapacityModule(FederatedModule):
+    r"""What FedHM, HeteroFL, FedRolex and Split-Mix have in common: static batch norm and a masked loss.
+
+    *Static batch norm* (HeteroFL). Running means and variances neither travel nor are averaged. Before each measurement every
+    client passes its training data through the model that is measured, once, in batches as in training; the statistics are the
+    plain mean over everybody's batches. These passes, like all measuring, are not counted as traffic or FLOPs.
+
+    *Masked cross-entropy* (HeteroFL). A client's logits of classes that it has no training example of are set to 0: those rows of
+    the head get no gradient. The server averages a row of the head over the clients that own its class. A client is measured with
+    the mask, the global model without.
+
+    Headline: accuracy of the global model on everybody's test data. ``before/…`` and ``after/…`` are those of each client's own
+    version, masked, on its own data.
+
+    Args:
+        backbone: the global model.
+        capacities: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
+        num_classes: number of classes.
+        assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
+        masked: mask absent classes.
+        optimizer: how a client steps.
+        epochs: local epochs per round.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    headline_model = "global"
+    weighting = "uniform"
+
+    def __init__(
+        self,
+        backbone: BackboneFactory,
+        capacities: Sequence[float],
+        num_classes: PositiveInt = 10,
+        assignment: Assignment = "fixed",
+        masked: bool = True,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        if not capacities:
+            raise FederationError(f"{type(self).__name__} got an empty list of sizes: give at least one, 1 for the whole model.")
+        self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
+        self.assignment = assignment
+        self.masked = masked
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The size of the client's version."""
+        return client.capacity if client else None
+
+    def statistics_names(self) -> set[str]:
+        """Running statistics of all batch-norm layers."""
+        return running_statistics(self)
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """Logits ``(B, C)`` as this client sees them."""
+        if not self.masked or self.client is None or self.client.id < 0:
+            return logits
+        return mask_absent(logits, torch.tensor(self.client.label_counts, device=logits.device) > 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, C)``; those of classes that the client does not have are 0."""
+        return self.mask(self.backbone(x))
+
+    def head_names(self) -> set[str]:
+        """Names of the tensors with a row per class, which is averaged over the clients that own the class; none without mask."""
+        heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
+        return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
+
+
+class CapacityServer(Server):
+    """Holds the global model, sends each client a version of its size, and averages each entry over those who trained it.
+
+    Args:
+        state: the global model.
+        clients: all clients.
+        capacities: their sizes, None being the whole; client ``k`` has entry ``k mod len(list)``.
+        assignment: whether that is for good or drawn anew each round.
+        heads: names of the tensors of which a client covers only the rows of its own classes.
+    """
+
+    version_name = "size"
+    """What a size is called in the names of metrics."""
+
+    def __init__(
+        self,
+        state: State,
+        clients: Sequence[ClientInfo],
+        capacities: Sequence[float | None],
+        assignment: Assignment,
+        heads: Collection[str],
+    ) -> None:
+        super().__init__(state, "uniform")
+        self.capacities = capacities
+        self.assignment = assignment
+        self.heads = heads
+        self.owned = {client.id: torch.tensor(client.label_counts) > 0 for client in clients}
+        self.capacity = {client.id: capacities[client.id % len(capacities)] for client in clients}
+        self.cohort: Sequence[ClientInfo] = ()
+        self._statistics: dict[float | None, State] = {}
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Redraw the sizes, if so asked."""
+        self.cohort = cohort
+        if self.assignment == "redrawn":
+            draws = torch.randint(len(self.capacities), (len(self.capacity),)).tolist()
+            self.capacity = {client: self.capacities[draw] for client, draw in zip(self.capacity, draws, strict=True)}
+
+    @abstractmethod
+    def version(self, capacity: float | None) -> State:
+        """The global model in a size; None: the whole."""
+
+    def weight(self, capacity: float | None) -> float:
+        """What an update of a size counts. Default: all the same."""
+        return 1.0
+
+    def embed(self, update: ClientUpdate) -> State:
+        """An update as a part of the whole (see :class:`EntryMean`). Default: as it is."""
+        return update.state
+
+    def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
+        """The mean of the updates where they cover the whole, and the whole where nobody does."""
+        for update in updates:
+            check_update(update, self.expected(update.client))
+            rows = dict.fromkeys(self.heads, self.owned[update.client])
+            mean.add(self.embed(update), self.weight(self.capacity[update.client]), rows)
+        return mean.result()
+
+    def expected(self, client: int) -> State:
+        """What an update of a client looks like. Default: like the version that it was sent."""
+        return self.version(self.capacity[client])
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; see :meth:`Server.aggregate`."""
+        self.state = self.merge(updates, EntryMean(self.state))
+        return {}
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The global model in the client's size."""
+        capacity = self.capacity[client.id]
+        return Broadcast(self.version(capacity), capacity)
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """The same, with statistics."""
+        return self._with_statistics(self.broadcast(client))
+
+    def models(self) -> dict[str, Broadcast]:
+        """``global``, and every smaller size that a client may have."""
+        smaller = sorted({capacity for capacity in self.capacities if capacity is not None}, reverse=True)
+        versions = {f"{self.version_name}_{capacity:g}": Broadcast(self.version(capacity), capacity) for capacity in smaller}
+        return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.state), **versions}.items()}
+
+    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+        """Statistics of every size."""
+        self._statistics = {model.capacity: statistics_of(replace(model, statistics={})) for model in self.models().values()}
+
+    def _with_statistics(self, model: Broadcast) -> Broadcast:
+        return replace(model, statistics=self._statistics.get(model.capacity, {}))

@@ -1,0 +1,87 @@
+"""FedRolex (Alam et al., NeurIPS 2022, https://arxiv.org/abs/2212.01548)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from lightning_fed.aggregation import EntryMean
+from lightning_fed.capacity import Assignment
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
+from lightning_fed.server import Server
+
+
+class FedRolex(HeteroFL):
+    r"""HeteroFL with a window that rolls over the channels, so that each is trained equally often.
+
+    In round :math:`t`, counted from 0, a client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the
+    :math:`\mathrm{round}(sK)` from :math:`t \bmod K` on, wrapping around: in K rounds each channel is in as many windows. Layers
+    of equal width share the window, which keeps the two branches of a residual block aligned. The global network may be larger
+    than any client's.
+
+    The authors' code moves the window backwards, rounds up, and weights norms and head by how often they were updated before; here
+    the window moves as in the paper and all entries are averaged alike. Arguments as in :class:`HeteroFL`; the paper's settings are
+    1 local epoch, batch size 10, SGD with lr 2e-4 and momentum 0.9 and a gradient norm of at most 1.
+    """
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The average of each entry over those whose window covered it."""
+        shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
+        # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere.
+        narrowest = self.shapes(1e-9)
+        state = self.shared_state()
+        hidden = {name: [d for d, size in enumerate(tensor.shape) if narrowest[name][d] < size] for name, tensor in state.items()}
+        return FedRolexServer(state, clients, self.capacities, self.assignment, self.head_names(), shapes, hidden)
+
+
+class FedRolexServer(HeteroFLServer):
+    """Rolls the window to the front, treats it as HeteroFL does, and rolls it back.
+
+    Args:
+        state: the global model.
+        clients: all clients.
+        capacities: widths, None for the whole.
+        assignment: whether a client's width is for good.
+        heads: names of the tensors with a row per class.
+        shapes: of the tensors, by width.
+        hidden: which dimensions of each tensor are hidden channels.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        clients: Sequence[ClientInfo],
+        capacities: Sequence[float | None],
+        assignment: Assignment,
+        heads: set[str],
+        shapes: Mapping[float, Mapping[str, torch.Size]],
+        hidden: Mapping[str, list[int]],
+    ) -> None:
+        super().__init__(state, clients, capacities, assignment, heads, shapes)
+        self.hidden = hidden
+        self.start = 0
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Move the window to where it belongs in this round."""
+        super().open_round(round, cohort)
+        self.start = round - 1
+
+    def version(self, capacity: float | None) -> State:
+        """The channels in the window."""
+        return self.state if capacity is None else leading(self.rolled(self.state, -self.start), self.shapes[capacity])
+
+    def embed(self, update: ClientUpdate) -> State:
+        """The whole rolls as the server's state does; what is smaller was cut from the rolled state."""
+        return self.rolled(update.state, -self.start) if self.capacity[update.client] is None else update.state
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge where the window is at the front; see :meth:`Server.aggregate`."""
+        self.state = self.rolled(self.merge(updates, EntryMean(self.rolled(self.state, -self.start))), self.start)
+        return {}
+
+    def rolled(self, state: State, by: int) -> State:
+        """The state with all hidden channels moved up by so many places."""
+        return {
+            name: torch.roll(tensor, [by] * len(self.hidden[name]), self.hidden[name]) if self.hidden[name] else tensor
+            for name, tensor in state.items()
+        }

@@ -1,0 +1,123 @@
+"""HeteroFL (Diao, Ding & Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264)."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from lightning_fed.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, State
+from lightning_fed.models import Backbone, BackboneFactory
+from lightning_fed.module import default_optimizer
+from lightning_fed.nn.scaler import scale_before_norms
+from lightning_fed.server import Server
+
+
+class HeteroFL(CapacityModule):
+    r"""Clients train narrower versions of the global network: the leading channels of every hidden layer.
+
+    A client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the first :math:`\mathrm{round}(sK)`, with about
+    :math:`s^2` of all parameters. The server averages each entry over those who cover it, without regard to their amounts of data;
+    entries that nobody covers in a round stay as they are. Batch norm is static, the loss masked and the activations of narrow
+    networks scaled up: see :class:`lightning_fed.capacity.CapacityModule` and :func:`lightning_fed.nn.scale_before_norms`.
+
+    Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. That table says 0.64
+    and 0.35 where the sizes printed in it are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
+
+    Args:
+        backbone: the global network; takes ``width`` as an argument, as ResNet8, ResNet10, ResNet18 and ResNet34 do.
+        num_classes: number of classes; the command line takes it from the data.
+        widths: relative to the global network, in (0, 1]; client ``k`` has entry ``k mod len(list)``.
+        assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
+        masked: mask absent classes.
+        scaler: divide activations by the width in training.
+        optimizer: the paper: SGD, lr 0.1, momentum 0.9, weight decay 5e-4.
+        epochs: local epochs per round; the paper: 5.
+        gradient_clip: largest gradient norm of a step; the authors' code: 1. None does not clip.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneFactory,
+        num_classes: PositiveInt = 10,
+        widths: Sequence[PositiveFloat] = (1.0, 0.5, 0.25, 0.125, 0.0625),
+        assignment: Assignment = "fixed",
+        masked: bool = True,
+        scaler: bool = True,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, widths, num_classes, assignment, masked, optimizer, epochs, gradient_clip)
+        if any(not 0 < width <= 1 for width in widths):
+            raise FederationError(f"widths is {list(widths)}: give numbers in (0, 1], relative to the global network.")
+        self.scaler = scaler
+
+    def build(self) -> None:
+        """The network in the client's width."""
+        width = self.client.capacity if self.client else None
+        self.backbone = self.of_width(width)
+        if self.scaler and width is not None:
+            scale_before_norms(self.backbone, 1 / width)
+
+    def of_width(self, width: float | None) -> Backbone:
+        """The network in a width; None: as it is."""
+        [factory] = self.backbone_factories
+        if width is None:
+            return factory(self.num_classes)
+        try:
+            return factory(self.num_classes, width=width)  # type: ignore[call-arg]
+        except TypeError as error:
+            raise FederationError(
+                f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does: {error}."
+            ) from error
+
+    def shapes(self, width: float) -> dict[str, torch.Size]:
+        """Of the shared tensors in a width; no numbers are computed."""
+        with torch.device("meta"):
+            wrapper = nn.ModuleDict({"backbone": self.of_width(width)})
+        return {name: tensor.shape for name, tensor in wrapper.state_dict().items() if name in self._shared}
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The average of each entry over those who cover it."""
+        shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
+        return HeteroFLServer(self.shared_state(), clients, self.capacities, self.assignment, self.head_names(), shapes)
+
+
+class HeteroFLServer(CapacityServer):
+    """Versions are the leading indices of every dimension.
+
+    Args:
+        state: the global model.
+        clients: all clients.
+        capacities: widths, None for the whole.
+        assignment: whether a client's width is for good.
+        heads: names of the tensors with a row per class.
+        shapes: of the tensors, by width.
+    """
+
+    version_name = "width"
+
+    def __init__(
+        self,
+        state: State,
+        clients: Sequence[ClientInfo],
+        capacities: Sequence[float | None],
+        assignment: Assignment,
+        heads: set[str],
+        shapes: Mapping[float, Mapping[str, torch.Size]],
+    ) -> None:
+        super().__init__(state, clients, capacities, assignment, heads)
+        self.shapes = shapes
+
+    def version(self, capacity: float | None) -> State:
+        """The leading part; views, no copies."""
+        return self.state if capacity is None else leading(self.state, self.shapes[capacity])
+
+
+def leading(state: State, shapes: Mapping[str, torch.Size]) -> State:
+    """Of each tensor, the leading indices of every dimension, as many as ``shapes`` has."""
+    return {name: tensor[tuple(slice(size) for size in shapes[name])] for name, tensor in state.items()}

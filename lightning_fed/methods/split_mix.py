@@ -1,0 +1,170 @@
+"""Split-Mix (Hong et al., ICLR 2022, https://openreview.net/forum?id=QNgE2ryU3Yu)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.models import BackboneFactory
+from lightning_fed.module import default_optimizer
+from lightning_fed.server import Server
+
+
+class SplitMix(CapacityModule):
+    r"""Several independent narrow networks; a client trains as many as it can, and a prediction mixes as many as one likes.
+
+    The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue in which every
+    network appears once before any returns, the rest drawn without replacement. On each batch every network has its own
+    cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
+    the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
+
+    Headline: accuracy of the full ensemble on everybody's test data, beside ``mix_<k>/test_accuracy`` of every smaller one. The
+    full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
+    :class:`lightning_fed.capacity.CapacityModule`. (The authors mask what is absent from the batch, here it is what is absent from
+    the client.) They weight by amounts of data; FedHM's experiments by 1, as here.
+
+    Args:
+        backbone: one of the networks, which is narrow: ``ResNet18`` with ``width: 0.35``, say.
+        num_classes: number of classes; the command line takes it from the data.
+        bases: how many there are.
+        budgets: how many a client trains; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 9, 3, 2, 1.
+        assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the budgets at random.
+        masked: mask absent classes.
+        optimizer: the paper: SGD, lr 0.01, momentum 0.9, weight decay 5e-4.
+        epochs: local epochs per round; the paper: 5.
+        gradient_clip: largest norm of all networks' gradients together; None does not clip.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneFactory,
+        num_classes: PositiveInt = 10,
+        bases: PositiveInt = 9,
+        budgets: Sequence[PositiveInt] = (9, 3, 2, 1),
+        assignment: Assignment = "fixed",
+        masked: bool = True,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        self.num_bases = bases
+        super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, gradient_clip)
+        if any(not 1 <= budget <= bases for budget in budgets):
+            raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
+        self.capacities = [None if budget == bases else budget for budget in budgets]
+
+    def build(self) -> None:
+        """As many networks as the client trains."""
+        budget = self.client.capacity if self.client else None
+        [factory] = self.backbone_factories
+        self.bases = nn.ModuleList(factory(self.num_classes) for _ in range(self.num_bases if budget is None else int(budget)))
+
+    def every_logits(self, x: Tensor) -> Tensor:
+        """Of every network, ``(networks, B, C)``."""
+        return torch.stack([self.mask(base(x)) for base in self.bases])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean of the logits, ``(B, C)``."""
+        return self.every_logits(x).mean(dim=0)
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The sum of the networks' cross-entropies: none has a gradient from another's."""
+        x, y = batch
+        return torch.stack([cross_entropy(logits, y) for logits in self.every_logits(x)]).sum()
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Hands out the networks and averages each over those who trained it."""
+        sizes = (self.shared_state(), clients, self.capacities, self.assignment, self.head_names())
+        return SplitMixServer(*sizes, self.num_bases)
+
+
+class SplitMixServer(CapacityServer):
+    """Says who trains which networks.
+
+    Args:
+        state: all networks.
+        clients: all clients.
+        capacities: how many networks a client trains, None for all.
+        assignment: whether that is for good.
+        heads: names of the tensors with a row per class.
+        bases: how many networks there are.
+    """
+
+    version_name = "mix"
+
+    def __init__(
+        self,
+        state: State,
+        clients: Sequence[ClientInfo],
+        capacities: Sequence[float | None],
+        assignment: Assignment,
+        heads: set[str],
+        bases: int,
+    ) -> None:
+        super().__init__(state, clients, capacities, assignment, heads)
+        self.bases = bases
+        self.queue = torch.randperm(bases).tolist()
+        self.assigned: dict[int, list[int]] = {}
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Give each participant the next network of the queue and others at random."""
+        super().open_round(round, cohort)
+        self.assigned = {}
+        for turn, client in enumerate(cohort, start=(round - 1) * len(cohort)):
+            first = self.queue[turn % self.bases]
+            others = [base for base in torch.randperm(self.bases).tolist() if base != first]
+            self.assigned[client.id] = [first, *others[: self._budget(client.id) - 1]]
+
+    def _budget(self, client: int) -> int:
+        capacity = self.capacity[client]
+        return self.bases if capacity is None else int(capacity)
+
+    def version(self, capacity: float | None) -> State:
+        """The first networks."""
+        return self.state if capacity is None else renamed(self.state, {k: k for k in range(int(capacity))})
+
+    def expected(self, client: int) -> State:
+        """The networks that the client was given, in its order."""
+        return renamed(self.state, {base: place for place, base in enumerate(self.assigned[client])})
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The networks that the client was given."""
+        return Broadcast(self.expected(client.id), self.capacity[client.id])
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """The first networks, as many as the client can hold."""
+        capacity = self.capacity[client.id]
+        return self._with_statistics(Broadcast(self.version(capacity), capacity))
+
+    def models(self) -> dict[str, Broadcast]:
+        """``global``, all networks, and the first k for every smaller k."""
+        mixes = {f"{self.version_name}_{k}": Broadcast(self.version(k), k) for k in range(1, self.bases)}
+        return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.state), **mixes}.items()}
+
+    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+        """Statistics of all networks; those of the first k are a part of them."""
+        statistics = statistics_of(Broadcast(self.state))
+        self._statistics = {None: statistics}
+        for k in range(1, self.bases):
+            self._statistics[k] = renamed(statistics, {base: base for base in range(k)})
+
+    def embed(self, update: ClientUpdate) -> State:
+        """The networks under the numbers that they have on the server."""
+        return renamed(update.state, dict(enumerate(self.assigned[update.client])))
+
+
+def renamed(state: State, places: Mapping[int, int]) -> State:
+    """Of ``bases.<i>.…``, those with i in ``places``, under the name ``bases.<places[i]>.…``."""
+    result = {}
+    for name, tensor in state.items():
+        prefix, base, rest = name.split(".", 2)
+        if int(base) in places:
+            result[f"{prefix}.{places[int(base)]}.{rest}"] = tensor
+    return result

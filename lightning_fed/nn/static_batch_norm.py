@@ -1,0 +1,50 @@
+"""Static batch norm (Diao et al., HeteroFL, ICLR 2021): running statistics do not travel, they are gathered when needed."""
+
+import lightning as L
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def running_statistics(module: nn.Module) -> set[str]:
+    """Names of the running means, variances and batch counters of all batch-norm layers, as in the state dict."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        for buffer, _ in layer.named_buffers(recurse=False)
+    }
+
+
+class StatisticsPass(L.LightningModule):
+    """One pass over data that leaves each batch-norm layer with the plain mean over the batches of their mean and variance.
+
+    Batches are normalised by their own statistics, as in training; variances are unbiased; everything else is in eval mode. This
+    is not the pooled variance: how the means of batches differ is left out. ``Trainer.predict`` runs it.
+
+    Args:
+        module: the network; called with the inputs ``(B, …)`` of each batch.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+    def on_predict_start(self) -> None:
+        """Start from nothing, with a momentum of None: PyTorch's cumulative average."""
+        self._momenta = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> int:
+        """Take a batch in; returns how many examples it has."""
+        self.module(batch[0])
+        return len(batch[0])
+
+    def on_predict_end(self) -> None:
+        """Leave the layers as they were, but for what they have seen."""
+        for norm, momentum in zip(self._norms, self._momenta, strict=True):
+            norm.momentum = momentum
+            norm.eval()
