@@ -68,11 +68,10 @@ class EntryMean:
         """
         for name, tensor in part.items():
             region = tuple(slice(size) for size in tensor.shape)
-            covered = torch.full(tensor.shape[:1], weight, dtype=torch.float64)
+            covered = torch.tensor(weight, dtype=torch.float64)
             if rows is not None and name in rows:
-                covered *= rows[name]
-            covered = covered.view(-1, *[1] * (tensor.dim() - 1))
-            self._sum[name][region] += covered * tensor
+                covered = (covered * rows[name]).view(-1, *[1] * (tensor.dim() - 1))
+            self._sum[name][region] += covered * tensor.double()
             self._weight[name][region] += covered
 
     def result(self) -> State:

@@ -103,6 +103,7 @@ class Federation:
         self.results: dict[int, Metrics] = {}
         self.loggers: list[Logger] = []
         self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
+        self._gathered: int | None = None  # the round of which the statistics are
 
     # -------------------------------------------------------------------------------------------------------------- verbs
 
@@ -158,13 +159,14 @@ class Federation:
             self._set_up(model, datamodule)
             self._open_folder(checkpoint.run_folder)
             self._continue_from(checkpoint)
-            self._open_round()
             metrics = {name: value for name, value in self._evaluate().items() if f"/{kind}_" in name}
             self._call("on_measure_end", metrics)
         return metrics
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
+        with quiet_lightning(), plugins_searched_once(), isolate_rng():
+            self._gather()
         return self.worker.module_of(self.clients[client], self.server.measured(self.clients[client]))
 
     # ------------------------------------------------------------------------------------------------------------- a round
@@ -199,13 +201,15 @@ class Federation:
     def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
         for client in cohort:
             broadcast = self.server.broadcast(client)
-            self._traffic.down(broadcast)
+            self._traffic.down(client.id, broadcast)
             yield Turn("fit", client, self.round, broadcast, measure)
 
     def _open_round(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
         stream = np.random.default_rng([self.seed, COHORT, self.round])
         cohort = [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        if self.model.centralised:
+            cohort = [self.data.pooled().info]
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.open_round(self.round, cohort)
         return cohort
@@ -213,8 +217,7 @@ class Federation:
     def _evaluate(self) -> Metrics:
         """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's."""
         with self._stopwatch("evaluate"):
-            if self.model.has_statistics:
-                self.server.gather(self._statistics_of)
+            self._gather()
             turns = (Turn("evaluate", client, self.round, self.server.measured(client)) for client in self.clients)
             results = {update.client: update.metrics for update in self.engine.run(self.worker, turns)}
             self.results = {client.id: results[client.id] for client in self.clients}
@@ -224,6 +227,12 @@ class Federation:
                 [update] = self.engine.run(self.worker, [Turn("evaluate", server, self.round, model)])
                 metrics |= {f"{name}/{column.replace('/', '_')}": value for column, value in update.metrics.items()}
         return metrics
+
+    def _gather(self) -> None:
+        """Statistics of the models as they are after this round, once."""
+        if self.model.has_statistics and self._gathered != self.round:
+            self.server.gather(self._statistics_of)
+            self._gathered = self.round
 
     def _statistics_of(self, model: Broadcast) -> State:
         """Mean of all clients' statistics of a model, each batch counting the same."""
@@ -261,10 +270,11 @@ class Federation:
             model.configure_model()
         self.model, self.data, self.clients = model, datamodule, datamodule.clients
         self.method, self.metric = type(model).__name__, model.headline_metric
-        self.cohort_size = max(1, round(self.participation * len(self.clients)))
+        self.cohort_size = 1 if model.centralised else max(1, round(self.participation * len(self.clients)))
         with seeded(self.seed, INITIAL):
             self.server = model.configure_server(self.clients)
         self.round, self.history, self.results, self.loggers = 0, [], {}, []
+        self._gathered = None
 
     def headline(self, kind: str) -> str:
         """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
@@ -338,6 +348,7 @@ class Federation:
         self.server.load_state_dict(checkpoint.server)
         self.store.restore(manifest.clients)
         self.round, self.history = manifest.round, manifest.history
+        self._open_round()
 
     def _make_loggers(self) -> list[Logger]:
         if isinstance(self.logger, Logger):

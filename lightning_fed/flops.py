@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,9 +20,9 @@ TENSORS = {"_parameters", "_buffers", "_modules"}
 class FlopMeter(L.Callback):
     """Counts the FLOPs of training steps, forward and backward.
 
-    A kind of step (architecture, phase, batch shape) is counted once, on a copy of the module on the meta device, which computes
-    shapes and no numbers; training itself only notes which kinds of step it did. The optimizer's own arithmetic and evaluation
-    are not counted.
+    A kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module on the meta device, which computes
+    shapes and no numbers; training itself only notes which kinds of step it did. Modules that look at numbers while they run are
+    counted on an ordinary copy. The optimizer's own arithmetic and evaluation are not counted.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,12 @@ class FlopMeter(L.Callback):
         """Note the kind of step that was done."""
         assert isinstance(pl_module, FederatedModule)
         assert pl_module.client is not None
+        if pl_module.last_step is None:
+            return  # a step of several batches, which waits for more
         architecture, phase = pl_module.architecture(pl_module.client), pl_module.phase.name
-        step = (architecture, phase, _shapes(batch))
+        step = (architecture, phase, _shapes(pl_module.last_step))
         if step not in self._cost:
-            self._cost[step] = _count(_meta_copy(pl_module), phase, batch)
+            self._cost[step] = _count(pl_module)
         self._steps[step] += 1
 
     def collect(self) -> int:
@@ -52,13 +55,31 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
+def _count(module: FederatedModule) -> int:
+    """FLOPs of the step that the module did last."""
+    batch = module.last_step
+    if module.flops_on_meta:
+        copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
+    else:
+        copied = _real_copy(module)
+    copied.phase = next(phase for phase in copied.phases() if phase.name == module.phase.name)
+    copied.manual_backward = _backward  # type: ignore[method-assign]
+    with FlopCounterMode(display=False) as counter, isolate_rng():
+        copied.compute_gradients(batch)
+    return counter.get_total_flops()
+
+
+def _backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    loss.backward(*args, **kwargs)
+
+
 def _meta_copy(module: FederatedModule) -> FederatedModule:
     """The module as it is in its phase, with tensors that have shapes and no numbers. Its plain attributes are shared: they need
     not be copyable.
 
     Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
     """
-    memo: dict[int, Any] = {id(value): value for name, value in vars(module).items() if name not in TENSORS}
+    memo = _plain_attributes(module)
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
@@ -66,8 +87,12 @@ def _meta_copy(module: FederatedModule) -> FederatedModule:
     return copy.deepcopy(module, memo).to("meta")  # its own idea of its device, too
 
 
-def _count(module: FederatedModule, phase_name: str, batch: Any) -> int:
-    phase = next(phase for phase in module.phases() if phase.name == phase_name)
-    with FlopCounterMode(display=False) as counter:
-        phase.loss(move_data_to_device(batch, torch.device("meta"))).backward()
-    return counter.get_total_flops()
+def _real_copy(module: FederatedModule) -> FederatedModule:
+    """The module as it is in its phase, with numbers of its own where they may change, for networks that look at numbers."""
+    memo = _plain_attributes(module)
+    memo |= {id(parameter): parameter for name, parameter in module.named_parameters() if name in module.frozen_names}
+    return copy.deepcopy(module, memo)
+
+
+def _plain_attributes(module: FederatedModule) -> dict[int, Any]:
+    return {id(value): value for name, value in vars(module).items() if name not in TENSORS}

@@ -52,7 +52,9 @@ class Stopwatch:
 
 
 class TrafficMeter:
-    """Floating-point values ("parameters") and bytes between server and participants; evaluation sends nothing that counts."""
+    """Floating-point values ("parameters") and bytes between server and participants; evaluation sends nothing that counts, and
+    neither does the server to itself.
+    """
 
     def __init__(self) -> None:
         self._round = self._zero()
@@ -61,13 +63,15 @@ class TrafficMeter:
     def _zero() -> Metrics:
         return {f"traffic/{way}_{unit}": 0.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
 
-    def down(self, broadcast: Broadcast) -> None:
+    def down(self, client: int, broadcast: Broadcast) -> None:
         """Count what a participant receives."""
-        self._count("down", broadcast)
+        if client >= 0:
+            self._count("down", broadcast)
 
     def up(self, update: ClientUpdate) -> None:
         """Count what a participant sends."""
-        self._count("up", update)
+        if update.client >= 0:
+            self._count("up", update)
 
     def _count(self, way: str, payload: Broadcast | ClientUpdate) -> None:
         self._round[f"traffic/{way}_parameters"] += count_floats(payload.state)

@@ -28,6 +28,10 @@ def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
+MOMENTS = "optimizer/"
+"""What names of persistent optimizers' state begin with; no name of a module does."""
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     """A stretch of local training in which one set of parameters learns and everything else is frozen.
@@ -40,6 +44,8 @@ class Phase:
         epochs: passes over the client's data. Give either epochs or steps.
         steps: optimizer steps, across epochs if need be. The next phase starts with a new epoch.
         eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
+        persistent: whether the optimizer's state (moments) stays with the client, as private state, from one of its turns to the
+            next; else each turn begins with an empty one.
     """
 
     name: str
@@ -49,14 +55,15 @@ class Phase:
     epochs: int | None = None
     steps: int | None = None
     eval_modules: Sequence[nn.Module] = ()
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
 
-    def num_epochs(self, batches_per_epoch: int) -> int:
+    def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
         """Epochs that the phase spans, the last one possibly cut short."""
-        return self.epochs if self.epochs is not None else -(-(self.steps or 0) // batches_per_epoch)
+        return self.epochs if self.epochs is not None else -(-(self.steps or 0) * batches_per_step // batches_per_epoch)
 
 
 class FederatedModule(L.LightningModule):
@@ -98,6 +105,15 @@ class FederatedModule(L.LightningModule):
     weighting: Literal["examples", "uniform"] = "examples"
     """How the server weights updates; see :class:`Server`."""
 
+    flops_on_meta = True
+    """Whether a step can be counted on the meta device; not where a network looks at numbers (attention masks)."""
+
+    centralised = False
+    """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
+
+    batches_per_step = 1
+    """How many batches an optimizer step takes; with more than one, :meth:`client_step` gets a list of them."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -122,6 +138,9 @@ class FederatedModule(L.LightningModule):
         self.epochs = epochs
         self.gradient_clip = gradient_clip
         self.client: ClientInfo | None = None
+        self.frozen_names: frozenset[str] = frozenset()
+        self.last_step: Any = None
+        self._moments: State = {}
         self._built = False
 
     # ------------------------------------------------------------------------------------------------- networks and state
@@ -162,7 +181,7 @@ class FederatedModule(L.LightningModule):
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
-        self._frozen = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
+        self.frozen_names = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics = frozenset(self.statistics_names())
         self._built = True
@@ -171,7 +190,7 @@ class FederatedModule(L.LightningModule):
         """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
         networks have been built.
         """
-        return self.state_dict().keys() - self._frozen - self.statistics_names()
+        return self.state_dict().keys() - self.frozen_names - self.statistics_names()
 
     def statistics_names(self) -> set[str]:
         """Names of the state-dict entries that neither travel nor stay: before each measurement they are gathered anew from all
@@ -181,15 +200,15 @@ class FederatedModule(L.LightningModule):
 
     def private_names(self) -> set[str]:
         """Names of the state-dict entries that stay with the client: what is neither shared nor frozen nor gathered."""
-        return self.state_dict().keys() - self._frozen - self.statistics_names() - self.shared_names()
+        return self.state_dict().keys() - self.frozen_names - self.statistics_names() - self.shared_names()
 
     def shared_state(self) -> State:
         """What travels to the server: a copy, on the CPU."""
         return self._state(self._shared)
 
     def private_state(self) -> State:
-        """What the client keeps between its turns: a copy, on the CPU."""
-        return self._state(self._private)
+        """What the client keeps between its turns, the state of persistent optimizers included: a copy, on the CPU."""
+        return self._state(self._private) | self._moments
 
     def load_shared_state(self, state: State) -> None:
         """Take over what the server sent. Raises :class:`FederationError` if it does not fit :meth:`shared_names`."""
@@ -197,7 +216,8 @@ class FederatedModule(L.LightningModule):
 
     def load_private_state(self, state: State) -> None:
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
-        self._load_state(state, self._private, "private")
+        self._moments = {name: tensor for name, tensor in state.items() if name.startswith(MOMENTS)}
+        self._load_state({name: t for name, t in state.items() if name not in self._moments}, self._private, "private")
 
     def statistics(self) -> State:
         """The entries of :meth:`statistics_names`: a copy, on the CPU."""
@@ -216,7 +236,7 @@ class FederatedModule(L.LightningModule):
     @property
     def has_private_state(self) -> bool:
         """Whether anything stays with the client between its turns."""
-        return bool(self._private)
+        return bool(self._private) or any(phase.persistent for phase in self.phases())
 
     @property
     def has_statistics(self) -> bool:
@@ -246,17 +266,24 @@ class FederatedModule(L.LightningModule):
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
         return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
 
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Set the gradients of a step of the running phase; returns the loss. Default: those of the phase's loss. This is also
+        what FLOPs are counted of.
+        """
+        loss: Tensor = self.phase.loss(batch)
+        self.manual_backward(loss)
+        return loss.detach()
+
     def client_step(self, batch: Any) -> Tensor:
         """One optimizer step of the running phase; returns the loss."""
         optimizers = self.optimizers()
         optimizer = optimizers[self._phases.index(self.phase)] if isinstance(optimizers, list) else optimizers
-        loss = self.phase.loss(batch)
         optimizer.zero_grad()
-        self.manual_backward(loss)
+        loss = self.compute_gradients(batch)
         if self.gradient_clip is not None:
             self.clip_gradients(optimizer.optimizer, self.gradient_clip, "norm")
         optimizer.step()
-        return loss.detach()
+        return loss
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """One optimizer per phase."""
@@ -265,7 +292,7 @@ class FederatedModule(L.LightningModule):
 
     def num_epochs(self, batches_per_epoch: int) -> int:
         """Trainer epochs that one run through the phases takes."""
-        return sum(phase.num_epochs(batches_per_epoch) for phase in self.phases())
+        return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in self.phases())
 
     def on_fit_start(self) -> None:
         """Refuse what would clip wrongly."""
@@ -278,7 +305,7 @@ class FederatedModule(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
         batches = int(self.trainer.num_training_batches)
-        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(batches))]
+        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(batches, self.batches_per_step))]
         epoch = self.current_epoch % len(schedule)
         if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
             self._enter(schedule[epoch])
@@ -289,9 +316,19 @@ class FederatedModule(L.LightningModule):
         self._steps_left = phase.steps
         learning = {id(p) for p in phase.parameters}
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(id(parameter) in learning and name not in self._frozen)
+            parameter.requires_grad_(id(parameter) in learning and name not in self.frozen_names)
             parameter.grad = None
-        self.trainer.optimizers[self._phases.index(phase)].state.clear()
+        self._waiting: list[Any] = []
+        optimizer = self.trainer.optimizers[self._phases.index(phase)]
+        optimizer.state.clear()
+        if phase.persistent:
+            for name, parameter in self.named_parameters():
+                prefix = f"{MOMENTS}{phase.name}/{name}/"
+                state = {key.removeprefix(prefix): t for key, t in self._moments.items() if key.startswith(prefix)}
+                if state:  # a counter of steps stays on the CPU, where PyTorch has it
+                    optimizer.state[parameter] = {
+                        k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
+                    }
         self.train()
         for module in phase.eval_modules:
             module.eval()
@@ -301,21 +338,37 @@ class FederatedModule(L.LightningModule):
         return -1 if self._steps_left == 0 else None
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One :meth:`client_step`."""
-        self._losses.append((self.client_step(batch), extract_batch_size(batch)))
-        if self._steps_left is not None:
-            self._steps_left -= 1
+        """One :meth:`client_step`, once there are enough batches for it."""
+        self._waiting.append(batch)
+        self.last_step = None
+        if len(self._waiting) == self.batches_per_step:
+            step = self._waiting if self.batches_per_step > 1 else batch
+            self._waiting = []
+            self._losses.append((self.client_step(step), extract_batch_size(batch)))
+            self.last_step = step
+            if self._steps_left is not None:
+                self._steps_left -= 1
 
     def on_train_epoch_end(self) -> None:
         """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step."""
+        if not self._losses:
+            return
         losses, sizes = zip(*self._losses, strict=True)
         weights = torch.tensor(sizes, device=self.device) / sum(sizes)
         self.log(f"train/{self.phase.name}_loss", (torch.stack(losses) * weights).sum())
 
     def on_fit_end(self) -> None:
-        """Leave the module as :meth:`build` made it: trainable where it was, in train mode, without gradients."""
+        """Leave the module as :meth:`build` made it: trainable where it was, in train mode, without gradients. Take what persistent
+        optimizers have to remember.
+        """
+        self.last_step = None
+        for phase, optimizer in zip(self._phases, self.trainer.optimizers, strict=True):
+            if phase.persistent:
+                for name, parameter in self.named_parameters():
+                    for key, tensor in optimizer.state.get(parameter, {}).items():
+                        self._moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name not in self._frozen)
+            parameter.requires_grad_(name not in self.frozen_names)
             parameter.grad = None
         self.train()
 
@@ -325,14 +378,17 @@ class FederatedModule(L.LightningModule):
         """Metrics of validation and test data. Default: accuracy."""
         return MetricCollection({"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)})
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``val/…`` metrics with a batch ``(images, labels)``."""
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch ``(images, labels)`` into the metrics."""
         x, y = batch
-        self.val_metrics.update(self(x), y)
+        metrics.update(self(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``val/…`` metrics."""
+        self.update_metrics(self.val_metrics, batch)
         self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``test/…`` metrics with a batch ``(images, labels)``."""
-        x, y = batch
-        self.test_metrics.update(self(x), y)
+        """Update ``test/…`` metrics."""
+        self.update_metrics(self.test_metrics, batch)
         self.log_dict(self.test_metrics, on_step=False, on_epoch=True)

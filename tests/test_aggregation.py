@@ -1,14 +1,14 @@
 """Means of state dicts, what an update must be, and the order in which updates are merged."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from tiny import same
 
-from lightning_fed.aggregation import WeightedMean, check_update, weighted_mean
+from lightning_fed.aggregation import EntryMean, WeightedMean, check_update, weighted_mean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.federation import in_client_order
@@ -133,3 +133,63 @@ def test_an_update_in_time_is_not_held_back() -> None:
     assert taken == [1]
     assert next(ordered).client == 4
     assert taken == [1, 7, 4]
+
+
+# ------------------------------------------------------------------------------------------------------- parts of a whole
+
+
+def entry_mean(whole: State, parts: list[State], weights: Iterable[float] | None = None, rows: State | None = None) -> State:
+    mean = EntryMean(whole)
+    for part, weight in zip(parts, weights or [1] * len(parts), strict=True):
+        mean.add(part, weight, rows)
+    return mean.result()
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (3, 10, 7), (400, 1, 399)])
+def test_entry_mean_of_parts_that_cover_the_whole_is_the_weighted_mean(weights: tuple[int, ...]) -> None:
+    states = [{"weight": random_state(seed)["weight"]} for seed in range(4)]
+    assert same(entry_mean(states[0], states[1:], weights), weighted_mean(states[1:], weights))
+
+
+def test_entry_mean_of_a_scalar() -> None:
+    """A temperature, say, that is learned."""
+    states = [random_state(seed) for seed in range(3)]
+    assert same(entry_mean(states[0], states[1:]), weighted_mean(states[1:], [1, 1]))
+
+
+@pytest.mark.parametrize(("weights", "overlap"), [((1, 1), 3.0), ((1, 3), 2.5), ((0.5, 1.5), 2.5)])
+def test_of_nested_parts_the_overlap_is_averaged_and_the_rest_is_whose_it_is(weights: tuple[float, float], overlap: float) -> None:
+    whole, big, small = torch.full((3, 4), 7.0), torch.full((3, 3), 4.0), torch.full((2, 2), 2.0)
+    mean = entry_mean({"w": whole}, [{"w": big}, {"w": small}], weights)["w"]
+    assert mean.tolist() == [[overlap, overlap, 4, 7], [overlap, overlap, 4, 7], [4, 4, 4, 7]]
+
+
+def test_what_no_part_holds_keeps_its_value() -> None:
+    whole = random_state(0) | {"untouched": torch.arange(3.0)}
+    mean = entry_mean(whole, [{"weight": torch.ones(7, 1)}])
+    assert torch.equal(mean["untouched"], whole["untouched"])
+    assert torch.equal(mean["scalar"], whole["scalar"])
+    assert torch.equal(mean["weight"][:, 1:], whole["weight"][:, 1:])
+    assert (mean["weight"][:, 0] == 1).all()
+    assert same(entry_mean(whole, []), whole)
+
+
+def test_a_row_is_averaged_over_its_owners() -> None:
+    whole = {"head": torch.full((4, 2), 9.0), "bias": torch.full((4,), 9.0), "body": torch.full((4, 2), 9.0)}
+    mean = EntryMean(whole)
+    for value, weight, owned in ((2.0, 1.0, [True, True, False, False]), (6.0, 3.0, [False, True, True, False])):
+        part = {"head": torch.full((4, 1), value), "bias": torch.full((4,), value), "body": torch.full((4, 1), value)}
+        mean.add(part, weight, {"head": torch.tensor(owned), "bias": torch.tensor(owned)})
+    result = mean.result()
+    assert result["bias"].tolist() == [2, 5, 6, 9]
+    assert result["head"].tolist() == [[2, 9], [5, 9], [6, 9], [9, 9]]
+    assert result["body"].tolist() == [[5, 9]] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_entry_mean_keeps_the_dtype_of_the_whole_and_leaves_its_inputs_alone(dtype: torch.dtype) -> None:
+    states = [{"weight": random_state(seed)["weight"].to(dtype)} for seed in range(3)]
+    parts = [{"weight": states[1]["weight"][:3, :2]}, {"weight": states[2]["weight"][:2, :4]}]
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    assert entry_mean(states[0], parts, [1, 2])["weight"].dtype == dtype
+    assert all(same(state, copy) for state, copy in zip(states, copies, strict=True))

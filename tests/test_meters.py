@@ -75,8 +75,8 @@ def test_traffic_counts_floats_as_parameters_and_everything_as_bytes() -> None:
     floats = {"w": torch.zeros(10, 3), "half": torch.zeros(4, dtype=torch.float16)}
     state = floats | {"counter": torch.tensor(1), "mask": torch.ones(5, dtype=torch.bool)}
     meter = TrafficMeter()
-    meter.down(Broadcast(state))
-    meter.down(Broadcast(state))
+    meter.down(0, Broadcast(state))
+    meter.down(0, Broadcast(state))
     meter.up(ClientUpdate(0, 1, {"w": torch.zeros(2)}))
     assert meter.collect() == {
         "traffic/down_parameters": 2 * (30 + 4),

@@ -19,9 +19,11 @@ from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices, cut
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
+from lightning_fed.lora import LoRAModule
 from lightning_fed.meters import Metrics
 from lightning_fed.models import Backbone
 from lightning_fed.models.backbone import scaled
+from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import FederatedModule
 from lightning_fed.store import read_state
 
@@ -97,6 +99,38 @@ def new_data(num_clients: int = 4, size: int = 200, dtype: torch.dtype = torch.f
     return InMemory(images.to(dtype), labels, CLASSES, num_clients=num_clients, **options)
 
 
+tiny_transformer = partial(
+    TransformerClassifier,
+    config={
+        "model_type": "roberta",
+        "vocab_size": 30,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "max_position_embeddings": 12,
+    },
+)
+"""A text classifier with random weights and dropout; builds for a number of classes."""
+
+
+def new_texts(num_clients: int = 4, size: int = 200, **options: Any) -> InMemory:
+    """Token ids of which the second says the class; every third text is shorter."""
+    stream = torch.Generator().manual_seed(1)
+    labels = torch.arange(size) % CLASSES
+    ids = torch.randint(10, 30, (size, 6), generator=stream)
+    ids[:, 0], ids[:, 1] = 0, labels + 3
+    mask = torch.ones_like(ids)
+    ids[::3, 4:], mask[::3, 4:] = 1, 0
+    options = {"partition": Growing(), "batch_size": 4} | options
+    return InMemory({"input_ids": ids, "attention_mask": mask}, labels, CLASSES, num_clients=num_clients, **options)
+
+
+def data_for(name: str, **options: Any) -> InMemory:
+    """Data that a method can train on."""
+    return (new_texts if issubclass(getattr(lightning_fed.methods, name), LoRAModule) else new_data)(**options)
+
+
 def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options: Any) -> Federation:
     """A silent federation on the CPU, which writes nothing unless it is told where."""
     options = {"logger": False, "progress": False, "trainer": new_trainer} | options
@@ -106,6 +140,9 @@ def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options
 def new_method(name: str, **options: Any) -> FederatedModule:
     """A method by name, with two different networks if it can take them."""
     method = getattr(lightning_fed.methods, name)
+    if issubclass(method, LoRAModule):
+        adam = partial(torch.optim.AdamW, lr=0.02)
+        return method(**{"num_classes": CLASSES, "backbone": tiny_transformer, "optimizer": adam, "local_steps": 2} | options)
     options = {"num_classes": CLASSES, "optimizer": momentum} | options
     if "backbone" not in options:
         # Batch norm where there is something special about it.

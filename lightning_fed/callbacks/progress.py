@@ -104,7 +104,7 @@ def summary_table(federation: Federation) -> Table:
             add(label, last[f"{name}/mean"], last[f"{name}/min"], last[f"{name}/max"])
     for name in federation.server.models():
         if f"{name}/test_{metric}" in last:
-            add(f"{name.replace('_', ' ')}{' model' if name == 'global' else ''}, everybody's data", last[f"{name}/test_{metric}"])
+            add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
         add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
     if metric == "accuracy":
@@ -115,8 +115,9 @@ def summary_table(federation: Federation) -> Table:
     table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
     if federation.target is not None:
-        reached = "not reached"
-        if "target/round" in last:
-            reached = f"round {last['target/round']:.0f}: {last['target/bytes']:,.0f} bytes, {last['target/flops']:.3g} FLOPs"
-        table.add_row(f"{federation.headline('test')} ≥ {federation.target:g}", reached)
+        reached = "target/round" in last
+        table.add_row(f"{metric} of {federation.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
+        if reached:
+            table.add_row("  bytes sent until then", f"{last['target/bytes']:,.0f}")
+            table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")
     return table

@@ -2,20 +2,25 @@
 
 from lightning_fed.data.ag_news import AGNews
 from lightning_fed.data.augment import random_crop_flip
-from lightning_fed.data.batches import BatchTransform, SharedTensors, ShuffledBatches
+from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.dirichlet import DirichletPerClass, DirichletPerClient
 from lightning_fed.data.federated import FederatedDataModule
+from lightning_fed.data.glue import GLUE
 from lightning_fed.data.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.partition import IID, ClassesPerClient, Partitioner
+from lightning_fed.data.similarity import BySimilarity
+from lightning_fed.data.text import TextClassification, TextFiles
 from lightning_fed.data.tiny_imagenet import TinyImageNet
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "GLUE",
     "IID",
     "AGNews",
     "BatchTransform",
+    "BySimilarity",
     "ClassesPerClient",
     "ClientDataModule",
     "Digits",
@@ -25,9 +30,12 @@ __all__ = [
     "FederatedDataModule",
     "ImageFiles",
     "InMemory",
+    "Inputs",
     "Partitioner",
     "SharedTensors",
     "ShuffledBatches",
+    "TextClassification",
+    "TextFiles",
     "TinyImageNet",
     "random_crop_flip",
 ]

@@ -1,4 +1,4 @@
-"""Batches cut from one shared tensor: a batch is one indexing, with no Python per example."""
+"""Batches cut from shared tensors: a batch is one indexing of each, with no Python per example."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,55 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_fed.data.augment import random_crop_flip
+from lightning_fed.data.pools import require
+from lightning_fed.errors import FederationError
 from lightning_fed.seeding import derive_seed
 
-Batch = tuple[Tensor, Tensor]
-"""Images and labels."""
+Inputs = Tensor | dict[str, Tensor]
+"""Images, or what a network takes by name (tokenised texts): tensors of shape (N, …), with one row per example."""
+
+Batch = tuple[Inputs, Tensor]
+"""Images, or other inputs, and labels."""
+
+ROUND_UP = 8
+"""Batches of texts have a multiple of so many columns, so that few shapes occur: a step is counted once per shape."""
+
+
+def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
+    """Some of the examples."""
+    return inputs[rows] if isinstance(inputs, Tensor) else {name: tensor[rows] for name, tensor in inputs.items()}
+
+
+def join(first: Inputs, second: Inputs) -> Inputs:
+    """The examples of both."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat([first, second])
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return {name: torch.cat([first[name], second[name]]) for name in first}
+    kinds = ["one tensor" if isinstance(inputs, Tensor) else ", ".join(inputs) for inputs in (first, second)]
+    raise FederationError(f"The inputs of the training set are {kinds[0]}, those of the test set {kinds[1]}: give the same kind.")
+
+
+def count(inputs: Inputs) -> int:
+    """Number of examples."""
+    rows = [len(tensor) for tensor in ([inputs] if isinstance(inputs, Tensor) else inputs.values())]
+    require(len(set(rows)) == 1, f"Inputs must have one row per example each, but have {rows} rows.")
+    return rows[0]
+
+
+def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tokenised texts without the columns that are padding in all of them, except those up to a multiple of 8.
+
+    Args:
+        inputs: with an ``attention_mask``, shape (B, L): every tensor of L columns is cut alike. Without, nothing is.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return inputs
+    last = max(mask.any(dim=0).nonzero().flatten().tolist(), default=0)
+    kept = (last // ROUND_UP + 1) * ROUND_UP
+    same = [name for name, tensor in inputs.items() if tensor.shape[1:2] == mask.shape[1:]]
+    return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
 class ShuffledBatches(Sampler[Tensor]):
@@ -50,14 +95,14 @@ class ShuffledBatches(Sampler[Tensor]):
 
 
 class SharedTensors(Dataset[Batch]):
-    """Images and labels that every client's loaders index.
+    """Images, or other inputs, and labels that every client's loaders index.
 
     Args:
-        images: shape (N, …).
+        images: shape (N, …); or tensors of that shape by the name by which a network takes them.
         labels: shape (N,), int64.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Inputs, labels: Tensor) -> None:
         self.images = images
         self.labels = labels
 
@@ -66,8 +111,9 @@ class SharedTensors(Dataset[Batch]):
         return len(self.labels)
 
     def __getitem__(self, indices: Tensor) -> Batch:
-        """A batch: the examples at the given indices."""
-        return self.images[indices], self.labels[indices]
+        """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
+        inputs = take(self.images, indices)
+        return inputs if isinstance(inputs, Tensor) else trimmed(inputs), self.labels[indices]
 
     def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
         """A loader for training."""
@@ -110,7 +156,7 @@ class BatchTransform:
     def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
         """The batch as floats of the Trainer's precision; anything but bytes passes unchanged."""
         images, labels = batch
-        if images.dtype != torch.uint8:
+        if isinstance(images, dict) or images.dtype != torch.uint8:
             return batch
         if self.augment == "crop_flip" and trainer is not None and trainer.training:
             images = random_crop_flip(images)

@@ -1,4 +1,4 @@
-"""A federation's data: many clients, one image tensor."""
+"""A federation's data: many clients that share one copy."""
 
 from typing import Any, Literal
 from zlib import crc32
@@ -10,7 +10,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import Batch, BatchTransform, SharedTensors
+from lightning_fed.data.batches import Batch, BatchTransform, Inputs, SharedTensors, count, join
 from lightning_fed.data.checks import check_labels, check_options
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.partition import ClassesPerClient, Partitioner
@@ -18,8 +18,8 @@ from lightning_fed.data.pools import require
 from lightning_fed.data.split import Split, split_official, split_pooled, union
 from lightning_fed.exchange import ClientInfo
 
-Pools = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Training images and labels, test images and labels."""
+Pools = tuple[Inputs, Tensor, Inputs, Tensor]
+"""Training images and labels, test images and labels. Instead of images: inputs that a network takes by name."""
 
 
 class FederatedDataModule(L.LightningDataModule):
@@ -79,7 +79,8 @@ class FederatedDataModule(L.LightningDataModule):
         """Training images and labels, test images and labels. The test tensors may be empty.
 
         Images of type uint8 and shape (N, C, H, W) are normalised and augmented; other tensors reach the module as they
-        are.
+        are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
+        ``attention_mask``, a batch is cut to its longest text.
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
@@ -91,7 +92,8 @@ class FederatedDataModule(L.LightningDataModule):
             return
         train_images, train_labels, test_images, test_labels = self.load()
         labels = torch.cat([train_labels, test_labels]).long()
-        check_labels(type(self).__name__, self.num_classes, len(train_images) + len(test_images), labels)
+        check_labels(type(self).__name__, self.num_classes, count(train_images) + count(test_images), labels)
+        images = join(train_images, test_images) if count(test_images) else train_images
         if self.split == "official":
             require(len(test_labels) > 0, f"{type(self).__name__} has no official test set: set split to pooled.")
             train, test = labels.numpy()[: len(train_labels)], labels.numpy()[len(train_labels) :]
@@ -99,7 +101,6 @@ class FederatedDataModule(L.LightningDataModule):
         else:
             shares = (self.val_share, self.test_share or 0.0)
             splits = split_pooled(labels.numpy(), self.partition, self.num_clients, self.seed, *shares)
-        images = torch.cat([train_images, test_images]) if len(test_images) else train_images
         self._clients = [self._describe(client, split, labels) for client, split in enumerate(splits)]
         self._splits = splits
         self._data = SharedTensors(images, labels)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from lightning_fed.data import parquet
+from lightning_fed.data.batches import Inputs, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.pools import require
 from lightning_fed.errors import FederationError
@@ -19,7 +20,7 @@ class InMemory(FederatedDataModule):
 
     Args:
         images: uint8 of shape (N, C, H, W), scaled to [0, 1] when used; or floats of any shape (N, …), used as they
-            are.
+            are; or such tensors by the name by which a network takes them.
         labels: shape (N,), from 0.
         num_classes: number of classes.
         test_images: an official test set.
@@ -29,10 +30,10 @@ class InMemory(FederatedDataModule):
 
     def __init__(
         self,
-        images: Tensor,
+        images: Inputs,
         labels: Tensor,
         num_classes: PositiveInt,
-        test_images: Tensor | None = None,
+        test_images: Inputs | None = None,
         test_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
@@ -41,7 +42,7 @@ class InMemory(FederatedDataModule):
         self._pools: Pools = (
             images,
             labels,
-            images[:0] if test_images is None else test_images,
+            take(images, slice(0)) if test_images is None else test_images,
             labels[:0] if test_labels is None else test_labels,
         )
 

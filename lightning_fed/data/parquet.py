@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.data.hub import load_from_hub, optional
 from lightning_fed.data.pools import require
 from lightning_fed.errors import FederationError
 
@@ -29,25 +30,13 @@ def find(root: str) -> dict[str, list[str]]:
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
     """The training and the test set in parquet files."""
     # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
-    sets = _datasets().load_dataset("parquet", data_files=files, streaming=True)
+    sets = optional("datasets", "hub").load_dataset("parquet", data_files=files, streaming=True)
     return _read(sets["train"], label_columns), _read(sets["test"], label_columns)
 
 
 def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
-    """The training and the test set of a hub dataset; the hub's library downloads and caches it."""
-    datasets = _datasets()
-    shows_progress = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        sets = datasets.load_dataset(name)
-    except (OSError, ValueError) as error:
-        raise FederationError(
-            f"Could not load {name} from the Hugging Face hub ({error}): check the name and the network, or set "
-            "--data.init_args.root to a folder with its parquet files."
-        ) from error
-    finally:
-        if shows_progress:
-            datasets.enable_progress_bars()
+    """The training and the test set of a hub dataset."""
+    sets = load_from_hub(name)
     require(
         {"train", "test"} <= set(sets),
         f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
@@ -84,11 +73,3 @@ def _pick(names: list[str], wanted: tuple[str, ...]) -> str:
         f"The parquet files have the columns {', '.join(names)}, but one named {' or '.join(wanted)} is needed: is "
         "this the dataset that was asked for?"
     )
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise FederationError('Reading parquet files needs another package: pip install "lightning-fed[hub]".') from error
-    return datasets

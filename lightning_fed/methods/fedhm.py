@@ -111,6 +111,12 @@ class FedHM(CapacityModule):
             raise FederationError(
                 f"{type(self.backbone).__name__} does not say which of its layers can be factorised: name them in layers."
             )
+        known = dict(self.backbone.named_modules())
+        if missing := [name for name in layers if name not in known]:
+            raise FederationError(
+                f"layers names {missing[0]!r}, but {type(self.backbone).__name__} has no such layer: take names from "
+                f"named_modules(), such as {', '.join(list(known)[1:4])}."
+            )
         return layers
 
     def client_loss(self, batch: Any) -> Tensor:
@@ -132,13 +138,12 @@ class FedHM(CapacityModule):
         """Recovers what comes back and averages it at full rank."""
         layers = [f"backbone.{name}" for name in self.low_rank_layers()]
         sizes = (self.shared_state(), clients, self.capacities, self.assignment, self.head_names())
-        return FedHMServer(*sizes, layers, partial(weight_of, rule=self.weights, temperature=self.temperature), self.anchor)
+        return FedHMServer(*sizes, layers, partial(exponent, rule=self.weights, temperature=self.temperature), self.anchor)
 
 
-def weight_of(ratio: float, rule: Weights, temperature: float) -> float:
-    r"""What an update of a rank ratio counts, up to a common factor; see :class:`FedHM`."""
-    exponent = {"paper": ratio, "uniform": 0.0, "official": -1 / ratio}[rule]
-    return math.exp(exponent / temperature)
+def exponent(ratio: float, rule: Weights, temperature: float) -> float:
+    r"""What the softmax of the weights is taken of, for an update of a rank ratio; see :class:`FedHM`."""
+    return {"paper": ratio, "uniform": 0.0, "official": -1 / ratio}[rule] / temperature
 
 
 class FedHMServer(CapacityServer):
@@ -151,7 +156,7 @@ class FedHMServer(CapacityServer):
         assignment: whether a client's ratio is for good.
         heads: names of the tensors with a row per class.
         layers: names of the factorised layers.
-        weight_of: what an update of a ratio counts.
+        exponent: what the softmax of the weights is taken of, for a ratio.
         anchor: whether the previous model takes part in rounds without a full-size participant.
     """
 
@@ -165,12 +170,12 @@ class FedHMServer(CapacityServer):
         assignment: Assignment,
         heads: set[str],
         layers: Sequence[str],
-        weight_of: Callable[[float], float],
+        exponent: Callable[[float], float],
         anchor: bool,
     ) -> None:
         super().__init__(state, clients, capacities, assignment, heads)
         self.layers = layers
-        self.weight_of = weight_of
+        self.exponent = exponent
         self.anchor = anchor
         self._source: State | None = None
         self._versions: dict[float, State] = {}
@@ -211,12 +216,21 @@ class FedHMServer(CapacityServer):
                 whole[f"{layer}.bias"] = state[f"{layer}.1.bias"]
         return whole
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the previous model takes part in this round."""
+        return self.anchor and all(self.capacity[client.id] is not None for client in self.cohort)
+
     def weight(self, capacity: float | None) -> float:
-        """By rank ratio."""
-        return self.weight_of(1.0 if capacity is None else capacity)
+        """By rank ratio: a softmax up to its denominator, with the largest exponent of the round taken off lest it overflow."""
+        present = {self.capacity[client.id] for client in self.cohort} | ({None} if self.anchored else set())
+        return math.exp(self._exponent_of(capacity) - max(map(self._exponent_of, present)))
+
+    def _exponent_of(self, capacity: float | None) -> float:
+        return self.exponent(1.0 if capacity is None else capacity)
 
     def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
         """Let the previous model take part where it should."""
-        if self.anchor and all(self.capacity[client.id] is not None for client in self.cohort):
+        if self.anchored:
             mean.add(self.state, self.weight(None))
         return super().merge(updates, mean)

@@ -64,12 +64,13 @@ class HeteroFL(CapacityModule):
             scale_before_norms(self.backbone, 1 / width)
 
     def of_width(self, width: float | None) -> Backbone:
-        """The network in a width; None: as it is."""
+        """The network in a width relative to its own; None: as it is."""
         [factory] = self.backbone_factories
         if width is None:
             return factory(self.num_classes)
+        own = getattr(factory, "keywords", {}).get("width", 1.0)  # what the configuration gave it
         try:
-            return factory(self.num_classes, width=width)  # type: ignore[call-arg]
+            return factory(self.num_classes, width=own * width)  # type: ignore[call-arg]
         except TypeError as error:
             raise FederationError(
                 f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does: {error}."

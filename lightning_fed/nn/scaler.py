@@ -1,5 +1,6 @@
 """The scaler of networks that are trained narrow and merged into wide ones (Diao et al., HeteroFL, ICLR 2021)."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -9,7 +10,8 @@ NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 def scale_before_norms(module: nn.Module, factor: float) -> None:
     """Multiply what goes into each norm layer, in training only, in place: a narrow layer's sums have fewer terms.
 
-    Batch norm with the batch's own statistics undoes it, but for its epsilon.
+    Batch norm with the batch's own statistics undoes it, but for its epsilon. Training is where gradients are computed: running
+    statistics that are gathered without must be those of evaluation.
 
     Args:
         module: a network.
@@ -17,7 +19,7 @@ def scale_before_norms(module: nn.Module, factor: float) -> None:
     """
 
     def scale(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] * factor, *inputs[1:]) if layer.training else inputs
+        return (inputs[0] * factor, *inputs[1:]) if layer.training and torch.is_grad_enabled() else inputs
 
     for layer in module.modules():
         if isinstance(layer, NORMS):

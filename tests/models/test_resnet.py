@@ -1,10 +1,12 @@
-"""The shallow residual networks."""
+"""The residual networks."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_fed.models import ResNet8, ResNet10
+from lightning_fed.models import ResNet8, ResNet10, ResNet18, ResNet34
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,29 @@ def test_the_first_stage_has_no_shortcut_layer() -> None:
     names = {name for name, _ in ResNet8().named_modules()}
     assert "stages.0.downsample.1" not in names
     assert {"stages.1.downsample.1", "stages.2.downsample.1"} <= names
+
+
+def test_resnet_8_names_the_convolutions_of_all_blocks_but_the_first() -> None:
+    names = ["stages.1.conv1", "stages.1.conv2", "stages.2.conv1", "stages.2.conv2"]
+    model = ResNet8(width=0.1)
+    assert model.factorisable == names
+    assert all(model.get_submodule(name).kernel_size == (3, 3) for name in names)
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("network", [ResNet8, ResNet10, ResNet18, ResNet34])
+def test_a_width_of_1_is_the_network_as_it_is(network: Callable[..., nn.Module]) -> None:
+    with torch.device("meta"):
+        assert shapes(network(7, width=1.0)) == shapes(network(7)) != shapes(network(7, width=0.5))
+
+
+def test_a_width_multiplies_the_hidden_channels_and_nothing_else() -> None:
+    narrow = shapes(ResNet8(7, width=0.35))
+    assert narrow["stem.0.weight"] == (22, 3, 7, 7)
+    assert narrow["stages.0.conv2.weight"] == (22, 22, 3, 3)
+    assert narrow["stages.1.downsample.0.weight"] == (45, 22, 1, 1)
+    assert narrow["stages.2.bn1.weight"] == (90,)
+    assert narrow["head.weight"] == (7, 90)

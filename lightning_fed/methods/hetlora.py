@@ -1,0 +1,221 @@
+"""HETLoRA (Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432)."""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.lora import COMMON, LoRAModule, default_adamw
+from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.server import Server
+
+
+class HETLoRA(LoRAModule):
+    r"""Adapters of different ranks: truncated for the client, pruned by it, zero-padded and averaged by the server.
+
+    A round of a client k of rank :math:`r_k`:
+
+    1. It gets the first :math:`r_k` rows of A and columns of B.
+    2. It trains on the loss plus :math:`\lambda \sum \lVert B_{:, tail} \rVert_F \lVert A_{tail, :} \rVert_F` over the adapted
+       matrices; the tail is what lies behind the first :math:`\lfloor \gamma r_k \rfloor`.
+    3. If that sum has become smaller, it drops the tail for good, down to ``r_min`` at least, and sends what is left.
+
+    The server pads with zeros to ``r_max`` and averages A and B separately, with weights :math:`\lVert B_k A_k \rVert_F`, one per
+    client, over all matrices together (equal weights while all are zero). The head has the same weights. Zero-padding lets the high
+    ranks fade, by design.
+
+    Ranks start at :math:`\lfloor r_{min} + (r_{max} - r_{min})(k - 1) / M \rfloor`, k = 1…M, the rule of PF2LoRA's paper, which
+    reproduces its parameter counts; HETLoRA's own draws them at random. Headline: accuracy after aggregation, each client's
+    truncated adapter on its own test data; ``global/…`` is the one of rank ``r_max``.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``TransformerClassifier``.
+        num_classes: number of classes; the command line takes it from the data.
+        r_min: smallest rank. PF2LoRA's paper: 8 for GLUE (CoLA: 5), 6 for SQuAD and GPT-2.
+        r_max: the server's rank, which no client has. PF2LoRA's paper: 12 (SQuAD: 14).
+        lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
+        target_modules: layers that are adapted, as in peft; None: query and value projections.
+        lora_dropout: dropout before the adapter.
+        train_head: train and average the head.
+        metric: headline: ``accuracy`` or ``matthews``.
+        penalty: :math:`\lambda`. PF2LoRA's paper: 5e-3 (CoLA: 1e-3, generation: 5e-4).
+        keep: :math:`\gamma`, the part of the ranks that is not the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
+        optimizer: PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
+        local_steps: steps per round.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 2,
+        r_min: PositiveInt = 8,
+        r_max: PositiveInt = 12,
+        lora_alpha: PositiveFloat | None = None,
+        target_modules: list[str] | str | None = None,
+        lora_dropout: ClosedUnitInterval = 0.0,
+        train_head: bool = True,
+        metric: Literal["accuracy", "matthews"] = "accuracy",
+        penalty: NonNegativeFloat = 5e-3,
+        keep: ClosedUnitInterval = 0.99,
+        optimizer: OptimizerCallable = default_adamw,
+        local_steps: NonNegativeInt = 10,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        adapter = (r_max, lora_alpha, target_modules, lora_dropout, train_head)
+        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
+        if r_min > r_max:
+            raise FederationError(f"r_min is {r_min} and r_max {r_max}: give r_min up to r_max.")
+        self.r_min = r_min
+        self.r_max = r_max
+        self.penalty = penalty
+        self.keep = keep
+        self._kept: int | None = None
+
+    def rank(self) -> int:
+        """The client's rank; the server's is the largest."""
+        return self.r_max if self.client is None or self.client.capacity is None else int(self.client.capacity)
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The client's rank."""
+        return client.capacity if client else None
+
+    def kept_rank(self) -> int:
+        """Rank without the tail."""
+        return max(self.r_min, math.floor(self.keep * self.rank()))
+
+    def tail(self) -> Tensor:
+        r""":math:`\sum \lVert B_{:, tail} \rVert_F \lVert A_{tail, :} \rVert_F` over the adapted matrices, a scalar."""
+        kept = math.floor(self.keep * self.rank())
+        products = [b[:, kept:].norm() * a[kept:].norm() for a, b in matrices(self.adapter(COMMON))]
+        return torch.stack(products).sum()
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """Cross-entropy plus the penalty on the tail."""
+        return super().client_loss(batch) + self.penalty * self.tail()
+
+    def on_fit_start(self) -> None:
+        """Note how heavy the tail is."""
+        super().on_fit_start()
+        self._heavy = self.tail().item()
+
+    def on_fit_end(self) -> None:
+        """Drop the tail if it has become lighter."""
+        super().on_fit_end()
+        self._kept = self.kept_rank() if self.tail().item() < self._heavy else None
+
+    def load_shared_state(self, state: State) -> None:
+        """Take over what the server sent, of the client's rank."""
+        super().load_shared_state(state)
+        self._kept = None
+
+    def shared_state(self) -> State:
+        """What travels, without a tail that was dropped."""
+        return super().shared_state() if self._kept is None else truncated(super().shared_state(), self._kept)
+
+    def load_private_state(self, state: State) -> None:
+        """Moments of ranks that were dropped since go too."""
+        own = dict(self.named_parameters())
+        fitting = {}
+        for name, tensor in state.items():
+            parameter = own.get(name.rpartition("/")[0].partition("/")[2].partition("/")[2])
+            if parameter is not None and tensor.dim() == parameter.dim():
+                tensor = tensor[tuple(slice(size) for size in parameter.shape)].clone()
+            fitting[name] = tensor
+        super().load_private_state(fitting)
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Truncates, pads, and averages by norm."""
+        span, total = self.r_max - self.r_min, len(clients)
+        ranks = {client.id: self.r_min + span * place // total for place, client in enumerate(clients)}
+        return HETLoRAServer(self.shared_state(), ranks, self.r_min)
+
+
+class HETLoRAServer(Server):
+    """Keeps the adapter of the largest rank, and every client's rank.
+
+    Args:
+        state: the adapter and the head.
+        ranks: the clients' ranks at first, by id.
+        r_min: smallest rank that a client may send.
+    """
+
+    def __init__(self, state: State, ranks: dict[int, int], r_min: int) -> None:
+        super().__init__(state, "uniform", holds_model=True)
+        self.ranks = ranks
+        self.r_min = r_min
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The leading ranks."""
+        rank = self.ranks[client.id]
+        return Broadcast(truncated(self.state, rank), rank)
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, weighted by the norms of the products; returns ``server/rank_mean`` over all clients.
+
+        Raises:
+            FederationError: for an update that does not fit or is not finite; the server is then unchanged.
+        """
+        by_norm, equal, ranks = WeightedMean(), WeightedMean(), dict(self.ranks)
+        weighed = False
+        for update in updates:
+            rank = next(len(tensor) for name, tensor in update.state.items() if ".lora_A." in name)
+            if not self.r_min <= rank <= self.ranks[update.client]:
+                raise FederationError(
+                    f"The update of client {update.client} has rank {rank}, expected {self.r_min} to {self.ranks[update.client]}."
+                )
+            check_update(update, truncated(self.state, rank))
+            ranks[update.client] = rank
+            padded = padded_like(update.state, self.state)
+            norm = product_norm(update.state)
+            equal.add(padded, 1)
+            if norm > 0:
+                by_norm.add(padded, norm)
+                weighed = True
+        self.state, self.ranks = (by_norm if weighed else equal).result(), ranks
+        return {"server/rank_mean": sum(ranks.values()) / len(ranks)}
+
+    def state_dict(self) -> State:
+        """The adapter, the head and the ranks."""
+        return {**self.state, "ranks": torch.tensor(list(self.ranks.values()))}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.state = {name: tensor for name, tensor in state.items() if name != "ranks"}
+        self.ranks = dict(zip(self.ranks, state["ranks"].tolist(), strict=True))
+
+
+def matrices(adapter: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """A and B of each adapted matrix; other tensors are left out."""
+    return [(a, adapter[name.replace(".lora_A.", ".lora_B.")]) for name, a in adapter.items() if ".lora_A." in name]
+
+
+def truncated(state: State, rank: int) -> State:
+    """The first rows of A and columns of B; other tensors as they are."""
+    return {
+        name: tensor[:rank] if ".lora_A." in name else tensor[:, :rank] if ".lora_B." in name else tensor
+        for name, tensor in state.items()
+    }
+
+
+def padded_like(state: State, like: State) -> State:
+    """Tensors filled up with zeros to the sizes of others."""
+    padded = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    for name, tensor in state.items():
+        padded[name][tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
+
+
+def product_norm(adapter: State) -> float:
+    r""":math:`\sqrt{\sum \lVert BA \rVert_F^2}` over the adapted matrices, without the products: :math:`\lVert BA \rVert_F^2 =
+    \sum (B^\top B) \circ (A A^\top)`.
+    """
+    squares = [((b.T @ b).double() * (a @ a.T).double()).sum().item() for a, b in matrices(adapter)]
+    return math.sqrt(max(0.0, sum(squares)))

@@ -1,0 +1,145 @@
+"""Per-FedAvg (Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948) on a LoRA adapter, as PF2LoRA compares with."""
+
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.func import functional_call
+from torchmetrics import Metric, MetricCollection
+
+from lightning_fed.exchange import State
+from lightning_fed.lora import LoRAModule, attend_with_second_derivatives, default_adamw, gradients
+from lightning_fed.models.transformer import TransformerFactory
+
+
+class PerFedAvgLoRA(LoRAModule):
+    r"""A common adapter from which one gradient step leads to a good personal one (MAML).
+
+    The objective is :math:`\min_x \frac{1}{M} \sum_k f_k(x - \alpha \nabla f_k(x))`. A step of a client has independent batches
+    :math:`D, D', D''`:
+
+    1. :math:`\tilde x = x - \alpha \nabla F(x; D)`.
+    2. :math:`G = [I - \alpha \nabla^2 F(x; D'')]\, \nabla F(\tilde x; D')`.
+    3. AdamW steps x along G.
+
+    The adapter and the head are averaged with equal weights. Nothing is private between rounds but AdamW's moments. Headline: the
+    adapted model, one step of rate :math:`\alpha` on a batch of the client's own training data (``adapted_accuracy``); the model as
+    it was sent is reported too (``accuracy``). PF2LoRA's paper does not say which of them it reports.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` with
+            ``hessian: exact``.
+        num_classes: number of classes; the command line takes it from the data.
+        r: rank of the adapter.
+        lora_alpha: scaling is ``lora_alpha / r``; None: 1.
+        target_modules: layers that are adapted, as in peft; None: query and value projections.
+        lora_dropout: dropout before the adapter.
+        train_head: train and average the head.
+        metric: headline: ``accuracy`` or ``matthews``, of the adapted model.
+        adaptation_lr: :math:`\alpha`. PF2LoRA's paper: 1e-3 for most of GLUE, 1e-2 for CoLA.
+        hessian: ``exact`` differentiates through step 1; ``finite_difference`` (Hessian-free): :math:`G = g - \alpha (\nabla F(x +
+            \delta g; D'') - \nabla F(x - \delta g; D'')) / 2 \delta` with :math:`g = \nabla F(\tilde x; D')`; ``first_order``: G
+            is g.
+        delta: :math:`\delta` of finite differences.
+        batches: 2, with D'' = D, or 3.
+        optimizer: of x. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
+        local_steps: steps per round.
+        gradient_clip: largest norm of G; None does not clip.
+    """
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 2,
+        r: PositiveInt = 8,
+        lora_alpha: PositiveFloat | None = None,
+        target_modules: list[str] | str | None = None,
+        lora_dropout: ClosedUnitInterval = 0.0,
+        train_head: bool = True,
+        metric: Literal["accuracy", "matthews"] = "accuracy",
+        adaptation_lr: NonNegativeFloat = 1e-3,
+        hessian: Literal["exact", "finite_difference", "first_order"] = "exact",
+        delta: PositiveFloat = 1e-3,
+        batches: Literal[2, 3] = 2,
+        optimizer: OptimizerCallable = default_adamw,
+        local_steps: NonNegativeInt = 10,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        adapter = (r, lora_alpha, target_modules, lora_dropout, train_head)
+        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
+        self.headline_metric = f"adapted_{metric}"
+        self.adaptation_lr = adaptation_lr
+        self.hessian = hessian
+        self.delta = delta
+        self.batches_per_step = batches
+
+    def add_adapters(self) -> None:
+        """The adapter, on a network that can be differentiated as often as needed."""
+        super().add_adapters()
+        if self.hessian == "exact":
+            attend_with_second_derivatives(self.backbone)
+
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Set G; returns the loss of the adapted model."""
+        support, query, curvature = (*batch, batch[0])[:3]
+        point = self.learnable()
+        exact = self.hessian == "exact"
+        chained = exact and curvature is support
+        adapted = self.adapted(point, support, graph=chained)
+        loss = self.loss_at(adapted, query)
+        slopes = gradients(loss, (point if chained else adapted).values())
+        if exact and not chained:
+            flat = gradients(self.loss_at(point, curvature), point.values(), graph=True)
+            inner = torch.stack([(slope * g).sum() for slope, g in zip(flat, slopes, strict=True)]).sum()
+            slopes = [g - self.adaptation_lr * h for g, h in zip(slopes, gradients(inner, point.values()), strict=True)]
+        elif self.hessian == "finite_difference":
+            product = self.gradient_difference(point, slopes, self.delta, curvature)
+            slopes = [g - self.adaptation_lr * h for g, h in zip(slopes, product, strict=True)]
+        for parameter, slope in zip(self.shared_parameters(), slopes, strict=True):
+            parameter.grad = slope.detach()
+        return loss.detach()
+
+    def learnable(self) -> State:
+        """X by name, apart from the parameters themselves."""
+        shared = self.shared_names()
+        return {name: p.detach().requires_grad_() for name, p in self.named_parameters() if name in shared}
+
+    def adapted(self, point: State, batch: Any, graph: bool = False) -> State:
+        """One step of gradient descent from a point."""
+        slopes = gradients(self.loss_at(point, batch), point.values(), graph)
+        stepped = {name: x - self.adaptation_lr * g for (name, x), g in zip(point.items(), slopes, strict=True)}
+        return stepped if graph else {name: tensor.detach().requires_grad_() for name, tensor in stepped.items()}
+
+    # ------------------------------------------------------------------------------------------------------------ measuring
+
+    def configure_metrics(self) -> MetricCollection:
+        """Of the model as it was sent, and adapted."""
+        plain = super().configure_metrics()
+        both: dict[str, Metric | MetricCollection] = {
+            f"{prefix}{name}": metric.clone() for prefix in ("", "adapted_") for name, metric in plain.items()
+        }
+        return MetricCollection(both, compute_groups=False)
+
+    def on_validation_start(self) -> None:
+        """Adapt."""
+        self._adapt()
+
+    def on_test_start(self) -> None:
+        """Adapt."""
+        self._adapt()
+
+    def _adapt(self) -> None:
+        """One step on the first batch of the client's training data, in a random order."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        with torch.inference_mode(False), torch.enable_grad():
+            batch = self.trainer.strategy.batch_to_device(next(iter(data.train_dataloader())))
+            self._values = self.adapted(self.learnable(), data.on_after_batch_transfer(batch, 0))
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch into both kinds of metrics."""
+        inputs, labels = batch
+        plain, adapted = self(inputs), functional_call(self, self._values, (inputs,))
+        for name, metric in metrics.items(keep_base=True):
+            metric.update(adapted if name.startswith("adapted_") else plain, labels)

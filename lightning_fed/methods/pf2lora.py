@@ -1,0 +1,142 @@
+"""PF2LoRA (Hao et al. 2025, "Personalized Federated Fine-tuning for Heterogeneous Data: an Automatic Rank Learning Approach via
+Two-Level LoRA").
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.exchange import State
+from lightning_fed.lora import CLIENT, LoRAModule, attend_with_second_derivatives, default_adamw, gradients
+from lightning_fed.models.transformer import TransformerFactory
+
+Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
+
+
+class PF2LoRA(LoRAModule):
+    r"""Two adapters at once: a common one, which is averaged, and a smaller one that stays with the client.
+
+    A client's weights are :math:`W + BA + D_k C_k` with the common :math:`x = (A, B)` and the private :math:`y_k = (C_k, D_k)`.
+    The problem is bilevel: :math:`\min_x \frac{1}{M} \sum_k f_k(x, y_k^*(x))` with :math:`y_k^*(x) \in \arg\min_y f_k(x, y)`. A
+    step of a client (Algorithm 1):
+
+    1. :math:`y^+ = y - \alpha \nabla_y F(x, y; \pi)`.
+    2. :math:`G = \nabla_x F(x, y^+; \xi) - \alpha \nabla_x \langle \nabla_y F(x, y; \zeta), v \rangle` with the constant
+       :math:`v = \nabla_y F(x, y^+; \tilde\xi)`: the gradient through step 1.
+    3. AdamW steps x along G; then :math:`y \leftarrow y^+`.
+
+    The minus sign is that of eq. (4), Algorithm 1 and the lemmas; eq. (6) of the paper has a plus by mistake. The head belongs to
+    x. Headline: accuracy after aggregation, averaged x with the client's own y.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` where
+            second derivatives are needed, for PyTorch's fused attention has none.
+        num_classes: number of classes; the command line takes it from the data.
+        r: rank of the common adapter. The paper: 8 (GPT-2: 4).
+        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4).
+        lora_alpha: scaling of both adapters is ``lora_alpha / r``; None: 1. The paper does not state it.
+        target_modules: layers that are adapted, as in peft; None: query and value projections.
+        lora_dropout: dropout before the adapters.
+        train_head: train and average the head.
+        metric: headline: ``accuracy`` or ``matthews``.
+        client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE.
+        hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of
+            two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
+            ablation without a second level.
+        batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1).
+        optimizer: of x and the head. The paper: AdamW, lr 1e-3 for most of GLUE.
+        local_steps: steps per round. The paper: 10.
+        gradient_clip: largest norm of G; None does not clip. It does not limit the step of y.
+    """
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 2,
+        r: PositiveInt = 8,
+        client_r: PositiveInt = 2,
+        lora_alpha: PositiveFloat | None = None,
+        target_modules: list[str] | str | None = None,
+        lora_dropout: ClosedUnitInterval = 0.0,
+        train_head: bool = True,
+        metric: Literal["accuracy", "matthews"] = "accuracy",
+        client_lr: NonNegativeFloat = 1e-3,
+        hypergradient: Hypergradient = "exact",
+        batches: Literal[1, 2, 4] = 2,
+        optimizer: OptimizerCallable = default_adamw,
+        local_steps: NonNegativeInt = 10,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        adapter = (r, lora_alpha, target_modules, lora_dropout, train_head)
+        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
+        self.client_r = client_r
+        self.client_lr = client_lr
+        self.hypergradient: Hypergradient = hypergradient
+        self.batches_per_step = 1 if hypergradient == "none" else batches
+
+    def add_adapters(self) -> None:
+        """The common and the private one."""
+        super().add_adapters()
+        self.add_adapter(CLIENT, self.client_r)
+        if self.hypergradient == "exact":
+            attend_with_second_derivatives(self.backbone)
+
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Set the gradients of x and step y; returns the loss of x at the new y."""
+        lower, upper, upper_private, mixed = spread(batch, self.batches_per_step)
+        common = self.phase.parameters
+        adapter = self.adapter(CLIENT)
+        private = {name: p.detach().requires_grad_() for name, p in adapter.items()}
+        exact = self.hypergradient == "exact"
+        one_graph = exact and mixed is lower and upper_private is upper
+        if self.hypergradient == "none":
+            loss = self.loss_at(private, lower)
+            slopes = gradients(loss, [*common, *private.values()])
+            gradient, stepped = slopes[: len(common)], self._step(private, slopes[len(common) :])
+        else:
+            stepped = self._step(private, gradients(self.loss_at(private, lower), private.values(), graph=one_graph))
+            if not one_graph:
+                stepped = {name: tensor.detach().requires_grad_() for name, tensor in stepped.items()}
+            loss = self.loss_at(stepped, upper)
+            gradient = gradients(loss, common)  # through step 1 if its graph was kept
+            if self.hypergradient != "first_order" and not one_graph:
+                direction = gradients(self.loss_at(stepped, upper_private), stepped.values())
+                product = self._mixed_exact if exact else self._mixed_difference
+                for slope, term in zip(gradient, product(private, direction, mixed), strict=True):
+                    slope -= self.client_lr * term
+        for parameter, slope in zip(common, gradient, strict=True):
+            parameter.grad = slope.detach()
+        with torch.no_grad():
+            for name, parameter in adapter.items():
+                parameter.copy_(stepped[name])
+        return loss.detach()
+
+    def _step(self, private: State, slopes: Sequence[Tensor]) -> State:
+        return {name: tensor - self.client_lr * slope for (name, tensor), slope in zip(private.items(), slopes, strict=True)}
+
+    def _mixed_exact(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
+        r""":math:`\nabla_x \langle \nabla_y F(x, y), v \rangle`."""
+        slopes = gradients(self.loss_at(private, batch), private.values(), graph=True)
+        inner = torch.stack([(slope * v).sum() for slope, v in zip(slopes, direction, strict=True)]).sum()
+        return gradients(inner, self.phase.parameters)
+
+    def _mixed_difference(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
+        r"""The same by finite differences, with :math:`\epsilon = 0.01 / \lVert v \rVert`."""
+        norm = torch.stack([v.square().sum() for v in direction]).sum().sqrt()
+        if norm == 0:
+            return [torch.zeros_like(p) for p in self.phase.parameters]
+        return self.gradient_difference(private, direction, 0.01 / norm, batch, self.phase.parameters)
+
+
+def spread(batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
+    """The batches π, ξ, ξ̃ and ζ of a step that has 1, 2 or 4."""
+    if count == 1:
+        return batch, batch, batch, batch
+    if count == 2:
+        inner, outer = batch
+        return inner, outer, outer, inner
+    return tuple(batch)

@@ -1,0 +1,108 @@
+"""Networks of the transformers library, behind the interface of this one."""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from lightning_fed.errors import FederationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Inputs = dict[str, Tensor]
+"""What a tokenizer makes: ``input_ids``, ``attention_mask``, …, each ``(B, L)``."""
+
+
+class Transformer(nn.Module):
+    """A model of the transformers library for a task; a subclass says which.
+
+    Args:
+        name: of a model on the Hugging Face hub, or a local folder; its pretrained weights are loaded.
+        config: instead of a name, the settings of a model with random weights: ``model_type`` and what its config class takes.
+        attention: implementation of attention (``eager``, ``sdpa``, …); None: the library's choice.
+        **settings: more settings of the model's config.
+    """
+
+    auto_class: str
+    """The class of transformers that loads a model for the task."""
+
+    def __init__(
+        self, name: str | None = None, config: dict[str, Any] | None = None, attention: str | None = None, **settings: Any
+    ) -> None:
+        super().__init__()
+        import transformers
+
+        if (name is None) == (config is None):
+            raise FederationError(f"{type(self).__name__} got name={name!r} and config={config!r}: give exactly one.")
+        auto = getattr(transformers, self.auto_class)
+        if config is not None:
+            made = transformers.AutoConfig.for_model(**config, **settings)
+            self.network: PreTrainedModel = auto.from_config(made, attn_implementation=attention)
+        else:
+            try:
+                self.network = auto.from_pretrained(name, attn_implementation=attention, **settings)
+            except OSError as error:
+                raise FederationError(
+                    f"No model {name!r} could be loaded: give a local folder or a name on the hub. {error}"
+                ) from error
+        self.attention = attention
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits for tokenised texts."""
+        logits: Tensor = self.network(**inputs).logits
+        return logits
+
+    def head_names(self) -> set[str]:
+        """Names of the parameters that the task adds to the pretrained model."""
+        prefix = f"network.{self.network.base_model_prefix}."
+        return {name for name, _ in self.named_parameters() if not name.startswith(prefix)}
+
+
+class TransformerClassifier(Transformer):
+    """A text classifier: pretrained body, new head.
+
+    Args:
+        num_classes: outputs of the head.
+        name: see :class:`Transformer`.
+        config: see :class:`Transformer`.
+        attention: see :class:`Transformer`.
+    """
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(
+        self,
+        num_classes: int = 2,
+        name: str | None = None,
+        config: dict[str, Any] | None = None,
+        attention: str | None = None,
+    ) -> None:
+        super().__init__(name, config, attention, num_labels=num_classes)
+
+
+TransformerFactory = Callable[[int], Transformer]
+"""Builds a network for a number of classes; ``TransformerClassifier`` is one."""
+
+
+class SharedTransformer:
+    """Loads a network once and hands out copies that share all of its tensors but the head's.
+
+    Args:
+        factory: builds the network.
+    """
+
+    def __init__(self, factory: TransformerFactory) -> None:
+        self._factory = factory
+        self._network: Transformer | None = None
+
+    def copy(self, num_classes: int) -> Transformer:
+        """A network whose body is shared and frozen and whose head is its own and is not."""
+        if self._network is None:
+            self._network = self._factory(num_classes).train()  # from_pretrained leaves it in eval mode
+            heads = self._network.head_names()
+            for name, parameter in self._network.named_parameters():
+                parameter.requires_grad_(name in heads)
+        shared = {id(parameter): parameter for parameter in self._network.parameters() if not parameter.requires_grad}
+        return copy.deepcopy(self._network, memo=shared)

@@ -1,0 +1,550 @@
+"""FedHM: low-rank versions of a full-rank model; and what it shares with HeteroFL, FedRolex and Split-Mix."""
+
+import copy
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    new_trainer,
+    same,
+    sgd,
+    without_seconds,
+)
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.client import QUIET, Turn, Worker
+from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State, check_fits, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedHM
+from lightning_fed.methods.fedhm import FedHMServer
+from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.factorise import Factorised, recover, unroll
+
+no_sgd = partial(torch.optim.SGD, lr=0.0)
+TinyResNet = partial(ResNet8, width=1 / 16)
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg that counts every client the same."""
+
+    weighting = "uniform"
+
+
+class Recording:
+    """Turns in order; keeps what went down and up."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            self.turns.append(turn)
+            self.updates.append(worker.take(turn))
+            yield self.updates[-1]
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
+    federation = new_federation(rounds, **options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def train(module: FederatedModule, data: ClientDataModule, epochs: int = 1, **options: Any) -> None:
+    new_trainer(**QUIET, max_epochs=epochs, limit_val_batches=0, **options).fit(module, datamodule=data)
+
+
+def clients(number: int, *owned: tuple[int, ...]) -> list[ClientInfo]:
+    """With all classes, or with the given ones."""
+    classes = owned or [tuple(range(CLASSES))] * number
+    return [ClientInfo(k, 10, 2, 2, tuple(int(c in classes[k]) for c in range(CLASSES))) for k in range(number)]
+
+
+def server_of(method: FederatedModule, participants: list[ClientInfo]) -> Any:
+    """The method's server at the start of round 1."""
+    method.configure_model()
+    server = method.configure_server(participants)
+    server.open_round(1, participants)
+    return server
+
+
+def constant(state: State, value: float) -> State:
+    return {name: torch.full_like(tensor, value) for name, tensor in state.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- averaging
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_with_full_rank_everywhere_it_is_unweighted_fedavg(masked: bool, participation: float) -> None:
+    data = new_data(3, 240)
+    assert all(min(client.label_counts) > 0 for client in data.clients)
+    options: dict[str, Any] = {"participation": participation, "evaluate_every": 0}
+    ours = fit(FedHM(Net, CLASSES, ratios=[1.0], masked=masked, optimizer=momentum), data, **options)
+    theirs = fit(UniformFedAvg(Net, CLASSES, momentum), data, **options)
+    weighted = fit(FedAvg(Net, CLASSES, momentum), data, **options)
+    for name, tensor in theirs.server.state_dict().items():
+        torch.testing.assert_close(ours.server.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(weighted.server.state_dict()[name], tensor, rtol=1e-4)
+
+
+def shares(**options: Any) -> list[float]:
+    """What clients of ratio 1, 1/2, 1/4 and 1/8 count in a round: client k alone says that the bias of class k is 1."""
+    participants = clients(4)
+    server = server_of(FedHM(Net, CLASSES, ratios=[1, 1 / 2, 1 / 4, 1 / 8], masked=False, **options), participants)
+    updates = []
+    for client in participants:
+        state = dict(server.broadcast(client).state)
+        state["backbone.head.bias"] = torch.eye(CLASSES)[client.id]
+        updates.append(ClientUpdate(client.id, 1 + client.id, state))
+    server.aggregate(updates)
+    return server.state_dict()["backbone.head.bias"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "temperature", "expected", "digits"),
+    [
+        ("paper", 1.0, (0.401, 0.243, 0.189, 0.167), 3),
+        ("paper", 0.25, (0.82, 0.11, 0.04, 0.02), 2),
+        ("paper", 1e6, (0.25, 0.25, 0.25, 0.25), 5),
+        ("uniform", 1.0, (0.25, 0.25, 0.25, 0.25), 7),
+        ("uniform", 0.1, (0.25, 0.25, 0.25, 0.25), 7),
+        ("official", 1.0, (0.705, 0.259, 0.035, 0.0006), 3),
+    ],
+)
+def test_weights_of_the_ratios(weights: Any, temperature: float, expected: tuple[float, ...], digits: int) -> None:
+    found = shares(weights=weights, temperature=temperature)
+    assert found == pytest.approx(expected, abs=0.5001 * 10**-digits)
+    assert sum(found) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("weights", ["paper", "official"])
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_a_larger_ratio_counts_more(weights: Any, temperature: float) -> None:
+    found = shares(weights=weights, temperature=temperature)
+    assert all(larger > smaller for larger, smaller in pairwise(found))
+
+
+@pytest.mark.parametrize("weights", ["paper", "official"])
+def test_at_a_temperature_near_0_only_the_largest_ratio_counts(weights: Any) -> None:
+    assert shares(weights=weights, temperature=0.001) == pytest.approx([1, 0, 0, 0])
+
+
+def test_at_a_temperature_near_0_participants_of_one_ratio_count_the_same() -> None:
+    participants = clients(2)
+    server = server_of(FedHM(Net, CLASSES, ratios=[1 / 8], weights="official", temperature=0.01, masked=False), participants)
+    server.aggregate([ClientUpdate(k, 1, constant(server.version(1 / 8), 3.0 + k)) for k in range(2)])
+    assert server.state_dict()["backbone.head.bias"].tolist() == [3.5] * CLASSES
+
+
+def spectra(state: State, layers: list[str]) -> dict[str, Tensor]:
+    return {layer: torch.linalg.svdvals(unroll(state[f"backbone.{layer}.weight"]).double()) for layer in layers}
+
+
+@pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
+@pytest.mark.parametrize(("ratios", "anchor"), [((1.0, 0.5), False), ((0.5, 0.25), False), ((0.5, 0.25), True)])
+def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[float, float], anchor: bool) -> None:
+    """The j-th singular value is multiplied by the weights of those whose rank is at least j; the anchor's rank is full."""
+    model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
+    federation = fit(model, new_data(2, 80, batch_size=1000))
+    layers, before, after = model.low_rank_layers(), model.shared_state(), federation.server.state_dict()
+    takers = [*ratios, 1.0] if anchor else list(ratios)
+    found = spectra(after, layers)
+    for layer, values in spectra(before, layers).items():
+        outputs = len(before[f"backbone.{layer}.weight"])
+        ranks = [len(values) if ratio == 1 else max(1, round(ratio * outputs)) for ratio in takers]
+        weights = [math.exp(ratio) / sum(map(math.exp, takers)) for ratio in takers]
+        factors = [sum(w for w, rank in zip(weights, ranks, strict=True) if rank >= j) for j in range(1, len(values) + 1)]
+        torch.testing.assert_close(found[layer], values * torch.tensor(factors), rtol=1e-5, atol=1e-6)
+        assert (min(factors) == 0) == (1.0 not in takers)
+    for name in before.keys() - {f"backbone.{layer}.weight" for layer in layers}:
+        torch.testing.assert_close(after[name], before[name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_anchor_is_there_only_where_no_participant_is_of_full_size() -> None:
+    for ratios, expected in (([0.5, 0.5], 1 / (1 + 2 * math.exp(-0.5))), ([1.0, 0.5], 0.0)):
+        participants = clients(2)
+        server = server_of(FedHM(Net, CLASSES, ratios=ratios, anchor=True, masked=False), participants)
+        updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 0.0)) for k in range(2)]
+        before = server.state_dict()["backbone.head.weight"]
+        server.aggregate(updates)
+        torch.testing.assert_close(server.state_dict()["backbone.head.weight"], expected * before)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_of_the_head_are_averaged_over_their_owners(masked: bool) -> None:
+    """Classes: 0 of the first client, 1 of both, 2 of the second, 3 of nobody. The weights are e and e^0.5."""
+    participants = clients(2, (0, 1), (1, 2))
+    server = server_of(FedHM(Net, CLASSES, ratios=[1.0, 0.5], masked=masked), participants)
+    before = {name: server.state_dict()[f"backbone.head.{name}"].clone() for name in ("weight", "bias")}
+    updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 10.0 * (k + 1))) for k in range(2)]
+    server.aggregate(updates)
+    both = (10 * math.e + 20 * math.exp(0.5)) / (math.e + math.exp(0.5))
+    for name, old in before.items():
+        head = server.state_dict()[f"backbone.head.{name}"]
+        for row, value in enumerate([10, both, 20]):
+            assert torch.allclose(head[row], torch.tensor(float(value) if masked else both))
+        assert torch.equal(head[3], old[3]) if masked else torch.allclose(head[3], torch.tensor(both))
+    assert torch.allclose(server.state_dict()["backbone.fc1.bias"], torch.tensor(both))
+
+
+# --------------------------------------------------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
+def test_a_version_is_the_truncated_decomposition(network: Any) -> None:
+    method = FedHM(network, CLASSES, ratios=[1.0, 0.5, 0.25])
+    server, layers = server_of(method, clients(3)), method.low_rank_layers()
+    values = spectra(server.state, layers)
+    assert server.version(None) is server.state
+    for ratio in (0.5, 0.25):
+        version = server.version(ratio)
+        for layer in layers:
+            weight = server.state[f"backbone.{layer}.weight"]
+            first, second = (version[f"backbone.{layer}.{which}.weight"] for which in (0, 1))
+            assert first.shape[0] == second.shape[1] == max(1, round(ratio * len(weight)))
+            tail = values[layer][len(first) :].square().sum().sqrt().item()
+            assert (recover(first, second) - weight).norm().item() == pytest.approx(tail, rel=1e-5)
+        for name in version.keys() & server.state.keys():
+            assert torch.equal(version[name], server.state[name])
+
+
+@pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
+def test_a_version_that_comes_back_is_what_was_sent(network: Any) -> None:
+    method = FedHM(network, CLASSES, ratios=[0.5])
+    server = server_of(method, clients(1))
+    sent = server.version(0.5)
+    whole = server.embed(ClientUpdate(0, 1, sent))
+    check_fits(whole, server.state, "What came back")
+    for layer in method.low_rank_layers():
+        product = recover(sent[f"backbone.{layer}.0.weight"], sent[f"backbone.{layer}.1.weight"])
+        torch.testing.assert_close(whole[f"backbone.{layer}.weight"], product)
+    server.load_state_dict(whole)
+    again = server.embed(ClientUpdate(0, 1, server.version(0.5)))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(again[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_versions_follow_the_state() -> None:
+    server = server_of(FedHM(Net, CLASSES, ratios=[0.5]), clients(1))
+    before = server.version(0.5)["backbone.fc1.0.weight"].clone()
+    server.aggregate([ClientUpdate(0, 1, constant(server.version(0.5), 1.0))])
+    assert not torch.allclose(server.version(0.5)["backbone.fc1.0.weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("network", "classes", "sizes"),
+    [
+        (ResNet18, 10, [11_173_962, 4_157_514, 2_209_866, 1_236_042]),
+        (ResNet34, 100, [21_328_292, 8_401_316, 4_985_252, 3_277_220]),
+    ],
+)
+def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: list[int]) -> None:
+    """Running statistics are not in them. Nothing is computed: the tensors have no storage."""
+    ratios = (1.0, 1 / 2, 1 / 4, 1 / 8)
+    with torch.device("meta"):
+        method = FedHM(network, classes, ratios=ratios)
+        method.configure_model()
+        state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
+        layers = [f"backbone.{name}" for name in method.low_rank_layers()]
+        server = FedHMServer(state, clients(4), method.capacities, "fixed", set(), layers, lambda ratio: 1.0, False)
+        assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
+
+
+# ---------------------------------------------------------------------------------------------------------------- clients
+
+
+def low_rank_client(data: InMemory, **options: Any) -> FederatedModule:
+    method = FedHM(Net, CLASSES, ratios=[0.5], **options)
+    return method.for_client(replace(data.clients[0], capacity=0.5))
+
+
+def test_weight_decay_leaves_the_factors_alone() -> None:
+    data = new_data(1, 60, batch_size=1000)
+    states = []
+    for weight_decay in (0.0, 0.5):
+        module = low_rank_client(data, decay=0.0, optimizer=partial(sgd, weight_decay=weight_decay))
+        train(module, data.client(0))
+        states.append(module.shared_state())
+    unchanged = {name for name, tensor in states[0].items() if torch.equal(tensor, states[1][name])}
+    assert unchanged == {f"backbone.{layer}.{which}.weight" for layer in ("fc1", "fc2") for which in (0, 1)}
+
+
+def test_frobenius_decay_is_part_of_the_gradient_that_momentum_takes_in() -> None:
+    """Three full-batch steps by hand, in double precision."""
+    data = new_data(1, 60, dtype=torch.float64, batch_size=1000)
+    module = low_rank_client(data, decay=0.3, optimizer=momentum, epochs=3)
+    network = copy.deepcopy(module.backbone).double()
+    train(module, data.client(0), epochs=3, precision="64-true")
+
+    x, y = data.client(0).data[data.client(0).splits[0]]
+    layers = [layer for layer in network.modules() if isinstance(layer, Factorised)]
+    factors = {id(p) for layer in layers for p in layer.weights}
+    assert len(layers) == 2
+    parameters = list(network.parameters())
+    velocities = [torch.zeros_like(p) for p in parameters]
+    for _ in range(3):
+        loss = cross_entropy(network(x), y) + 0.3 / 2 * sum(layer.recover().square().sum() for layer in layers)
+        gradients = torch.autograd.grad(loss, parameters)
+        for p, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
+            velocity.mul_(0.9).add_(gradient if id(p) in factors else gradient + 0.01 * p.detach())
+            p.data.sub_(0.1 * velocity)
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(module.backbone.state_dict()[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_a_client_trains_without_the_classes_that_it_lacks() -> None:
+    info = ClientInfo(0, 8, 0, 0, (5, 0, 3, 0))
+    x, y = torch.randn(8, 3, 4, 4), torch.tensor([0, 2] * 4)
+    module = FedHM(Net, CLASSES, decay=0.0).for_client(info)
+    logits = module.backbone(x)
+    masked = logits * torch.tensor([1, 0, 1, 0])
+    assert torch.equal(module(x), masked)
+    loss = module.client_loss((x, y))
+    torch.testing.assert_close(loss, cross_entropy(masked, y))
+    weight, bias = torch.autograd.grad(loss, list(module.backbone.head.parameters()))
+    assert (weight[[1, 3]] == 0).all()
+    assert (weight[[0, 2]] != 0).any(dim=1).all()
+    assert bias[[1, 3]].tolist() == [0, 0]
+    assert (bias[[0, 2]] != 0).all()
+
+
+def test_without_mask_and_on_the_server_all_classes_are_there() -> None:
+    x, info = torch.randn(8, 3, 4, 4), ClientInfo(0, 8, 0, 0, (5, 0, 3, 0))
+    for module in (FedHM(Net, CLASSES, masked=False).for_client(info), FedHM(Net, CLASSES).for_client(replace(info, id=-1))):
+        assert torch.equal(module(x), module.backbone(x))
+        assert (module(x) != 0).all()
+    assert FedHM(Net, CLASSES, masked=False).for_client(info).head_names() == set()
+    assert FedHM(Net, CLASSES).for_client(info).head_names() == {"backbone.head.weight", "backbone.head.bias"}
+
+
+@pytest.mark.parametrize("layers", [None, []])
+def test_a_network_that_names_no_layers_needs_to_be_told(layers: list[str] | None) -> None:
+    data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
+    with pytest.raises(FederationError, match="CNN1 does not say which of its layers can be factorised: name them in layers"):
+        fit(FedHM(CNN1, CLASSES, layers=layers), data)
+
+
+def test_layers_may_be_named() -> None:
+    method = FedHM(Net, CLASSES, ratios=[0.5], layers=["fc2"])
+    version = server_of(method, clients(1)).version(0.5)
+    assert {"backbone.fc1.weight", "backbone.fc2.0.weight", "backbone.fc2.1.weight", "backbone.fc2.1.bias"} <= version.keys()
+    assert {name for name, layer in method.for_client(replace(clients(1)[0], capacity=0.5)).named_modules() if "fc2." in name}
+
+
+def test_a_layer_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(FederationError, match="nothing"):
+        fit(FedHM(Net, CLASSES, ratios=[0.5], layers=["nothing"]))
+
+
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.5, 8])
+def test_a_ratio_out_of_range_is_refused(ratio: float) -> None:
+    with pytest.raises(FederationError, match=r"give rank ratios in \(0, 1\]"):
+        FedHM(Net, CLASSES, ratios=[1.0, ratio])
+
+
+def test_no_ratios_are_refused() -> None:
+    with pytest.raises(FederationError, match="empty list of sizes"):
+        FedHM(Net, CLASSES, ratios=[])
+
+
+# ------------------------------------------------------------------ what the methods with clients of several sizes share
+
+SIZES: dict[str, dict[str, Any]] = {
+    "FedHM": {"ratios": (1.0, 0.5, 0.25)},
+    "HeteroFL": {"widths": (1.0, 0.5, 0.25)},
+    "FedRolex": {"widths": (1.0, 0.5, 0.25)},
+    "SplitMix": {"bases": 4, "budgets": (4, 2, 1)},
+}
+VERSIONS = {
+    "FedHM": {"rank_0.5", "rank_0.25"},
+    "HeteroFL": {"width_0.5", "width_0.25"},
+    "FedRolex": {"width_0.5", "width_0.25"},
+    "SplitMix": {"mix_1", "mix_2", "mix_3"},
+}
+TARGET = 0.24
+
+each_method = pytest.mark.parametrize("name", SIZES)
+
+
+def some_classes_each() -> InMemory:
+    """Three clients of two classes, with unequal numbers of batches."""
+    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+@cache
+def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
+    """Three rounds, played once."""
+    engine = Recording()
+    federation = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET)
+    return federation, list(engine.turns), list(engine.updates)
+
+
+class Shuffled:
+    """Turns in a random order, their updates in another."""
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        waiting = list(turns)
+        random.Random(5).shuffle(waiting)
+        updates = [worker.take(turn) for turn in waiting]
+        random.Random(6).shuffle(updates)
+        yield from updates
+
+
+@each_method
+def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
+    other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
+    models, others = recorded(name)[0].server.models(), other.server.models()
+    assert models.keys() == others.keys() == VERSIONS[name] | {"global"}
+    for version, model in models.items():
+        assert any(tensor.abs().sum() > 0 for statistic, tensor in model.statistics.items() if statistic.endswith("running_mean"))
+        assert same(model.statistics, others[version].statistics)
+
+
+@each_method
+def test_measuring_twice_gives_the_same_numbers(name: str) -> None:
+    federation = recorded(name)[0]
+    results, last = dict(federation.results), federation.history[-1]
+    again = federation._evaluate()
+    assert again == {column: last[column] for column in again}
+    assert federation.results == results
+
+
+@each_method
+def test_running_statistics_do_not_travel_to_train(name: str) -> None:
+    federation, turns, updates = recorded(name)
+    payloads: list[State] = [federation.server.state_dict()]
+    for turn, update in zip(turns, updates, strict=True):
+        if turn.verb == "fit":
+            payloads += [turn.broadcast.state, update.state]
+        assert bool(turn.broadcast.statistics) == (turn.verb == "evaluate")
+        assert all("running_" in entry or "tracked" in entry for entry in turn.broadcast.statistics)
+    assert len(payloads) == 1 + 3 * 3 * 2
+    assert all(payload for payload in payloads)
+    assert not any("running_" in entry or "tracked" in entry for payload in payloads for entry in payload)
+
+
+@each_method
+def test_the_global_model_is_what_is_measured(name: str) -> None:
+    federation = recorded(name)[0]
+    model, pooled = federation.server.models()["global"], federation.data.pooled()
+    images, labels = pooled.data[pooled.splits[2]]
+    module = federation.model.for_client(replace(pooled.info, capacity=model.capacity)).eval()
+    module.load_shared_state(model.state)
+
+    def accuracy() -> float:
+        return (module(images).argmax(dim=1) == labels).float().mean().item()
+
+    without = accuracy()
+    module.load_statistics(model.statistics)
+    assert accuracy() == pytest.approx(federation.history[-1]["global/test_accuracy"])
+    assert accuracy() != without
+
+
+@each_method
+def test_every_version_is_measured_under_its_name(name: str) -> None:
+    row = recorded(name)[0].history[-1]
+    measured = {column.partition("/")[0] for column in row if column.endswith("/test_accuracy")}
+    assert measured == VERSIONS[name] | {"global", "selected"}
+
+
+@each_method
+def test_statistics_are_the_mean_over_everybodys_batches(name: str) -> None:
+    federation = recorded(name)[0]
+    model, data = federation.server.models()["global"], federation.data
+    module = federation.model.for_client(replace(data.pooled().info, capacity=None))
+    module.load_shared_state(model.state)
+    prefix, network = ("bases.1.", module.bases[1]) if name == "SplitMix" else ("backbone.", module.backbone)
+    loaders = [data.client(k).predict_dataloader() for k in range(3)]
+    assert sorted(map(len, loaders)) == [2, 2, 3]
+    activations = [Net.encode(network, x).detach() for loader in loaders for x, _ in loader]
+    means = torch.stack([a.mean(dim=0) for a in activations]).mean(dim=0)
+    variances = torch.stack([a.var(dim=0) for a in activations]).mean(dim=0)
+    torch.testing.assert_close(model.statistics[f"{prefix}norm.running_mean"], means)
+    torch.testing.assert_close(model.statistics[f"{prefix}norm.running_var"], variances)
+
+
+@each_method
+def test_reaching_the_target_is_reported(name: str) -> None:
+    history = recorded(name)[0].history
+    assert max(row["global/test_accuracy"] for row in history) >= TARGET
+    first = next(row for row in history if row["global/test_accuracy"] >= TARGET)
+    expected = {f"target/{unit}": first[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
+    expected |= {"target/round": first["round"], "target/flops": first["compute/total_flops"]}
+    for row in history:
+        reached = {column: value for column, value in row.items() if column.startswith("target/")}
+        assert reached == (expected if row["round"] >= first["round"] else {})
+
+
+@each_method
+def test_fixed_sizes_are_dealt_in_turn(name: str) -> None:
+    federation, turns, _ = recorded(name)
+    sizes = [None, 2, 1] if name == "SplitMix" else [None, 0.5, 0.25]
+    turns = [turn for turn in turns if turn.client.id >= 0 and turn.verb != "gather"]
+    assert len(turns) == 3 * (3 + 3)
+    assert all(turn.broadcast.capacity == sizes[turn.client.id] for turn in turns)
+    more = federation.model.configure_server(clients(8)).capacity
+    assert more == {client: sizes[client % 3] for client in range(8)}
+
+
+class Sizes(FederationCallback):
+    """Notes everybody's size after each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, float | None]] = []
+
+    def on_round_end(self, federation: Federation) -> None:
+        self.rounds.append(dict(federation.server.capacity))
+
+
+def redrawn(name: str, **options: Any) -> tuple[list[dict[int, float | None]], Federation]:
+    """Everybody's size in each of three rounds in which nobody learns; measured in the last."""
+    sizes, method = Sizes(), new_method(name, **SIZES[name], assignment="redrawn", epochs=0)
+    settings: dict[str, Any] = {"rounds": 3, "participation": 0.5, "evaluate_every": 0, "callbacks": [sizes]}
+    return sizes.rounds, fit(method, new_data(4, 160), **settings | options)
+
+
+@each_method
+def test_redrawn_sizes_are_a_function_of_seed_and_round(name: str) -> None:
+    engine = Recording()
+    rounds, federation = redrawn(name, engine=engine)
+    assert rounds[0] != rounds[1] != rounds[2] != rounds[0]
+    assert {size for drawn in rounds for size in drawn.values()} == set(federation.model.capacities)
+    turns = [turn for turn in engine.turns if turn.client.id >= 0 and turn.verb != "gather"]
+    assert [turn.verb for turn in turns] == ["fit"] * (3 * 2) + ["evaluate"] * 4
+    assert all(turn.broadcast.capacity == rounds[turn.round - 1][turn.client.id] for turn in turns)
+    assert federation.results.keys() == {0, 1, 2, 3}
+    assert all(math.isfinite(value) for value in federation.history[-1].values())
+    assert redrawn(name, rounds=2)[0] == rounds[:2]
+    assert redrawn(name, rounds=1, seed=1)[0] != rounds[:1]
+
+
+@each_method
+def test_a_finished_run_that_is_continued_has_the_same_clients(name: str) -> None:
+    data, method = new_data(3, 120), partial(new_method, name, **SIZES[name], epochs=0)
+    ended = fit(method(), data, rounds=2, run_dir="runs", evaluate_every=0)
+    continued = new_federation(2, run_dir="runs", evaluate_every=0)
+    continued.fit(method(), data, ckpt_path="last")
+    assert without_seconds(continued.history) == without_seconds(ended.history)
+    for client in range(3):
+        before, after = (federation.client_module(client).state_dict() for federation in (ended, continued))
+        assert [key for key, tensor in before.items() if not torch.equal(tensor, after[key])] == []

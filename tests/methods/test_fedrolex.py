@@ -1,0 +1,220 @@
+"""FedRolex: narrower versions of a network whose window rolls over the channels."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from torch import Tensor
+
+from lightning_fed.client import Turn, Worker
+from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedRolex, HeteroFL
+from lightning_fed.models import CNN1, ResNet8
+from lightning_fed.module import FederatedModule
+
+no_sgd = partial(torch.optim.SGD, lr=0.0)
+CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(3)]
+HIDDEN, FEATURES = 5, 6
+"""Channels of the two hidden layers of :class:`Net`."""
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg that counts every client the same."""
+
+    weighting = "uniform"
+
+
+class EighthOfResNet8(ResNet8):
+    """8, 16 and 32 channels."""
+
+    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
+        super().__init__(num_classes, width / 8)
+
+
+class Recording:
+    """Keeps the updates of fit turns."""
+
+    def __init__(self) -> None:
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            update = worker.take(turn)
+            if turn.verb == "fit":
+                self.updates.append(update)
+            yield update
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
+    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def two_classes_each() -> InMemory:
+    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+def server_of(method: FederatedModule, t: int = 1) -> Any:
+    """The method's server at the start of a round."""
+    method.configure_model()
+    server = method.configure_server(CLIENTS)
+    server.open_round(t, CLIENTS)
+    return server
+
+
+def window(channels: int, width: float, t: int) -> list[int]:
+    """Which channels a client has in round t, counted from 1."""
+    return [(t - 1 + i) % channels for i in range(max(1, round(width * channels)))]
+
+
+def test_the_first_window_is_that_of_heterofl() -> None:
+    rolex, hetero = (server_of(method(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4])) for method in (FedRolex, HeteroFL))
+    hetero.load_state_dict(rolex.state_dict())
+    for width in (None, 0.6, 0.4):
+        assert same(rolex.version(width), hetero.version(width))
+
+
+def test_the_first_round_is_that_of_heterofl() -> None:
+    ours, theirs = (
+        fit(method(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=sgd), two_classes_each()).server.state_dict()
+        for method in (FedRolex, HeteroFL)
+    )
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("t", [1, 2, 4, 5, 6, 7, 31, 100])
+@pytest.mark.parametrize("width", [0.6, 0.4])
+def test_the_window_starts_at_the_round_and_wraps_around(t: int, width: float) -> None:
+    server = server_of(FedRolex(NoisyNet, CLASSES, widths=[1.0, width]), t)
+    hidden, features = window(HIDDEN, width, t), window(FEATURES, width, t)
+    state, version = server.state, server.version(width)
+    expected = {
+        "backbone.fc1.weight": state["backbone.fc1.weight"][hidden],
+        "backbone.fc1.bias": state["backbone.fc1.bias"][hidden],
+        "backbone.fc2.weight": state["backbone.fc2.weight"][features][:, hidden],
+        "backbone.fc2.bias": state["backbone.fc2.bias"][features],
+        "backbone.norm.weight": state["backbone.norm.weight"][features],
+        "backbone.norm.bias": state["backbone.norm.bias"][features],
+        "backbone.head.weight": state["backbone.head.weight"][:, features],
+        "backbone.head.bias": state["backbone.head.bias"],
+    }
+    assert same(version, expected)
+    assert server.version(None) is state
+
+
+@pytest.mark.parametrize("width", [0.6, 0.4, 0.01])
+def test_every_channel_is_in_the_window_equally_often(width: float) -> None:
+    server = server_of(FedRolex(Net, CLASSES, widths=[1.0, width]))
+    for bias, channels in (("backbone.fc1.bias", HIDDEN), ("backbone.fc2.bias", FEATURES)):
+        server.state[bias] = torch.arange(channels, dtype=torch.float32)
+        for first in (1, 3):
+            seen: list[int] = []
+            for t in range(first, first + channels):
+                server.open_round(t, CLIENTS)
+                seen += server.version(width)[bias].int().tolist()
+            assert torch.bincount(torch.tensor(seen)).tolist() == [max(1, round(width * channels))] * channels
+
+
+@pytest.mark.parametrize("network", [Net, NoisyNet])
+def test_in_full_width_everywhere_it_is_unweighted_fedavg_in_a_late_round(network: Any) -> None:
+    data = new_data(3, 240)
+    ours = fit(FedRolex(network, CLASSES, widths=[1.0], masked=False, optimizer=momentum), data, rounds=4)
+    theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=4)
+    assert ours.server.start == 3
+    for name, tensor in ours.server.state_dict().items():
+        torch.testing.assert_close(tensor, theirs.server.state_dict()[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", [NoisyNet, EighthOfResNet8])
+def test_without_learning_windows_that_wrap_put_back_what_they_took(network: Any) -> None:
+    method = FedRolex(network, CLASSES, widths=[1.0, 0.6, 0.4])
+    initial = {name: tensor.clone() for name, tensor in server_of(method).state.items()}
+    for t in (4, 5, 8, 13, 30):
+        server = server_of(method, t)
+        server.load_state_dict(dict(initial))
+        server.aggregate([ClientUpdate(client.id, 1, server.broadcast(client).state) for client in CLIENTS])
+        assert same(server.state, initial)
+
+
+def test_a_federation_that_does_not_learn_keeps_its_model() -> None:
+    federation = fit(FedRolex(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=no_sgd), two_classes_each(), rounds=5)
+    assert window(HIDDEN, 0.6, federation.round) == [4, 0, 1]
+    assert same(federation.server.state_dict(), federation.model.shared_state())
+
+
+def scatter(name: str, tensor: Tensor, like: Tensor, width: float, t: int) -> tuple[Tensor, Tensor]:
+    """An update of :class:`Net` where it belongs in the whole, and which entries it covers."""
+    sets = {"fc1": (HIDDEN, None), "fc2": (FEATURES, HIDDEN), "head": (None, FEATURES)}[name.split(".")[1]]
+    hidden = [k is not None and width < 1 for k in sets]
+    index = [window(k, width, t) if h else range(size) for k, h, size in zip(sets, hidden, like.shape, strict=False)]
+    value, covered = torch.zeros_like(like), torch.zeros_like(like)
+    grid = torch.meshgrid(*map(torch.tensor, index), indexing="ij")
+    value[grid], covered[grid] = tensor, 1.0
+    return value, covered
+
+
+@pytest.mark.parametrize("t", [1, 5, 6, 12])
+def test_each_entry_is_averaged_over_those_whose_window_has_it(t: int) -> None:
+    widths = [1.0, 0.6, 0.4]
+    server = server_of(FedRolex(Net, CLASSES, widths=widths, masked=False), t)
+    before = {name: tensor.clone() for name, tensor in server.state.items()}
+    for cohort in ([0, 1, 2], [1, 2], [2]):
+        server.load_state_dict(dict(before))
+        updates = [
+            ClientUpdate(k, 1, {name: torch.randn_like(tensor) for name, tensor in server.broadcast(CLIENTS[k]).state.items()})
+            for k in cohort
+        ]
+        server.aggregate(updates)
+        for name, old in before.items():
+            parts = [scatter(name, update.state[name], old, widths[update.client], t) for update in updates]
+            total, count = (sum(part[which] for part in parts) for which in (0, 1))
+            expected = torch.where(count > 0, total / count, old)
+            torch.testing.assert_close(server.state[name], expected, rtol=1e-6, atol=1e-6)
+            assert torch.equal(server.state[name][count == 0], old[count == 0])
+
+
+@pytest.mark.parametrize("t", [1, 6, 7, 20, 30])
+def test_the_two_branches_of_a_residual_block_have_the_same_channels(t: int) -> None:
+    """Channels carry their number, kernels 100 times that of their output plus that of their input."""
+    server = server_of(FedRolex(EighthOfResNet8, CLASSES, widths=[1.0, 0.5]), t)
+    for name, tensor in server.state.items():
+        numbers = torch.arange(len(tensor)).float()
+        if tensor.dim() == 4:
+            numbers = (100 * numbers[:, None] + torch.arange(tensor.shape[1]))[..., None, None]
+        server.state[name] = numbers.expand_as(tensor).clone() if tensor.dim() != 2 else tensor
+    version = {name.removeprefix("backbone."): tensor for name, tensor in server.version(0.5).items()}
+
+    def channels(norm: str) -> list[int]:
+        return version[f"{norm}.weight"].int().tolist()
+
+    def kernels(conv: str, outputs: list[int], inputs: list[int]) -> None:
+        expected = torch.tensor([[100 * o + i for i in inputs] for o in outputs])
+        assert (version[f"{conv}.weight"] == expected[..., None, None]).all()
+
+    inputs = channels("stem.1")
+    kernels("stem.0", inputs, [0, 1, 2])
+    for stage in range(3):
+        block = f"stages.{stage}"
+        outputs = channels(f"{block}.bn2")
+        assert outputs == window(8 * 2**stage, 0.5, t)
+        kernels(f"{block}.conv1", channels(f"{block}.bn1"), inputs)
+        kernels(f"{block}.conv2", outputs, channels(f"{block}.bn1"))
+        if stage:
+            assert channels(f"{block}.downsample.1") == outputs
+            kernels(f"{block}.downsample.0", outputs, inputs)
+        else:
+            assert inputs == outputs
+        inputs = outputs
+
+
+def test_a_network_without_width_is_refused() -> None:
+    data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
+    with pytest.raises(FederationError, match="FedRolex needs a backbone that takes a width"):
+        fit(FedRolex(CNN1, CLASSES, widths=[1.0, 0.5]), data)

@@ -1,0 +1,227 @@
+"""HeteroFL: narrower versions of a network."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+
+from lightning_fed.client import Turn, Worker
+from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, HeteroFL
+from lightning_fed.methods.heterofl import leading
+from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
+from lightning_fed.module import FederatedModule
+
+no_sgd = partial(torch.optim.SGD, lr=0.0)
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg that counts every client the same."""
+
+    weighting = "uniform"
+
+
+class StaticNet(Net):
+    """With batch norm, and nothing that is random."""
+
+    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
+        super().__init__(num_classes, width=width)
+        self.norm = nn.BatchNorm1d(self.head.in_features)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return self.norm(super().encode(x))
+
+
+class NormFreeResNet(ResNet8):
+    """With an identity in place of each batch norm, an eighth as wide."""
+
+    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
+        super().__init__(num_classes, width / 8)
+        for name, layer in list(self.named_modules()):
+            if isinstance(layer, nn.BatchNorm2d):
+                self.set_submodule(name, nn.Identity())
+
+
+class Recording:
+    """Keeps the updates of fit turns."""
+
+    def __init__(self) -> None:
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            update = worker.take(turn)
+            if turn.verb == "fit":
+                self.updates.append(update)
+            yield update
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
+    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def two_classes_each() -> InMemory:
+    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+CLIENT = ClientInfo(0, 10, 0, 0, (1,) * CLASSES)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("network", [Net, NoisyNet])
+def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: bool) -> None:
+    data = new_data(3, 240)
+    assert all(min(client.label_counts) > 0 for client in data.clients)
+    ours = fit(HeteroFL(network, CLASSES, widths=[1.0], masked=masked, optimizer=momentum), data, rounds=2)
+    theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=2).server.state_dict()
+    state = ours.server.state_dict()
+    assert same(state, {name: tensor for name, tensor in theirs.items() if name in state})
+    assert theirs.keys() - state.keys() == ours.model.statistics_names()
+
+
+@pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
+def test_a_round_without_learning_changes_nothing(widths: tuple[float, ...]) -> None:
+    federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, optimizer=no_sgd), two_classes_each())
+    assert same(federation.server.state_dict(), federation.model.shared_state())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
+def test_each_entry_is_averaged_over_those_who_have_it(widths: tuple[float, ...], masked: bool) -> None:
+    """Entry by entry, by hand. Without a client of full width, the rim keeps its values."""
+    engine, data = Recording(), two_classes_each()
+    federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, masked=masked, optimizer=sgd), data, engine=engine)
+    before, after = federation.model.shared_state(), federation.server.state_dict()
+    assert len(engine.updates) == 3
+    kept = 0
+    for name, old in before.items():
+        for index in torch.cartesian_prod(*map(torch.arange, old.shape)).view(-1, old.dim()).tolist():
+            values = [
+                update.state[name][tuple(index)].item()
+                for update in engine.updates
+                if all(i < size for i, size in zip(index, update.state[name].shape, strict=True))
+                and not (masked and ".head." in name and data.clients[update.client].label_counts[index[0]] == 0)
+            ]
+            found, was = after[name][tuple(index)].item(), old[tuple(index)].item()
+            assert found == (pytest.approx(sum(values) / len(values), abs=1e-6) if values else was)
+            kept += not values and ".head." not in name
+    assert (kept > 0) == (1.0 not in widths)
+    assert not torch.equal(before["backbone.fc1.weight"][:2], after["backbone.fc1.weight"][:2])
+
+
+@pytest.mark.parametrize("network", [Net, NormFreeResNet])
+def test_a_narrow_network_is_the_global_one_without_the_other_channels(network: Any) -> None:
+    x = torch.randn(3, 3, 4, 4) if network is Net else torch.randn(3, 3, 32, 32)
+    method = HeteroFL(network, CLASSES, widths=[1.0, 0.6], scaler=False)
+    whole, part = (method.for_client(replace(CLIENT, capacity=width)).eval() for width in (None, 0.6))
+    method.configure_model()
+    shapes = method.shapes(0.6)
+    state = {name: tensor + 0.1 for name, tensor in whole.shared_state().items()}
+    part.load_shared_state(leading(state, shapes))
+    cut = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    for name, tensor in leading(cut, shapes).items():
+        tensor.copy_(leading(state, shapes)[name])
+    whole.load_shared_state(cut)
+    assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters()) * 0.7
+    torch.testing.assert_close(part(x), whole(x), rtol=1e-4, atol=1e-4)
+    assert part(x).std() > 1e-3
+
+
+@pytest.mark.parametrize(("scaler", "factor"), [(True, 1 / 0.6), (False, 1.0)])
+def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: float) -> None:
+    """Batch norm undoes it in training but for its epsilon, which is as large as the variance here."""
+    x = torch.randn(16, 3, 4, 4)
+    module = HeteroFL(StaticNet, CLASSES, widths=[0.6], scaler=scaler).for_client(replace(CLIENT, capacity=0.6))
+    features, norm = Net.encode(module.backbone, x), module.backbone.norm
+    norm.eps = 1e-2
+    torch.testing.assert_close(module.eval().backbone.encode(x), features / (1 + 1e-2) ** 0.5)
+    expected = batch_norm(factor * features, None, None, training=True, eps=1e-2)
+    torch.testing.assert_close(module.train().backbone.encode(x), expected)
+
+
+@pytest.mark.parametrize("scaler", [True, False])
+@pytest.mark.parametrize("version", ["global", "width_0.6"])
+def test_in_evaluation_activations_are_normalised_by_their_own_statistics(version: str, scaler: bool) -> None:
+    """One client, one batch: but for the unbiased variance, a measured network computes what it does in training."""
+    data = new_data(1, 120, batch_size=1000)
+    federation = fit(HeteroFL(StaticNet, CLASSES, widths=[0.6, 1.0], scaler=scaler, optimizer=sgd), data)
+    model = federation.server.models()[version]
+    module = federation.model.for_client(replace(CLIENT, capacity=model.capacity)).eval()
+    module.load_shared_state(model.state)
+    module.load_statistics(model.statistics)
+    [(x, _)] = data.client(0).predict_dataloader()
+    norm = module.backbone.norm
+    expected = batch_norm(Net.encode(module.backbone, x), None, None, norm.weight, norm.bias, training=True)
+    torch.testing.assert_close(module.backbone.encode(x), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("network", "classes", "sizes"),
+    [
+        (ResNet18, 10, {1: (11_173_962, 11.17), 0.62: (None, 4.29), 0.5: (None, 2.80), 0.35: (1_373_160, 1.37)}),
+        (ResNet34, 100, {1: (21_328_292, 21.33), 0.64: (None, 8.77), 0.5: (None, 5.35), 0.4: (3_423_974, 3.42)}),
+    ],
+)
+def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: dict[float, tuple[int | None, float]]) -> None:
+    with torch.device("meta"):
+        method = HeteroFL(network, classes, widths=list(sizes))
+        method.configure_model()
+    state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
+    for width, (exactly, millions) in sizes.items():
+        count = count_floats(leading(state, method.shapes(width)))
+        assert round(count / 1e6, 2) == millions
+        assert exactly in (None, count)
+
+
+def test_the_server_sends_leading_channels_of_the_right_shape() -> None:
+    method = HeteroFL(NormFreeResNet, CLASSES, widths=[1.0, 0.5])
+    method.configure_model()
+    server = method.configure_server([replace(CLIENT, id=k) for k in range(4)])
+    whole, narrow = (server.broadcast(replace(CLIENT, id=k)) for k in (2, 3))
+    assert (whole.capacity, narrow.capacity) == (None, 0.5)
+    assert whole.state is server.state
+    assert narrow.state["backbone.stem.0.weight"].shape == (4, 3, 7, 7)
+    assert narrow.state["backbone.stages.2.conv1.weight"].shape == (16, 8, 3, 3)
+    assert narrow.state["backbone.head.weight"].shape == (CLASSES, 16)
+    assert torch.equal(narrow.state["backbone.stages.2.conv1.weight"], server.state["backbone.stages.2.conv1.weight"][:16, :8])
+
+
+def test_widths_are_relative_to_the_network_that_was_given() -> None:
+    method = HeteroFL(partial(Net, width=2.0), CLASSES, widths=[1.0, 0.5])
+    method.configure_model()
+    server = method.configure_server([replace(CLIENT, id=k) for k in range(2)])
+    sizes = [len(server.version(width)["backbone.fc2.bias"]) for width in (None, 0.5)]
+    assert sizes == [12, 6]
+    assert len(method.for_client(replace(CLIENT, capacity=0.5)).shared_state()["backbone.fc2.bias"]) == 6
+
+
+def test_a_layer_has_at_least_one_channel() -> None:
+    federation = fit(HeteroFL(NoisyNet, CLASSES, widths=[1.0, 0.01], optimizer=sgd))
+    shapes = federation.model.shapes(0.01)
+    assert shapes["backbone.fc2.weight"] == shapes["backbone.fc1.bias"] + (1,) == (1, 1)
+    assert shapes["backbone.fc1.weight"] == (1, 48)
+    assert shapes["backbone.head.weight"] == (CLASSES, 1)
+    assert 0 <= federation.history[-1]["width_0.01/test_accuracy"] <= 1
+
+
+def test_a_network_without_width_is_refused() -> None:
+    data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
+    with pytest.raises(FederationError, match="HeteroFL needs a backbone that takes a width, as ResNet18 does"):
+        fit(HeteroFL(CNN1, CLASSES, widths=[1.0, 0.5]), data)
+
+
+@pytest.mark.parametrize("width", [0, -0.5, 1.5, 4])
+def test_a_width_out_of_range_is_refused(width: float) -> None:
+    with pytest.raises(FederationError, match=r"give numbers in \(0, 1\]"):
+        HeteroFL(Net, CLASSES, widths=[1.0, width])

@@ -1,0 +1,225 @@
+"""Split-Mix: several independent narrow networks."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.client import QUIET, Turn, Worker
+from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, SplitMix
+from lightning_fed.methods.split_mix import renamed
+from lightning_fed.models import ResNet18
+from lightning_fed.module import FederatedModule
+
+Narrow = partial(Net, width=0.6)
+no_sgd = partial(torch.optim.SGD, lr=0.0)
+CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(5)]
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg that counts every client the same."""
+
+    weighting = "uniform"
+
+
+class Recording:
+    """Keeps the updates of fit turns."""
+
+    def __init__(self) -> None:
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            update = worker.take(turn)
+            if turn.verb == "fit":
+                self.updates.append(update)
+            yield update
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
+    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def server_of(method: FederatedModule) -> Any:
+    method.configure_model()
+    return method.configure_server(CLIENTS)
+
+
+def base(state: State, number: int) -> State:
+    """One network of a state, under the names that it has alone."""
+    prefix = f"bases.{number}."
+    return {f"backbone.{name.removeprefix(prefix)}": tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_one_network_is_unweighted_fedavg(masked: bool) -> None:
+    data = new_data(3, 240)
+    assert all(min(client.label_counts) > 0 for client in data.clients)
+    ours = fit(SplitMix(Narrow, CLASSES, bases=1, budgets=[1], masked=masked, optimizer=momentum), data, rounds=2)
+    theirs = fit(UniformFedAvg(Narrow, CLASSES, momentum), data, rounds=2)
+    assert same(base(ours.server.state_dict(), 0), theirs.server.state_dict())
+    assert len(ours.server.state_dict()) == len(theirs.server.state_dict())
+    assert ours.server.models().keys() == {"global"}
+
+
+def test_networks_start_differently() -> None:
+    state = server_of(SplitMix(Net, CLASSES, bases=3, budgets=[3])).state
+    firsts = [state[f"bases.{k}.fc1.weight"] for k in range(3)]
+    assert not any(torch.equal(firsts[k], firsts[k - 1]) for k in range(3))
+
+
+def test_a_network_has_no_gradient_from_the_logits_of_another() -> None:
+    module = SplitMix(Net, CLASSES, bases=3, budgets=[3]).for_client(CLIENTS[0])
+    logits = module.every_logits(torch.randn(8, 3, 4, 4))
+    cross_entropy(logits[1], torch.arange(8) % CLASSES).backward()
+    for k, network in enumerate(module.bases):
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        assert any((gradient != 0).any() for gradient in gradients) == (k == 1)
+
+
+def test_what_a_network_learns_is_what_it_learns_alone() -> None:
+    """Bit for bit, over epochs with momentum and weight decay, whichever other networks are trained beside it."""
+    data, start = new_data(1, 80), [FedAvg(Net, CLASSES).for_client(client).shared_state() for client in CLIENTS[:3]]
+    ends = []
+    for state in start:
+        alone = FedAvg(Net, CLASSES, momentum, epochs=2).for_client(data.clients[0])
+        alone.load_shared_state(state)
+        new_trainer(**QUIET, max_epochs=2, limit_val_batches=0).fit(alone, datamodule=data.client(0))
+        ends.append(alone.shared_state())
+    method = SplitMix(Net, CLASSES, bases=4, budgets=[1, 2, 3], masked=False, optimizer=momentum, epochs=2)
+    for chosen in ([0], [0, 1], [2, 0, 1]):
+        module = method.for_client(replace(data.clients[0], capacity=len(chosen)))
+        names = [name.removeprefix("backbone.") for name in start[0]]
+        module.load_shared_state(
+            {f"bases.{place}.{name}": start[k][f"backbone.{name}"] for place, k in enumerate(chosen) for name in names}
+        )
+        new_trainer(**QUIET, max_epochs=2, limit_val_batches=0).fit(module, datamodule=data.client(0))
+        for place, k in enumerate(chosen):
+            assert same(base(module.shared_state(), place), ends[k])
+            assert not same(ends[k], start[k])
+
+
+def test_a_prediction_is_the_mean_of_the_logits() -> None:
+    module = SplitMix(Net, CLASSES, bases=3, budgets=[3, 2]).for_client(CLIENTS[0])
+    x = torch.randn(8, 3, 4, 4)
+    logits = [network(x) for network in module.bases]
+    assert len(logits) == 3
+    torch.testing.assert_close(module(x), (logits[0] + logits[1] + logits[2]) / 3)
+    module.client = ClientInfo(0, 8, 0, 0, (5, 0, 3, 0))
+    torch.testing.assert_close(module(x), (logits[0] + logits[1] + logits[2]) / 3 * torch.tensor([1, 0, 1, 0]))
+    loss = sum(cross_entropy(each * torch.tensor([1, 0, 1, 0]), torch.tensor([0, 2] * 4)) for each in logits)
+    torch.testing.assert_close(module.client_loss((x, torch.tensor([0, 2] * 4))), loss)
+
+
+@pytest.mark.parametrize("cohort", [1, 2, 4, 5])
+def test_no_network_is_handed_out_first_again_before_all_others_were(cohort: int) -> None:
+    server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[1, 3, 4]))
+    firsts = []
+    for number in range(1, 12):
+        server.open_round(number, CLIENTS[:cohort])
+        firsts += [server.assigned[client.id][0] for client in CLIENTS[:cohort]]
+    for k in range(len(firsts) - 3):
+        assert sorted(firsts[k : k + 4]) == [0, 1, 2, 3]
+
+
+def test_a_client_gets_as_many_different_networks_as_it_can_hold() -> None:
+    server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[4, 2, 1, 3]))
+    drawn = set()
+    for number in range(1, 20):
+        server.open_round(number, CLIENTS)
+        for client, budget in zip(CLIENTS, [4, 2, 1, 3, 4], strict=True):
+            assigned = server.assigned[client.id]
+            assert len(set(assigned)) == len(assigned) == budget
+            assert set(assigned) <= {0, 1, 2, 3}
+            broadcast = server.broadcast(client)
+            assert broadcast.capacity == (None if budget == 4 else budget)
+            for place, k in enumerate(assigned):
+                assert same(base(broadcast.state, place), base(server.state, k))
+            assert len(broadcast.state) == budget * len(base(server.state, 0))
+        drawn.add(tuple(server.assigned[1]))
+    assert len({pair[1] for pair in drawn}) == 4
+
+
+def test_a_round_without_learning_changes_nothing() -> None:
+    data = new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+    federation = fit(SplitMix(NoisyNet, CLASSES, bases=4, budgets=[4, 2, 1], optimizer=no_sgd), data, rounds=2)
+    assert same(federation.server.state_dict(), federation.model.shared_state())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_each_network_is_averaged_over_those_who_trained_it(masked: bool) -> None:
+    engine, data = Recording(), new_data(3, 120, partition=ClassesPerClient(2), batch_size=10)
+    method = SplitMix(Net, CLASSES, bases=4, budgets=[2, 1], masked=masked, optimizer=sgd)
+    federation = fit(method, data, engine=engine)
+    before, after, assigned = method.shared_state(), federation.server.state_dict(), federation.server.assigned
+    assert [len(assigned[k]) for k in range(3)] == [2, 1, 2]
+    trained = {k for bases in assigned.values() for k in bases}
+    for k in range(4):
+        parts = {client: base(engine.updates[client].state, bases.index(k)) for client, bases in assigned.items() if k in bases}
+        for name, old in base(before, k).items():
+            found = base(after, k)[name]
+            if not parts:
+                assert torch.equal(found, old)
+            for row in range(len(old)):
+                owners = [c for c in parts if not masked or ".head." not in name or data.clients[c].label_counts[row]]
+                values = [parts[client][name][row] for client in owners]
+                expected = torch.stack(values).mean(dim=0) if values else old[row]
+                torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
+    assert len(trained) >= 3
+
+
+def test_networks_that_nobody_trained_stay_bit_for_bit() -> None:
+    method = SplitMix(Net, CLASSES, bases=4, budgets=[2], masked=False, optimizer=momentum)
+    federation = fit(method, new_data(3, 120), participation=0.3)
+    [assigned] = federation.server.assigned.values()
+    before, after = method.shared_state(), federation.server.state_dict()
+    assert len(assigned) == 2
+    for k in range(4):
+        assert same(base(before, k), base(after, k)) == (k not in assigned)
+
+
+def test_clients_and_mixes_predict_with_the_first_networks() -> None:
+    server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[4, 2, 1]))
+    server.open_round(3, CLIENTS)
+    for client, size in zip(CLIENTS, [4, 2, 1, 4, 2], strict=True):
+        assert same(server.measured(client).state, renamed(server.state, {k: k for k in range(size)}))
+    models = server.models()
+    assert list(models) == ["global", "mix_1", "mix_2", "mix_3"]
+    assert same(models["global"].state, server.state)
+    for size in (1, 2, 3):
+        assert models[f"mix_{size}"].capacity == size
+        assert same(models[f"mix_{size}"].state, renamed(server.state, {k: k for k in range(size)}))
+
+
+def test_networks_are_renamed() -> None:
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    state = {"bases.0.fc.bias": one, "bases.1.fc.bias": two}
+    assert renamed(state, {1: 0}) == {"bases.0.fc.bias": two}
+    assert renamed(state, {0: 1, 1: 0}) == {"bases.1.fc.bias": one, "bases.0.fc.bias": two}
+
+
+def test_payloads_have_the_sizes_of_table_2() -> None:
+    """9, 3, 2 and 1 networks of width 0.35."""
+    method = SplitMix(partial(ResNet18, width=0.35), 10, bases=9, budgets=[9, 3, 2, 1])
+    method.configure_model()
+    state = method.shared_state()
+    assert count_floats(state) == 12_358_440
+    parts = [renamed(state, {k: k for k in range(size)}) for size in (3, 2, 1)]
+    assert [round(count_floats(part) / 1e6, 2) for part in (state, *parts)] == [12.36, 4.12, 2.75, 1.37]
+
+
+@pytest.mark.parametrize("budget", [0, -1, 4])
+def test_a_budget_that_cannot_be_is_refused(budget: int) -> None:
+    with pytest.raises(FederationError, match="give numbers of networks from 1 to bases, 3"):
+        SplitMix(Net, CLASSES, bases=3, budgets=[1, budget])

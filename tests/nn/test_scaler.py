@@ -1,0 +1,69 @@
+"""What goes into the norm layers of narrow networks."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fed.models import ResNet8
+from lightning_fed.nn import scale_before_norms
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "batch": partial(nn.BatchNorm2d, 8),
+    "group": partial(nn.GroupNorm, 4, 8),
+    "layer": partial(nn.LayerNorm, (8, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_in_training_the_input_is_multiplied(kind: str) -> None:
+    """An epsilon as large as the variance does not let the norm undo it."""
+    norm = NORMS[kind](eps=1.0)
+    plain, x = copy.deepcopy(norm), torch.randn(6, 8, 5, 5)
+    scale_before_norms(norm, 4.0)
+    assert torch.equal(norm(x), plain(4 * x))
+    assert not torch.allclose(norm(x), plain(x), atol=0.1)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_in_evaluation_it_is_not(kind: str) -> None:
+    norm = NORMS[kind](eps=1.0)
+    plain, x = copy.deepcopy(norm), torch.randn(6, 8, 5, 5)
+    scale_before_norms(norm, 4.0)
+    assert torch.equal(norm.eval()(x), plain.eval()(x))
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_with_its_own_statistics_undoes_it_but_for_epsilon(kind: str) -> None:
+    norm = NORMS[kind]()
+    plain, x = copy.deepcopy(norm), torch.randn(6, 8, 5, 5)
+    scale_before_norms(norm, 4.0)
+    assert torch.allclose(norm(x), plain(x), atol=5e-5)
+
+
+def test_layers_without_norm_take_their_input_as_it_is() -> None:
+    layers = nn.Sequential(nn.Conv2d(8, 3, 3), nn.Flatten(), nn.Linear(27, 2))
+    x = torch.randn(6, 8, 5, 5)
+    before = layers(x)
+    scale_before_norms(layers, 4.0)
+    assert torch.equal(layers(x), before)
+
+
+def test_every_norm_of_a_network_is_scaled_once() -> None:
+    """All norms put out ones, so that what goes into them does not depend on how they normalise."""
+    network, x = ResNet8(width=0.1), torch.rand(2, 3, 32, 32)
+    scale_before_norms(network, 2.0)
+    seen: list[float] = []
+    norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for norm in norms:
+        nn.init.zeros_(norm.weight)
+        nn.init.ones_(norm.bias)
+        norm.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].mean().item()))
+    network(x)
+    scaled, seen[:] = list(seen), []
+    network.eval()(x)
+    assert len(scaled) == len(norms) == 9
+    assert scaled == pytest.approx([2 * mean for mean in seen], rel=1e-5)
