@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "fit": "train a federation",
     "validate": "measure a run's clients on their validation data",
     "test": "measure a run's clients on their test data",
+    "export": "write a client's or the server's model for use elsewhere",
 }
 
 
@@ -46,7 +47,7 @@ def _overview() -> argparse.ArgumentParser:
         "lightning-fed", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lightning-fed {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="{fit,validate,test}")
+    commands = parser.add_subparsers(title="commands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     for name, text in SUBCOMMANDS.items():
         commands.add_parser(name, help=text)
     return parser

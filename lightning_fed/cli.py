@@ -30,13 +30,20 @@ PER_CLIENT_TRAINER_ONLY = {
 """Options of Lightning's Trainer that a client's Trainer cannot take, and what to set instead."""
 
 
+class ClientTrainer(L.Trainer):
+    """Where LightningCLI looks up options: those of a Trainer, and the verbs of a federation that a Trainer lacks."""
+
+    export = Federation.export
+
+
 class FederationCLI(LightningCLI):
-    """``fit``, ``validate`` and ``test`` of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
+    """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
 
     def __init__(self, args: Sequence[str]) -> None:
         super().__init__(
             FederatedModule,
             FederatedDataModule,
+            trainer_class=ClientTrainer,
             subclass_mode_model=True,
             subclass_mode_data=True,
             seed_everything_default=0,
@@ -55,6 +62,7 @@ class FederationCLI(LightningCLI):
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
             "validate": {"model", "dataloaders", "datamodule", "verbose", "weights_only"},
             "test": {"model", "dataloaders", "datamodule", "verbose", "weights_only"},
+            "export": {"model", "datamodule"},
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -151,17 +151,45 @@ class Federation:
         """Measure the clients of a run on their test data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
         return self._measure(model, datamodule, ckpt_path, "test")
 
+    def export(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        output: Path | str,
+        client: NonNegativeInt | None = None,
+        ckpt_path: Path | str | None = None,
+    ) -> None:
+        """Write a model of a run for use elsewhere; see :meth:`FederatedModule.export` for what is written.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            output: folder to write to.
+            client: whose model; None: the shared part, as the server has it.
+            ckpt_path: see :meth:`fit`, here ``"last"`` if None.
+        """
+        self._restore(model, datamodule, ckpt_path)
+        if client is not None and client >= len(self.clients):
+            raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
+        if client is None:
+            model.load_shared_state(self.server.state)
+        (model if client is None else self.client_module(client)).export(Path(output))
+
     def _measure(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str) -> Metrics:
         with quiet_lightning(), plugins_searched_once(), isolate_rng():
-            checkpoint = self._find_checkpoint(ckpt_path or "last")
-            if checkpoint is None:
-                raise FederationError(f"There is no checkpoint in {self.run_dir} to measure: fit first, or set ckpt_path.")
-            self._set_up(model, datamodule)
-            self._open_folder(checkpoint.run_folder)
-            self._continue_from(checkpoint)
+            self._restore(model, datamodule, ckpt_path)
             metrics = {name: value for name, value in self._evaluate().items() if f"/{kind}_" in name}
             self._call("on_measure_end", metrics)
         return metrics
+
+    def _restore(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None) -> None:
+        """Be where a run was left."""
+        checkpoint = self._find_checkpoint(ckpt_path or "last")
+        if checkpoint is None:
+            raise FederationError(f"There is no checkpoint in {self.run_dir}: fit first, or set ckpt_path.")
+        self._set_up(model, datamodule)
+        self._open_folder(checkpoint.run_folder)
+        self._continue_from(checkpoint)
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -95,7 +96,7 @@ class LoRAModule(FederatedModule):
     def add_adapter(self, name: str, rank: int) -> None:
         """Put another adapter on the network; all that are there act together."""
         from peft import LoraConfig, inject_adapter_in_model
-        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.tuners.lora import LoraLayer
 
         config = LoraConfig(
             r=rank, lora_alpha=cast(int, self.scaling * rank), target_modules=self.target_modules, lora_dropout=self.lora_dropout
@@ -104,8 +105,8 @@ class LoRAModule(FederatedModule):
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter beside the first: as intended
             inject_adapter_in_model(config, self.backbone.network, name)
         for layer in self.backbone.modules():
-            if isinstance(layer, BaseTunerLayer):
-                layer.set_adapter([*dict.fromkeys([*layer.active_adapters, name])])
+            if isinstance(layer, LoraLayer):
+                layer.set_adapter(list(layer.lora_A))  # injecting one deactivates those before
 
     def adapter(self, name: str) -> dict[str, nn.Parameter]:
         """Parameters of an adapter by their names in the state dict."""
@@ -119,6 +120,41 @@ class LoRAModule(FederatedModule):
         """What is averaged."""
         shared = self.shared_names()
         return [p for name, p in self.named_parameters() if name in shared]
+
+    def export(self, folder: Path) -> None:
+        """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the pretrained network.
+
+        It holds the head and, as one adapter, those that act together: of ranks r and r' one of rank r + r', for :math:`BA + DC` is
+        the product of the factors side by side. The server's model has the common adapter alone.
+        """
+        from peft import LoraConfig, get_peft_model
+        from peft.tuners.lora import LoraLayer
+
+        clean = self.source.copy(self.num_classes)
+        heads = clean.head_names()
+        prefix = "network."
+        layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
+        adapters = [COMMON] if self.client is None else next(iter(layers.values())).active_adapters
+        rank = sum(next(iter(layers.values())).r[name] for name in adapters)
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=cast(int, self.scaling * rank),
+            target_modules=[name.removeprefix(prefix) for name in layers],
+            modules_to_save=sorted({name.removeprefix(prefix).split(".")[0] for name in heads}) or None,
+        )
+        exported = get_peft_model(clean.network, config)
+        own = self.state_dict()
+        values = {}
+        for name in layers:
+            path = f"base_model.model.{name.removeprefix(prefix)}"
+            for factor, side in (("lora_A", 0), ("lora_B", 1)):
+                parts = [own[f"backbone.{name}.{factor}.{adapter}.weight"] for adapter in adapters]
+                values[f"{path}.{factor}.default.weight"] = torch.cat(parts, dim=side)
+        for name in heads:
+            module, _, rest = name.removeprefix(prefix).partition(".")
+            values[f"base_model.model.{module}.modules_to_save.default.{rest}"] = own[f"backbone.{name}"]
+        exported.load_state_dict(values, strict=False)
+        exported.save_pretrained(str(folder))
 
     def forward(self, x: Any) -> Tensor:
         """Logits ``(B, C)`` of tokenised texts."""

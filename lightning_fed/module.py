@@ -3,9 +3,11 @@
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import lightning as L
+import safetensors.torch
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -250,6 +252,12 @@ class FederatedModule(L.LightningModule):
         expected = {name: tensor for name, tensor in self.state_dict().items() if name in names}
         check_fits(state, expected, f"The {kind} state for {type(self).__name__}")
         self.load_state_dict(state, strict=False)
+
+    def export(self, folder: Path) -> None:
+        """Write the model for use elsewhere. Default: ``model.safetensors``, the state dict."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        safetensors.torch.save_file(state, folder / "model.safetensors")
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
