@@ -1,6 +1,4 @@
-"""PF2LoRA (Hao et al. 2025, "Personalized Federated Fine-tuning for Heterogeneous Data: an Automatic Rank Learning Approach via
-Two-Level LoRA").
-"""
+"""PF2LoRA (Hao, Wu, Payani, Lee & Liu 2025, https://arxiv.org/abs/2503.03920)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
