@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import final_checkpoint
+from tiny import TINY_TRANSFORMER, final_checkpoint
+from tiny_texts import save_tokenizer, write_glue
 
 import lightning_fed.data
 from lightning_fed.__main__ import main
@@ -49,9 +50,19 @@ class TestConfig:
         config = yaml.safe_load(path.read_text())
         like = config["data"]["class_path"]
         small = {"batch_size": 4, "eval_batch_size": 4}
-        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
+        if like == "GLUE":
+            config["data"]["init_args"] |= small | {
+                "num_clients": 2,
+                "root": write_glue(config["data"]["init_args"]["task"], Path("glue").absolute()),
+                "tokenizer": save_tokenizer(Path("tokenizer").absolute()),
+            }
+            config["model"]["init_args"]["local_steps"] = 1
+            config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
+        else:
+            config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
         config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
-        config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in ("train", "val", "test", "predict")}
+        limited = ("val", "test") if like == "GLUE" else ("train", "val", "test", "predict")
+        config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
         for option in config["model"]["init_args"]:
             if option.endswith("epochs"):
                 config["model"]["init_args"][option] = 1

@@ -99,18 +99,16 @@ def new_data(num_clients: int = 4, size: int = 200, dtype: torch.dtype = torch.f
     return InMemory(images.to(dtype), labels, CLASSES, num_clients=num_clients, **options)
 
 
-tiny_transformer = partial(
-    TransformerClassifier,
-    config={
-        "model_type": "roberta",
-        "vocab_size": 30,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-        "max_position_embeddings": 12,
-    },
-)
+TINY_TRANSFORMER = {
+    "model_type": "roberta",
+    "vocab_size": 30,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 32,
+}
+tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 """A text classifier with random weights and dropout; builds for a number of classes."""
 
 

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from tiny_texts import BERT_INPUTS, IDS, save_tokenizer
 from torch import Tensor, nn
 
 from lightning_fed.data import IID, FederatedDataModule, InMemory, SharedTensors, TextClassification, TextFiles
@@ -14,22 +15,6 @@ from lightning_fed.data.text import CHUNK, Examples
 from lightning_fed.errors import FederationError
 
 transformers = pytest.importorskip("transformers")
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "barks", "cat", "naps", ",", '"']
-BERT_INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
-IDS = {word: number for number, word in enumerate(WORDS)}
-
-
-def save_tokenizer(folder: Path, **options: Any) -> str:
-    """A tokenizer that knows few words, saved as transformers does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.WordLevel(IDS, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", IDS["[SEP]"]), ("[CLS]", IDS["[CLS]"]))
-    options = {"unk_token": "[UNK]", "pad_token": "[PAD]", "model_input_names": BERT_INPUTS} | options
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
-    fast.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture
