@@ -100,9 +100,13 @@ class PF2LoRA(LoRAModule):
             if not one_graph:
                 stepped = {name: tensor.detach().requires_grad_() for name, tensor in stepped.items()}
             loss = self.loss_at(stepped, upper)
-            gradient = gradients(loss, common)  # through step 1 if its graph was kept
-            if self.hypergradient != "first_order" and not one_graph:
-                direction = gradients(self.loss_at(stepped, upper_private), stepped.values())
+            if one_graph or self.hypergradient == "first_order":
+                gradient = gradients(loss, common)  # through step 1 if its graph was kept
+            else:
+                slopes = gradients(loss, [*common, *stepped.values()])
+                gradient, direction = slopes[: len(common)], slopes[len(common) :]
+                if upper_private is not upper:
+                    direction = gradients(self.loss_at(stepped, upper_private), stepped.values())
                 product = self._mixed_exact if exact else self._mixed_difference
                 for slope, term in zip(gradient, product(private, direction, mixed), strict=True):
                     slope -= self.client_lr * term
@@ -125,9 +129,8 @@ class PF2LoRA(LoRAModule):
     def _mixed_difference(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
         r"""The same by finite differences, with :math:`\epsilon = 0.01 / \lVert v \rVert`."""
         norm = torch.stack([v.square().sum() for v in direction]).sum().sqrt()
-        if norm == 0:
-            return [torch.zeros_like(p) for p in self.phase.parameters]
-        return self.gradient_difference(private, direction, 0.01 / norm, batch, self.phase.parameters)
+        epsilon = 0.01 / norm.clamp(min=1e-12)  # along v = 0 the difference is 0 for any step
+        return self.gradient_difference(private, direction, epsilon, batch, self.phase.parameters)
 
 
 def spread(batch: Any, count: int) -> tuple[Any, Any, Any, Any]:

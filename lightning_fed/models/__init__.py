@@ -4,6 +4,7 @@ from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.text import TextTransformer
+from lightning_fed.models.transformer import Transformer, TransformerClassifier
 
 __all__ = [
     "CNN",
@@ -22,4 +23,6 @@ __all__ = [
     "ShallowResNet",
     "SmallImageResNet",
     "TextTransformer",
+    "Transformer",
+    "TransformerClassifier",
 ]
