@@ -81,6 +81,7 @@ class LoRAModule(FederatedModule):
         """The network and its adapters; their random numbers are drawn after the network's."""
         self.backbone: Transformer = self.source.copy(self.num_classes)  # type: ignore[assignment]
         heads = self.backbone.head_names()
+        self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
         self.add_adapters()
         for name, parameter in self.backbone.named_parameters():
             parameter.requires_grad_(".lora_" in name or (self.train_head and name in heads))
@@ -99,11 +100,19 @@ class LoRAModule(FederatedModule):
         from peft.tuners.lora import LoraLayer
 
         config = LoraConfig(
-            r=rank, lora_alpha=cast(int, self.scaling * rank), target_modules=self.target_modules, lora_dropout=self.lora_dropout
+            r=rank,
+            lora_alpha=cast(int, self.scaling * rank),
+            target_modules=self.target_modules,
+            exclude_modules=self._head_layers,  # a head's layer may be called as one of the body's
+            lora_dropout=self.lora_dropout,
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter beside the first: as intended
-            inject_adapter_in_model(config, self.backbone.network, name)
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
+            try:
+                inject_adapter_in_model(config, self.backbone.network, name)
+            except ValueError as error:
+                raise FederationError(f"No adapter can be put on target_modules {self.target_modules}: {error}") from error
         for layer in self.backbone.modules():
             if isinstance(layer, LoraLayer):
                 layer.set_adapter(list(layer.lora_A))  # injecting one deactivates those before

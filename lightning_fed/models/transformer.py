@@ -68,6 +68,7 @@ class TransformerClassifier(Transformer):
         name: see :class:`Transformer`.
         config: see :class:`Transformer`.
         attention: see :class:`Transformer`.
+        pad_token_id: id of the tokenizer's padding, for networks that name none (GPT-2); None: as the network has it.
     """
 
     auto_class = "AutoModelForSequenceClassification"
@@ -78,8 +79,10 @@ class TransformerClassifier(Transformer):
         name: str | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
+        pad_token_id: int | None = None,
     ) -> None:
-        super().__init__(name, config, attention, num_labels=num_classes)
+        padding = {} if pad_token_id is None else {"pad_token_id": pad_token_id}
+        super().__init__(name, config, attention, num_labels=num_classes, **padding)
 
 
 TransformerFactory = Callable[[int], Transformer]

@@ -1,0 +1,255 @@
+"""Per-FedAvg on an adapter: its gradients against formulas written out here, and what is measured."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, new_federation, new_texts, new_trainer, same, tiny_transformer
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.client import QUIET
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State
+from lightning_fed.federation import Federation
+from lightning_fed.lora import LoRAModule
+from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA
+from lightning_fed.models.transformer import TransformerClassifier
+from lightning_fed.seeding import TURN, derive_seed
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
+still = partial(TransformerClassifier, config=tiny_config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+adam = partial(torch.optim.AdamW, lr=0.02)
+ALPHA = 0.3
+
+
+def module_of(method: type[LoRAModule] = PerFedAvgLoRA, backbone: Any = still, **options: Any) -> LoRAModule:
+    """In double precision and in its phase, all numbers of noticeable size; the same ones whatever the options."""
+    if method is PerFedAvgLoRA:
+        options = {"adaptation_lr": ALPHA} | options
+    module = method(**{"backbone": backbone, "num_classes": CLASSES, "r": 3} | options)
+    module.configure_model()
+    module.double()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "LayerNorm" not in name:
+                parameter.normal_(std=0.5)
+    module.phase = module.phases()[0]
+    return module
+
+
+def batches(count: int) -> list[Batch]:
+    loader = iter(new_texts(1, 60).client(0).train_dataloader())
+    return [next(loader) for _ in range(count)]
+
+
+def learnable(module: LoRAModule) -> State:
+    """x: the adapter and the head."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    x = {names[id(p)]: p.detach().clone().requires_grad_() for p in module.phase.parameters}
+    assert x.keys() == {name for name in names.values() if ".lora_" in name or ".classifier." in name}
+    return x
+
+
+def loss_at(module: LoRAModule, x: State, batch: Batch) -> Tensor:
+    inputs, labels = batch
+    return cross_entropy(functional_call(module, x, (inputs,)), labels)
+
+
+def slopes(loss: Tensor, point: State, graph: bool = False) -> State:
+    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
+
+
+def stepped(module: LoRAModule, x: State, batch: Batch, alpha: float = ALPHA, graph: bool = False) -> State:
+    slope = slopes(loss_at(module, x, batch), x, graph)
+    return {name: tensor - alpha * slope[name] for name, tensor in x.items()}
+
+
+def by_formula(module: LoRAModule, x: State, support: Batch, query: Batch, curvature: Batch) -> tuple[State, State]:
+    """g = grad F(x~; query), and the Hessian of F(.; curvature) at x times g."""
+    adapted = {name: t.detach().requires_grad_() for name, t in stepped(module, x, support).items()}
+    g = slopes(loss_at(module, adapted, query), adapted)
+    flat = slopes(loss_at(module, x, curvature), x, graph=True)
+    return g, slopes(sum((flat[name] * g[name]).sum() for name in x), x)  # type: ignore[arg-type]
+
+
+def combined(g: State, h: State, factor: float) -> State:
+    return {name: slope + factor * h[name] for name, slope in g.items()}
+
+
+def gradient(module: LoRAModule, batch: Any) -> State:
+    """G, as compute_gradients leaves it."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]  # there is no Trainer
+    module.compute_gradients(batch)
+    return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
+
+
+def distance(one: State, other: State) -> float:
+    """Relative, over all tensors."""
+    assert one.keys() == other.keys()
+    norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
+    return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()
+
+
+# -------------------------------------------------------------------------------------------------------------- gradients
+
+
+def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
+    module, (support, query) = module_of(), batches(2)
+    x = learnable(module)
+    loss = loss_at(module, stepped(module, x, support, graph=True), query)
+    expected = slopes(loss, x)
+    assert distance(gradient(module, [support, query]), expected) < 1e-10
+    assert distance(gradient(module, [query, support]), expected) > 0.1
+    torch.testing.assert_close(module.compute_gradients([support, query]), loss.detach(), rtol=1e-12, atol=0)
+    assert same(learnable(module), x)
+
+
+def test_with_two_batches_the_curvature_is_of_the_first() -> None:
+    """And the sign is minus."""
+    module, (support, query) = module_of(), batches(2)
+    g, h = by_formula(module, learnable(module), support, query, support)
+    found = gradient(module, [support, query])
+    assert distance(found, combined(g, h, -ALPHA)) < 1e-10
+    assert distance(found, combined(g, h, ALPHA)) > 0.01
+    assert distance(found, g) > 0.01
+
+
+def test_the_curvature_is_of_the_third_batch() -> None:
+    module, three = module_of(batches=3), batches(3)
+    assert module.batches_per_step == 3
+    g, h = by_formula(module, learnable(module), *three)
+    expected = combined(g, h, -ALPHA)
+    assert distance(gradient(module, three), expected) < 1e-10
+    for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
+        assert distance(gradient(module, [three[place] for place in order]), expected) > 1e-3
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_hessian_free_is_close(count: int) -> None:
+    step = batches(count)
+    exact = gradient(module_of(batches=count), step)
+    error = distance(gradient(module_of(hessian="finite_difference", delta=1e-5, batches=count), step), exact)
+    assert 0 < error < 1e-6
+    assert distance(gradient(module_of(hessian="finite_difference", delta=0.5, batches=count), step), exact) > 10 * error
+    assert distance(gradient(module_of(hessian="first_order", batches=count), step), exact) > 0.01
+
+
+def test_first_order_is_the_gradient_of_the_adapted_model() -> None:
+    module, (support, query) = module_of(hessian="first_order"), batches(2)
+    x = learnable(module)
+    g, _ = by_formula(module_of(), x, support, query, support)
+    found = gradient(module, [support, query])
+    assert distance(found, g) < 1e-10
+    assert distance(found, slopes(loss_at(module, x, query), x)) > 0.01
+
+
+@pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
+def test_without_adaptation_it_is_homloras_gradient(hessian: Any) -> None:
+    step = batches(3)
+    expected = gradient(module_of(HOMLoRA), step[1])
+    for count in (2, 3):
+        assert distance(gradient(module_of(adaptation_lr=0.0, hessian=hessian, batches=count), step[:count]), expected) < 1e-10
+
+
+def test_the_directional_derivative_is_that_of_differences() -> None:
+    module, (support, query) = module_of(), batches(2)
+    x = learnable(module)
+    direction = {name: torch.randn_like(tensor) for name, tensor in x.items()}
+
+    def at(step: float) -> float:
+        moved = {name: (t + step * direction[name]).detach().requires_grad_() for name, t in x.items()}
+        return loss_at(module, stepped(module, moved, support), query).item()
+
+    ahead, behind = at(1e-5), at(-1e-5)
+    found = sum((slope * direction[name]).sum().item() for name, slope in gradient(module, [support, query]).items())
+    assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_fused_attention_has_no_second_derivative() -> None:
+    fused = partial(still, attention="sdpa")
+    with pytest.raises(FederationError, match="attention is 'sdpa', which has no second derivative"):
+        module_of(backbone=fused)
+    for hessian in ("finite_difference", "first_order"):
+        module = module_of(backbone=fused, hessian=hessian)
+        assert module.backbone.network.config._attn_implementation == "sdpa"
+        assert distance(gradient(module, batches(2)), gradient(module_of(hessian=hessian), batches(2))) < 1e-8
+
+
+# -------------------------------------------------------------------------------------------------------------- measuring
+
+STEP = 20.0
+"""So large that the adapted model is another one."""
+
+
+def fit(**options: Any) -> Federation:
+    """With dropout, which neither adapting for a measurement nor measuring has."""
+    federation = new_federation(1, evaluate_every=0)
+    options = {"adaptation_lr": STEP, "hessian": "first_order", "optimizer": partial(adam, lr=0.002)} | options
+    federation.fit(PerFedAvgLoRA(tiny_transformer, CLASSES, r=3, local_steps=2, **options), new_texts(3, 240, batch_size=6))
+    return federation
+
+
+def adapted_by_hand(federation: Federation, client: int, donor: int) -> tuple[float, float]:
+    """Test accuracy of a client's model, and of that after a step on a batch of the donor's training data."""
+    module, data = federation.client_module(client).eval(), federation.data.client(client)
+    source = federation.data.client(donor)
+    source.order_seed = derive_seed(federation.seed, TURN, federation.round, donor)
+    batch = next(iter(source.train_dataloader()))
+    x = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters() if name in module.shared_names()}
+    inputs, labels = data.data[data.splits[2]]
+    values = stepped(module, x, batch, STEP)
+    return tuple((functional_call(module, p, (inputs,)).argmax(dim=1) == labels).float().mean().item() for p in (x, values))  # type: ignore[return-value]
+
+
+def test_the_adapted_model_is_measured_and_the_plain_one_too() -> None:
+    federation = fit()
+    assert federation.metric == "adapted_accuracy"
+    last, found = federation.history[-1], []
+    for client in range(3):
+        plain, adapted = adapted_by_hand(federation, client, client)
+        assert federation.results[client]["test/accuracy"] == pytest.approx(plain)
+        assert federation.results[client]["test/adapted_accuracy"] == pytest.approx(adapted)
+        found.append((plain, adapted, adapted_by_hand(federation, client, (client + 1) % 3)[1]))
+    plains, adapteds, of_others = zip(*found, strict=True)
+    assert plains != adapteds  # the measurement can tell
+    assert of_others != adapteds  # whose data it was
+    assert last["after/test_accuracy/mean"] == pytest.approx(sum(plains) / 3)
+    assert last["after/test_adapted_accuracy/mean"] == pytest.approx(sum(adapteds) / 3)
+
+
+def test_validation_adapts_too_and_the_headline_selects() -> None:
+    federation = fit(metric="matthews")
+    last = federation.history[-1]
+    assert federation.metric == "adapted_matthews"
+    assert last["selected/test_adapted_matthews"] == last["after/test_adapted_matthews/mean"]
+    kinds = {f"{prefix}{name}" for prefix in ("", "adapted_") for name in ("accuracy", "matthews")}
+    for results in federation.results.values():
+        assert results.keys() == {f"{split}/{kind}" for split in ("val", "test") for kind in kinds}
+
+
+@pytest.mark.parametrize("hessian", ["exact", "finite_difference"])
+def test_measuring_changes_no_parameter(hessian: Any) -> None:
+    data = new_texts(2, 80)
+    module = PerFedAvgLoRA(tiny_transformer, CLASSES, r=3, adaptation_lr=STEP, hessian=hessian).for_client(data.clients[0])
+    before = {name: (tensor.clone(), tensor.data_ptr()) for name, tensor in module.state_dict().items()}
+    learning = {name: p.requires_grad for name, p in module.named_parameters()}
+    trainer = new_trainer(**QUIET)
+    [results] = trainer.test(module, datamodule=data.client(0), verbose=False)
+    assert {"test/accuracy", "test/adapted_accuracy"} == results.keys()
+    assert {name: p.requires_grad for name, p in module.named_parameters()} == learning
+    assert all(p.grad is None for p in module.parameters())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name][0])
+        assert tensor.data_ptr() == before[name][1]
+
+
+def test_everybody_is_sent_the_mean() -> None:
+    federation = fit()
+    assert all(same(federation.client_module(client).shared_state(), federation.server.state_dict()) for client in range(3))

@@ -1,0 +1,464 @@
+"""PF2LoRA: its gradients against formulas written out here, and what stays with a client."""
+
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.client import Turn, Worker
+from lightning_fed.data import InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.federation import Federation
+from lightning_fed.lora import CLIENT, COMMON
+from lightning_fed.methods import HOMLoRA, PF2LoRA
+from lightning_fed.models.transformer import TransformerClassifier
+from lightning_fed.module import FederatedModule
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
+still = partial(TransformerClassifier, config=tiny_config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+lively = partial(TransformerClassifier, config=still.keywords["config"] | {"initializer_range": 0.5})
+adam = partial(torch.optim.AdamW, lr=0.02)
+ALPHA = 0.5
+
+
+class Recording:
+    """Turns in order; keeps what went down and up."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            self.turns.append(turn)
+            self.updates.append(worker.take(turn))
+            yield self.updates[-1]
+
+
+def module_of(backbone: Any = still, **options: Any) -> PF2LoRA:
+    """In double precision and in its phase, all numbers of noticeable size; the same ones whatever the options."""
+    module = PF2LoRA(**{"backbone": backbone, "num_classes": CLASSES, "r": 3, "client_lr": ALPHA} | options)
+    module.configure_model()
+    module.double()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "LayerNorm" not in name:
+                parameter.normal_(std=0.5)
+    module.phase = module.phases()[0]
+    return module
+
+
+def batches(count: int) -> list[Batch]:
+    data = new_texts(1, 60)
+    loader = iter(data.client(0).train_dataloader())
+    return [next(loader) for _ in range(count)]
+
+
+def private_of(module: PF2LoRA) -> State:
+    return {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters() if f".{CLIENT}." in name}
+
+
+def common_of(module: PF2LoRA) -> State:
+    """The common adapter and the head, in the order of the module's phase."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    common = {names[id(p)]: p.detach().clone().requires_grad_() for p in module.phase.parameters}
+    assert {name for name in common if ".lora_" in name} == {name for name in names.values() if f".{COMMON}." in name}
+    assert {name.split(".")[2] for name in common if ".lora_" not in name} <= {"classifier", "pooler", "score"}
+    return common
+
+
+def loss_at(module: PF2LoRA, x: State, y: State, batch: Batch) -> Tensor:
+    """F(x, y)."""
+    inputs, labels = batch
+    return cross_entropy(functional_call(module, {**x, **y}, (inputs,)), labels)
+
+
+def slopes(loss: Tensor, point: State, graph: bool = False) -> State:
+    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
+
+
+def moved(y: State, slope: State, alpha: float = ALPHA) -> State:
+    return {name: tensor - alpha * slope[name] for name, tensor in y.items()}
+
+
+def composed(module: PF2LoRA, x: State, y: State, inner: Batch, outer: Batch, alpha: float = ALPHA) -> Tensor:
+    """F(x, y - alpha grad_y F(x, y; inner); outer), with its graph."""
+    return loss_at(module, x, moved(y, slopes(loss_at(module, x, y, inner), y, graph=True), alpha), outer)
+
+
+def terms(module: PF2LoRA, x: State, y: State, pi: Batch, xi: Batch, xi_: Batch, zeta: Batch) -> tuple[State, State]:
+    """grad_x F(x, y+; xi), and grad_x <grad_y F(x, y; zeta), v> with the constant v = grad_y F(x, y+; xi_)."""
+    stepped = {name: t.detach().requires_grad_() for name, t in moved(y, slopes(loss_at(module, x, y, pi), y)).items()}
+    first = slopes(loss_at(module, x, stepped, xi), x)
+    v = slopes(loss_at(module, x, stepped, xi_), stepped)
+    inner = slopes(loss_at(module, x, y, zeta), y, graph=True)
+    return first, slopes(sum((inner[name] * v[name]).sum() for name in y), x)  # type: ignore[arg-type]
+
+
+def gradient(module: PF2LoRA, batch: Any) -> State:
+    """G, as compute_gradients leaves it."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    module.compute_gradients(batch)
+    return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
+
+
+def distance(one: State, other: State) -> float:
+    """Relative, over all tensors."""
+    assert one.keys() == other.keys()
+    norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
+    return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()
+
+
+# -------------------------------------------------------------------------------------------------------------- gradients
+
+
+def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
+    module, (inner, outer) = module_of(), batches(2)
+    x, y = common_of(module), private_of(module)
+    loss = composed(module, x, y, inner, outer)
+    expected = slopes(loss, x)
+    torch.testing.assert_close(module.compute_gradients([inner, outer]), loss.detach(), rtol=1e-12, atol=0)
+    module = module_of()
+    assert distance(gradient(module, [inner, outer]), expected) < 1e-10
+    assert distance(gradient(module_of(), [outer, inner]), expected) > 0.1  # which batch is which matters
+
+
+gpt2 = {"model_type": "gpt2", "vocab_size": 30, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2, "pad_token_id": 1}
+gpt2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+deberta = still.keywords["config"] | {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True}
+deberta |= {"pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}
+deberta |= {"max_relative_positions": -1, "position_biased_input": False, "pooler_dropout": 0.0, "pad_token_id": 1}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft, of GPT-2's layers, and sets it
+@pytest.mark.parametrize("config", [gpt2, deberta], ids=["gpt2", "deberta"])
+def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any]) -> None:
+    module, (inner, outer) = module_of(partial(TransformerClassifier, config=config)), batches(2)
+    x, y = common_of(module), private_of(module)
+    expected = slopes(composed(module, x, y, inner, outer), x)
+    assert distance(gradient(module, [inner, outer]), expected) < 1e-10
+    first = module_of(partial(TransformerClassifier, config=config), hypergradient="first_order")
+    assert distance(gradient(first, [inner, outer]), expected) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+@pytest.mark.parametrize("config", [gpt2, deberta], ids=["gpt2", "deberta"])
+def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
+    federation = new_federation(1, evaluate_every=0)
+    method = PF2LoRA(partial(TransformerClassifier, config=config), CLASSES, r=3, optimizer=adam, local_steps=2)
+    federation.fit(method, new_texts(2, 60))
+    start = method.shared_state()
+    for name, tensor in federation.server.state_dict().items():
+        assert not torch.equal(tensor, start[name])
+    assert federation.history[0]["compute/flops"] > 0
+
+
+def test_the_directional_derivative_is_that_of_differences() -> None:
+    module, (inner, outer) = module_of(), batches(2)
+    x, y = common_of(module), private_of(module)
+    direction = {name: torch.randn_like(tensor) for name, tensor in x.items()}
+
+    def at(step: float) -> float:
+        return composed(module, {name: t + step * direction[name] for name, t in x.items()}, y, inner, outer).item()
+
+    ahead, behind = at(1e-5), at(-1e-5)
+    found = sum((slope * direction[name]).sum().item() for name, slope in gradient(module, [inner, outer]).items())
+    assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_the_sign_is_minus() -> None:
+    """Eq. (6) of the paper has a plus."""
+    module, (inner, outer) = module_of(), batches(2)
+    first, second = terms(module, common_of(module), private_of(module), inner, outer, outer, inner)
+    found = gradient(module, [inner, outer])
+    assert distance(found, {name: slope - ALPHA * second[name] for name, slope in first.items()}) < 1e-10
+    assert distance(found, {name: slope + ALPHA * second[name] for name, slope in first.items()}) > 0.01
+
+
+@pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
+def test_four_batches_go_where_algorithm_1_has_them(hypergradient: Any) -> None:
+    module, four = module_of(batches=4), batches(4)
+    first, second = terms(module, common_of(module), private_of(module), *four)
+    found = gradient(module_of(hypergradient=hypergradient, batches=4), four)
+    expected = {name: slope - ALPHA * second[name] for name, slope in first.items()}
+    assert distance(found, expected) < (1e-10 if hypergradient == "exact" else 1e-4)
+    for one in range(4):
+        for other in range(one):
+            swapped = list(four)
+            swapped[one], swapped[other] = four[other], four[one]
+            assert distance(gradient(module_of(batches=4), swapped), expected) > 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_finite_differences_are_close(count: int) -> None:
+    step: Any = batches(2) if count == 2 else batches(1)[0]
+    exact, close, first = (
+        gradient(module_of(hypergradient=kind, batches=count), step) for kind in ("exact", "finite_difference", "first_order")
+    )
+    assert 0 < distance(close, exact) < 1e-4
+    assert distance(first, exact) > 0.01
+
+
+def test_finite_differences_with_a_flat_loss_have_no_second_term() -> None:
+    """Behind a head of zeros there is no direction v."""
+    module, step = module_of(hypergradient="finite_difference"), batches(2)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "out_proj" in name:
+                parameter.zero_()
+    assert all(torch.isfinite(slope).all() for slope in gradient(module, step).values())
+
+
+def test_one_batch_serves_everything() -> None:
+    module, (batch,) = module_of(batches=1), batches(1)
+    x, y = common_of(module), private_of(module)
+    expected = slopes(composed(module, x, y, batch, batch), x)
+    assert module.batches_per_step == 1
+    assert distance(gradient(module, batch), expected) < 1e-10
+
+
+def test_first_order_is_the_gradient_at_the_new_private_adapter() -> None:
+    module, (inner, outer) = module_of(hypergradient="first_order"), batches(2)
+    x, y = common_of(module), private_of(module)
+    stepped = moved(y, slopes(loss_at(module, x, y, inner), y))
+    assert distance(gradient(module, [inner, outer]), slopes(loss_at(module, x, stepped, outer), x)) < 1e-10
+    assert (
+        distance(gradient(module_of(hypergradient="first_order"), [inner, outer]), slopes(loss_at(module, x, y, outer), x)) > 0.01
+    )
+
+
+def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
+    module, (batch,) = module_of(hypergradient="none"), batches(1)
+    x, y = common_of(module), private_of(module)
+    expected = slopes(loss_at(module, x, y, batch), x)
+    stepped = moved(y, slopes(loss_at(module, x, y, batch), y))
+    assert module.batches_per_step == 1
+    assert distance(gradient(module, batch), expected) < 1e-10
+    assert distance(private_of(module), stepped) < 1e-12
+
+
+@pytest.mark.parametrize("hypergradient", ["exact", "finite_difference", "first_order"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_private_adapter_takes_the_step_of_the_first_batch(hypergradient: Any, count: int) -> None:
+    module, step = module_of(hypergradient=hypergradient, batches=count), batches(count)
+    x, y = common_of(module), private_of(module)
+    stepped = moved(y, slopes(loss_at(module, x, y, step[0]), y))
+    assert distance(stepped, y) > 0.01
+    module.compute_gradients(step)
+    assert distance(private_of(module), stepped) < 1e-12
+    assert same(common_of(module), x)  # that is the optimizer's
+    assert all(p.grad is None for name, p in module.named_parameters() if f".{CLIENT}." in name)
+
+
+def test_both_adapters_act_together_and_are_scaled_alike() -> None:
+    """By lora_alpha / r of the common one."""
+    module = module_of(lora_alpha=6.0)
+    layer = module.backbone.network.roberta.encoder.layer[0].attention.self.query
+    assert layer.scaling == {COMMON: 2.0, CLIENT: 2.0}
+    x = torch.randn(5, 8, dtype=torch.float64)
+    weight = layer.base_layer.weight + 2 * sum(layer.lora_B[name].weight @ layer.lora_A[name].weight for name in (COMMON, CLIENT))
+    torch.testing.assert_close(layer(x), x @ weight.T + layer.base_layer.bias)
+
+
+# ---------------------------------------------------------------------------------------------------- attention and dropout
+
+
+def test_fused_attention_has_no_second_derivative() -> None:
+    with pytest.raises(FederationError, match="attention is 'sdpa', which has no second derivative"):
+        module_of(partial(still, attention="sdpa"))
+
+
+def test_attention_is_made_differentiable_twice_only_where_needed() -> None:
+    used = {kind: module_of(hypergradient=kind).backbone.network.config._attn_implementation for kind in ("exact", "first_order")}
+    assert used == {"exact": "eager", "first_order": "sdpa"}
+
+
+@pytest.mark.parametrize("hypergradient", ["first_order", "finite_difference"])
+def test_the_others_work_with_fused_attention(hypergradient: Any) -> None:
+    fused, eager = (module_of(partial(still, attention=kind), hypergradient=hypergradient) for kind in ("sdpa", "eager"))
+    assert fused.backbone.network.config._attn_implementation == "sdpa"
+    step = batches(2)
+    assert distance(gradient(fused, step), gradient(eager, step)) < 1e-8
+
+
+def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
+    """The difference is that of the loss under one mask, to the error of differences; another mask is another loss."""
+    module, (batch,) = module_of(tiny_transformer, hypergradient="finite_difference", lora_dropout=0.2), batches(1)
+    assert module.training
+    x, y = common_of(module), private_of(module)
+    v = [torch.randn_like(tensor) for tensor in y.values()]
+
+    def product(seed: int) -> State:
+        torch.manual_seed(seed)
+        found = module.gradient_difference(y, v, 1e-4, batch, module.phase.parameters)
+        return dict(zip(x, found, strict=True))
+
+    torch.manual_seed(5)
+    inner = slopes(loss_at(module, x, y, batch), y, graph=True)
+    expected = slopes(sum((inner[name] * direction).sum() for name, direction in zip(y, v, strict=True)), x)  # type: ignore[arg-type]
+    assert distance(product(5), expected) < 1e-4
+    assert distance(product(6), expected) > 0.01
+    assert same(product(5), product(5))
+
+
+@pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
+def test_a_step_with_dropout_is_a_function_of_the_random_state(hypergradient: Any) -> None:
+    step, found = batches(2), []
+    for seed in (5, 5, 6):
+        module = module_of(tiny_transformer, hypergradient=hypergradient)
+        torch.manual_seed(seed)
+        found.append(gradient(module, step))
+    assert same(found[0], found[1])
+    assert distance(found[2], found[0]) > 0.01
+
+
+# ------------------------------------------------------------------------------------------------------------ federations
+
+
+class OuterBatches(HOMLoRA):
+    """HOMLoRA that looks at as many batches per step, and learns from the second."""
+
+    def client_loss(self, batch: Any) -> Tensor:
+        return super().client_loss(batch[1])
+
+
+double = partial(new_trainer, precision="64-true")
+
+
+@pytest.mark.parametrize(("hypergradient", "count"), [("exact", 1), ("exact", 2), ("exact", 4), ("first_order", 2)])
+def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient: Any, count: int) -> None:
+    options: dict[str, Any] = {"backbone": partial(still, attention="eager"), "num_classes": CLASSES, "r": 3, "optimizer": adam}
+    ours = PF2LoRA(**options, local_steps=2, client_lr=0.0, hypergradient=hypergradient, batches=count)
+    theirs = (HOMLoRA if count == 1 else OuterBatches)(**options, local_steps=2)
+    theirs.batches_per_step = count
+    states = []
+    for method in (ours, theirs):
+        federation = new_federation(2, trainer=double, evaluate_every=0)
+        federation.fit(method, new_texts(2, 80))
+        states.append(federation.server.state_dict())
+        if method is ours:
+            for client in federation.clients:
+                private = federation.store.get(client.id)
+                initial = method.for_client(client, federation.seed).private_state()
+                kept = {name: tensor for name, tensor in private.items() if f".{CLIENT}." in name and "optimizer/" not in name}
+                assert same({name: tensor.float() for name, tensor in kept.items()}, initial)
+                assert any(tensor.any() for tensor in initial.values())
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[1].items():
+        torch.testing.assert_close(states[0][name], tensor, rtol=0, atol=1e-10)
+    start = ours.for_client(federation.clients[0]).shared_state()
+    assert any((start[name] - tensor).abs().max() > 0.01 for name, tensor in states[1].items())
+
+
+@cache
+def recorded() -> tuple[Federation, Recording]:
+    """Two rounds of four clients; the private adapter has the shapes of the common one, so that tensors can be compared."""
+    engine = Recording()
+    federation = new_federation(2, engine=engine, evaluate_every=0)
+    method = PF2LoRA(lively, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, local_steps=3)
+    federation.fit(method, new_texts(4, 160))
+    return federation, engine
+
+
+def adapters(federation: Federation) -> list[State]:
+    return [
+        {name: t for name, t in state.items() if f".{CLIENT}." in name and not name.startswith("optimizer/")}
+        for state in private_states(federation).values()
+    ]
+
+
+def test_after_a_round_all_have_one_common_adapter_and_their_own_private_one() -> None:
+    federation, _ = recorded()
+    modules: list[FederatedModule] = [federation.client_module(client) for client in range(4)]
+    private = adapters(federation)
+    assert len(private) == 4
+    for client, module in enumerate(modules):
+        assert same(module.shared_state(), federation.server.state_dict())
+        state = module.state_dict()
+        assert same({name: state[name] for name in private[client]}, private[client])
+        initial = federation.model.for_client(federation.clients[client], federation.seed).private_state()
+        for name, tensor in private[client].items():
+            assert not torch.equal(tensor, initial[name])
+            assert not any(torch.equal(tensor, other[name]) for other in private[:client])
+
+
+def test_updates_differ_before_they_are_averaged_with_equal_weights() -> None:
+    federation, engine = recorded()
+    updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit" and turn.round == 2]
+    assert len({update.num_examples for update in updates}) == 4
+    for name, tensor in federation.server.state_dict().items():
+        torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))
+        assert not torch.equal(updates[0].state[name], updates[1].state[name])
+
+
+def test_no_private_tensor_is_in_any_payload() -> None:
+    federation, engine = recorded()
+    payloads = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert sum(bool(payload) for payload in payloads) >= 2 * 4 * 2
+    private = [tensor for state in adapters(federation) for tensor in state.values()]
+    assert any(tensor.shape == sent.shape for tensor in private for sent in payloads[0].values())
+    for payload in payloads:
+        assert not any(CLIENT in name.split(".") or name.startswith("optimizer/") for name in payload)
+        assert not any(torch.equal(tensor, sent) for tensor in private for sent in payload.values())
+
+
+def test_traffic_is_the_common_adapter_and_the_head() -> None:
+    federation, _ = recorded()
+    adapter, head = 2 * 3 * (8 + 8), (8 * 8 + 8) + (8 * CLASSES + CLASSES)
+    for row in federation.history:
+        for way in ("down", "up"):
+            assert row[f"traffic/{way}_parameters"] == 4 * (adapter + head)
+            assert row[f"traffic/{way}_bytes"] == 4 * 4 * (adapter + head)
+
+
+def test_a_frozen_head_does_not_travel() -> None:
+    federation = new_federation(1, evaluate_every=0)
+    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, train_head=False, local_steps=1), new_texts(2, 80))
+    assert federation.history[0]["traffic/up_parameters"] == 2 * 2 * 3 * (8 + 8)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_average_of_one_client_is_that_client(steps: int) -> None:
+    engine = Recording()
+    federation = new_federation(1, engine=engine, evaluate_every=0)
+    data: InMemory = new_texts(1, 60)
+    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, optimizer=adam, local_steps=steps), data)
+    [update] = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
+    assert same(federation.server.state_dict(), update.state)
+
+
+def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:
+    """After one step: the common adapter and the head went elsewhere, the private one did not."""
+    ends = []
+    plain = partial(torch.optim.SGD, lr=0.1)
+    for options in ({}, {"gradient_clip": 1e-3}, {"optimizer": partial(adam, weight_decay=0.5)}):
+        federation = new_federation(1, evaluate_every=0)
+        method = PF2LoRA(lively, CLASSES, r=3, client_lr=0.5, local_steps=1, **{"optimizer": plain} | options)
+        torch.manual_seed(0)
+        method.configure_model()
+        with torch.no_grad():
+            for name, parameter in method.named_parameters():
+                if ".lora_B." in name:
+                    parameter.normal_(generator=torch.Generator().manual_seed(7))
+        start = method.shared_state()
+        federation.fit(method, new_texts(1, 60))
+        ends.append((adapters(federation)[0], {k: t - start[k] for k, t in federation.server.state_dict().items()}))
+    (private, free), (clipped_private, clipped), (other_private, other) = ends
+    initial = federation.model.for_client(federation.clients[0], federation.seed).private_state()
+    assert any((tensor - private[name]).abs().max() > 1e-6 for name, tensor in initial.items())
+    assert same(private, clipped_private)
+    assert same(private, other_private)
+    norms = [torch.stack([t.square().sum() for t in moves.values()]).sum().sqrt().item() for moves in (free, clipped)]
+    assert norms[0] > 1e-3
+    assert norms[1] == pytest.approx(0.1 * 1e-3, rel=1e-2)
+    assert distance(other, free) > 0.1
