@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -90,6 +90,10 @@ class CapacityModule(FederatedModule):
         """Names of the tensors with a row per class, which is averaged over the clients that own the class; none without mask."""
         heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
         return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
+
+    def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
+        """What a :class:`CapacityServer` begins with."""
+        return self.shared_state(), clients, self.capacities, self.assignment, self.head_names()
 
 
 class CapacityServer(Server):

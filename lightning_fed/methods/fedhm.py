@@ -137,8 +137,8 @@ class FedHM(CapacityModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Recovers what comes back and averages it at full rank."""
         layers = [f"backbone.{name}" for name in self.low_rank_layers()]
-        sizes = (self.shared_state(), clients, self.capacities, self.assignment, self.head_names())
-        return FedHMServer(*sizes, layers, partial(exponent, rule=self.weights, temperature=self.temperature), self.anchor)
+        weights = partial(exponent, rule=self.weights, temperature=self.temperature)
+        return FedHMServer(*self.sizes(clients), layers=layers, exponent=weights, anchor=self.anchor)
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
@@ -150,11 +150,7 @@ class FedHMServer(CapacityServer):
     """Sends truncated factors, multiplies them back and averages at full rank.
 
     Args:
-        state: the global model.
-        clients: all clients.
-        capacities: rank ratios, None for the whole.
-        assignment: whether a client's ratio is for good.
-        heads: names of the tensors with a row per class.
+        *sizes: see :class:`CapacityServer`; here rank ratios.
         layers: names of the factorised layers.
         exponent: what the softmax of the weights is taken of, for a ratio.
         anchor: whether the previous model takes part in rounds without a full-size participant.
@@ -162,18 +158,8 @@ class FedHMServer(CapacityServer):
 
     version_name = "rank"
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        capacities: Sequence[float | None],
-        assignment: Assignment,
-        heads: set[str],
-        layers: Sequence[str],
-        exponent: Callable[[float], float],
-        anchor: bool,
-    ) -> None:
-        super().__init__(state, clients, capacities, assignment, heads)
+    def __init__(self, *sizes: Any, layers: Sequence[str], exponent: Callable[[float], float], anchor: bool) -> None:
+        super().__init__(*sizes)
         self.layers = layers
         self.exponent = exponent
         self.anchor = anchor

@@ -1,11 +1,11 @@
 """FedRolex (Alam et al., NeurIPS 2022, https://arxiv.org/abs/2212.01548)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from lightning_fed.aggregation import EntryMean
-from lightning_fed.capacity import Assignment
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
 from lightning_fed.server import Server
@@ -31,33 +31,20 @@ class FedRolex(HeteroFL):
         narrowest = self.shapes(1e-9)
         state = self.shared_state()
         hidden = {name: [d for d, size in enumerate(tensor.shape) if narrowest[name][d] < size] for name, tensor in state.items()}
-        return FedRolexServer(state, clients, self.capacities, self.assignment, self.head_names(), shapes, hidden)
+        return FedRolexServer(*self.sizes(clients), shapes=shapes, hidden=hidden)
 
 
 class FedRolexServer(HeteroFLServer):
     """Rolls the window to the front, treats it as HeteroFL does, and rolls it back.
 
     Args:
-        state: the global model.
-        clients: all clients.
-        capacities: widths, None for the whole.
-        assignment: whether a client's width is for good.
-        heads: names of the tensors with a row per class.
-        shapes: of the tensors, by width.
+        *sizes: see :class:`CapacityServer`.
+        shapes: see :class:`HeteroFLServer`.
         hidden: which dimensions of each tensor are hidden channels.
     """
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        capacities: Sequence[float | None],
-        assignment: Assignment,
-        heads: set[str],
-        shapes: Mapping[float, Mapping[str, torch.Size]],
-        hidden: Mapping[str, list[int]],
-    ) -> None:
-        super().__init__(state, clients, capacities, assignment, heads, shapes)
+    def __init__(self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]], hidden: Mapping[str, list[int]]) -> None:
+        super().__init__(*sizes, shapes=shapes)
         self.hidden = hidden
         self.start = 0
 

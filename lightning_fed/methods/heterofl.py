@@ -1,6 +1,7 @@
 """HeteroFL (Diao, Ding & Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -85,33 +86,21 @@ class HeteroFL(CapacityModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those who cover it."""
         shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
-        return HeteroFLServer(self.shared_state(), clients, self.capacities, self.assignment, self.head_names(), shapes)
+        return HeteroFLServer(*self.sizes(clients), shapes=shapes)
 
 
 class HeteroFLServer(CapacityServer):
     """Versions are the leading indices of every dimension.
 
     Args:
-        state: the global model.
-        clients: all clients.
-        capacities: widths, None for the whole.
-        assignment: whether a client's width is for good.
-        heads: names of the tensors with a row per class.
+        *sizes: see :class:`CapacityServer`.
         shapes: of the tensors, by width.
     """
 
     version_name = "width"
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        capacities: Sequence[float | None],
-        assignment: Assignment,
-        heads: set[str],
-        shapes: Mapping[float, Mapping[str, torch.Size]],
-    ) -> None:
-        super().__init__(state, clients, capacities, assignment, heads)
+    def __init__(self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]]) -> None:
+        super().__init__(*sizes)
         self.shapes = shapes
 
     def version(self, capacity: float | None) -> State:

@@ -81,34 +81,21 @@ class SplitMix(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""
-        sizes = (self.shared_state(), clients, self.capacities, self.assignment, self.head_names())
-        return SplitMixServer(*sizes, self.num_bases)
+        return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
 
 
 class SplitMixServer(CapacityServer):
     """Says who trains which networks.
 
     Args:
-        state: all networks.
-        clients: all clients.
-        capacities: how many networks a client trains, None for all.
-        assignment: whether that is for good.
-        heads: names of the tensors with a row per class.
+        *sizes: see :class:`CapacityServer`; here numbers of networks.
         bases: how many networks there are.
     """
 
     version_name = "mix"
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        capacities: Sequence[float | None],
-        assignment: Assignment,
-        heads: set[str],
-        bases: int,
-    ) -> None:
-        super().__init__(state, clients, capacities, assignment, heads)
+    def __init__(self, *sizes: Any, bases: int) -> None:
+        super().__init__(*sizes)
         self.bases = bases
         self.queue = torch.randperm(bases).tolist()
         self.assigned: dict[int, list[int]] = {}

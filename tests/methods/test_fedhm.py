@@ -266,7 +266,9 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
         method.configure_model()
         state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
         layers = [f"backbone.{name}" for name in method.low_rank_layers()]
-        server = FedHMServer(state, clients(4), method.capacities, "fixed", set(), layers, lambda ratio: 1.0, False)
+        server = FedHMServer(
+            state, clients(4), method.capacities, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor=False
+        )
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
 
 
