@@ -219,7 +219,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no checkpoint in runs to measure: fit first" in Failure(capsys, "test", "--config", "config.yaml").message
+    assert "no checkpoint in runs: fit first" in Failure(capsys, "test", "--config", "config.yaml").message
 
 
 def test_a_client_that_diverges_ends_the_run_and_leaves_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
