@@ -106,7 +106,7 @@ class Worker:
         module = self.template.for_client(replace(client, capacity=broadcast.capacity), self.seed)
         if client.id in self.store:
             module.load_private_state(self.store.get(client.id))
-        _take_over(broadcast, module)
+        module.load_broadcast(broadcast)
         return module
 
     def _load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
@@ -123,7 +123,7 @@ class Worker:
         elif module.has_private_state and not first:
             # What it starts from is drawn, not stored: clients that never take part cost no memory.
             module.load_private_state(self.template.for_client(client, self.seed).private_state())
-        _take_over(broadcast, module)
+        module.load_broadcast(broadcast)
         return module
 
     def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn) -> ClientUpdate:
@@ -171,9 +171,3 @@ class Worker:
                     f"Client {turn.client.id} got {name} = {value} in round {turn.round}: its training diverged; lower the "
                     "learning rate or set gradient_clip. The last checkpoint is from before this round."
                 )
-
-
-def _take_over(broadcast: Broadcast, module: FederatedModule) -> None:
-    module.load_shared_state(broadcast.state)
-    if broadcast.statistics:
-        module.load_statistics(broadcast.statistics)

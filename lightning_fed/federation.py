@@ -171,9 +171,13 @@ class Federation:
         self._restore(model, datamodule, ckpt_path)
         if client is not None and client >= len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
-        if client is None:
-            model.load_shared_state(self.server.state)
-        (model if client is None else self.client_module(client)).export(Path(output))
+        if client is not None:
+            model = self.client_module(client)
+        else:
+            with quiet_lightning(), plugins_searched_once(), isolate_rng():
+                self._gather()
+            model.load_broadcast(self.server.models().get("global", Broadcast(self.server.state)))
+        model.export(Path(output))
 
     def _measure(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str) -> Metrics:
         with quiet_lightning(), plugins_searched_once(), isolate_rng():

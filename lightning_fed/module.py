@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, State, check_fits
+from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
@@ -228,6 +228,12 @@ class FederatedModule(L.LightningModule):
     def load_statistics(self, state: State) -> None:
         """Take over what was gathered. Raises :class:`FederationError` if it does not fit :meth:`statistics_names`."""
         self._load_state(state, self._statistics, "statistics")
+
+    def load_broadcast(self, broadcast: Broadcast) -> None:
+        """Take over what the server sent, with statistics if there are any."""
+        self.load_shared_state(broadcast.state)
+        if broadcast.statistics:
+            self.load_statistics(broadcast.statistics)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`. It

@@ -63,6 +63,17 @@ def test_the_server_of_a_whole_model_exports_it() -> None:
     assert all(torch.equal(state[key], tensor) for key, tensor in federation.server.state.items())
 
 
+def test_statistics_that_were_gathered_are_exported() -> None:
+    data = new_data(3)
+    federation = new_federation(1, "runs")
+    federation.fit(new_method("FedHM"), data)
+    new_federation(1, "runs").export(new_method("FedHM"), data, "exported")
+    state = safetensors.torch.load_file("exported/model.safetensors")
+    model = federation.server.models()["global"]
+    assert state.keys() == model.state.keys() | model.statistics.keys()
+    assert all(torch.equal(state[key], tensor) for key, tensor in {**model.state, **model.statistics}.items())
+
+
 def test_what_is_not_there_cannot_be_exported() -> None:
     data = new_data(3)
     with pytest.raises(FederationError, match="no checkpoint in runs: fit first"):
