@@ -52,6 +52,7 @@ class LoRAModule(FederatedModule):
 
     weighting = "uniform"
     flops_on_meta = False
+    alone = None
 
     def __init__(
         self,

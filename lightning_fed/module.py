@@ -104,6 +104,9 @@ class FederatedModule(L.LightningModule):
     heterogeneous = False
     """Whether clients may have different networks: not where the networks themselves are averaged."""
 
+    alone: str | None = "Standalone"
+    """The method that trains the same networks without sharing anything, if there is one: what sharing has to beat."""
+
     weighting: Literal["examples", "uniform"] = "examples"
     """How the server weights updates; see :class:`Server`."""
 

@@ -73,8 +73,10 @@ class Summary(FederationCallback):
         """Print what was reached, beside the trivial baseline, and what it cost."""
         console = Console()
         console.print(summary_table(federation))
-        if federation.method != "Standalone":
-            console.print("What is the sharing worth? The same clients alone: add --model Standalone", highlight=False)
+        if federation.model.alone and federation.model.alone != federation.method:
+            console.print(
+                f"What is the sharing worth? The same clients alone: add --model {federation.model.alone}", highlight=False
+            )
         if federation.folder is not None:
             console.print(f"tensorboard --logdir {federation.folder}", style="bold", highlight=False, soft_wrap=True)
 
