@@ -44,7 +44,6 @@ class StatisticsPass(L.LightningModule):
         return len(batch[0])
 
     def on_predict_end(self) -> None:
-        """Leave the layers as they were, but for what they have seen."""
+        """Leave the layers as they were, but for what they have seen; Lightning restores their mode."""
         for norm, momentum in zip(self._norms, self._momenta, strict=True):
             norm.momentum = momentum
-            norm.eval()
