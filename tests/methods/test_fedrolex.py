@@ -1,20 +1,18 @@
 """FedRolex: narrower versions of a network whose window rolls over the channels."""
 
-from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
+from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor
 
-from lightning_fed.client import Turn, Worker
-from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate
-from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, FedRolex, HeteroFL
+from lightning_fed.methods import FedRolex, HeteroFL
 from lightning_fed.models import CNN1, ResNet8
 from lightning_fed.module import FederatedModule
 
@@ -24,41 +22,11 @@ HIDDEN, FEATURES = 5, 6
 """Channels of the two hidden layers of :class:`Net`."""
 
 
-class UniformFedAvg(FedAvg):
-    """FedAvg that counts every client the same."""
-
-    weighting = "uniform"
-
-
 class EighthOfResNet8(ResNet8):
     """8, 16 and 32 channels."""
 
     def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
         super().__init__(num_classes, width / 8)
-
-
-class Recording:
-    """Keeps the updates of fit turns."""
-
-    def __init__(self) -> None:
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            update = worker.take(turn)
-            if turn.verb == "fit":
-                self.updates.append(update)
-            yield update
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
-    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
-
-
-def two_classes_each() -> InMemory:
-    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
 
 
 def server_of(method: FederatedModule, t: int = 1) -> Any:

@@ -1,33 +1,24 @@
 """HeteroFL: narrower versions of a network."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
+from tiny_rounds import Recording, UniformFedAvg, fit, two_classes_each
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from lightning_fed.client import Turn, Worker
-from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, count_floats
-from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, HeteroFL
+from lightning_fed.exchange import ClientInfo, count_floats
+from lightning_fed.methods import HeteroFL
 from lightning_fed.methods.heterofl import leading
 from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
-from lightning_fed.module import FederatedModule
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
-
-
-class UniformFedAvg(FedAvg):
-    """FedAvg that counts every client the same."""
-
-    weighting = "uniform"
 
 
 class StaticNet(Net):
@@ -49,30 +40,6 @@ class NormFreeResNet(ResNet8):
         for name, layer in list(self.named_modules()):
             if isinstance(layer, nn.BatchNorm2d):
                 self.set_submodule(name, nn.Identity())
-
-
-class Recording:
-    """Keeps the updates of fit turns."""
-
-    def __init__(self) -> None:
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            update = worker.take(turn)
-            if turn.verb == "fit":
-                self.updates.append(update)
-            yield update
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
-    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
-
-
-def two_classes_each() -> InMemory:
-    return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
 
 
 CLIENT = ClientInfo(0, 10, 0, 0, (1,) * CLASSES)

@@ -1,20 +1,19 @@
 """Split-Mix: several independent narrow networks."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd
+from tiny_rounds import Recording, UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import QUIET, Turn, Worker
-from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.client import QUIET
+from lightning_fed.data import ClassesPerClient
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State, count_floats
-from lightning_fed.federation import Federation
+from lightning_fed.exchange import ClientInfo, State, count_floats
 from lightning_fed.methods import FedAvg, SplitMix
 from lightning_fed.methods.split_mix import renamed
 from lightning_fed.models import ResNet18
@@ -23,32 +22,6 @@ from lightning_fed.module import FederatedModule
 Narrow = partial(Net, width=0.6)
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(5)]
-
-
-class UniformFedAvg(FedAvg):
-    """FedAvg that counts every client the same."""
-
-    weighting = "uniform"
-
-
-class Recording:
-    """Keeps the updates of fit turns."""
-
-    def __init__(self) -> None:
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            update = worker.take(turn)
-            if turn.verb == "fit":
-                self.updates.append(update)
-            yield update
-
-
-def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
-    federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
 
 
 def server_of(method: FederatedModule) -> Any:
