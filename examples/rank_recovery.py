@@ -22,14 +22,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor, nn
-from torch.func import functional_call
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import R2Score
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import InMemory, Partitioner
+from lightning_fed.data.batches import TARGETS
 from lightning_fed.data.pools import Indices
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import ClientInfo, ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import PF2LoRA
@@ -67,7 +67,7 @@ class Problem:
 
         def pool(rows: slice) -> tuple[dict[str, Tensor], Tensor]:
             x, y = self.x[:, rows], self.y[:, rows]
-            return {"x": x.flatten(0, 1), "y": y.flatten(0, 1)}, torch.arange(len(x)).repeat_interleave(x.shape[1])
+            return {"x": x.flatten(0, 1), TARGETS: y.flatten(0, 1)}, torch.arange(len(x)).repeat_interleave(x.shape[1])
 
         count = len(self.truths)
         own: dict[str, Any] = {"num_clients": count, "partition": OwnProblem(), "split": "official", "val_share": 0.0}
@@ -165,6 +165,7 @@ class LinearMap(nn.Module):
     """
 
     attention = None
+    measures = ("r2",)
 
     def __init__(self, outputs: int = SIZE) -> None:
         super().__init__()
@@ -203,15 +204,9 @@ class Regression(LoRAModule):
         a, b = self.factors()
         return (a @ b).detach()
 
-    def client_loss(self, batch: Any) -> Tensor:
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The squared error of a row, mean over rows."""
-        inputs, _ = batch
-        return row_error(self(inputs), inputs["y"])
-
-    def loss_at(self, values: State, batch: Any) -> Tensor:
-        """The same with other values for some parameters."""
-        inputs, _ = batch
-        return row_error(functional_call(self, values, (inputs,)), inputs["y"])
+        return row_error(outputs, targets)
 
     def configure_metrics(self) -> MetricCollection:
         """Loss, R², distance from the truth, rank."""
@@ -220,11 +215,11 @@ class Regression(LoRAModule):
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch into the metrics; distance and rank do not depend on it."""
-        inputs, _ = batch
+        inputs, targets = batch
         assert self.client is not None
         predictions, matrix = self(inputs), self.matrix()
-        metrics["loss"].update(row_error(predictions, inputs["y"]), weight=len(predictions))
-        metrics["r2"].update(predictions, inputs["y"])
+        metrics["loss"].update(row_error(predictions, targets), weight=len(predictions))
+        metrics["r2"].update(predictions, targets)
         metrics["distance"].update((matrix - self.problem.truths[self.client.id]).norm())
         metrics["rank"].update(rank90(matrix))
 
@@ -293,7 +288,7 @@ def new_method(name: str, problem: Problem, seed: int = 0, local_steps: int = 10
     else:
         options = {"r_min": 1, "r_max": 12, "penalty": 0.1, "keep": 0.7}
         module = HETLoRARegression(LinearMap, optimizer=partial(torch.optim.SGD, lr=0.002), **options, **shared)
-    module.problem, module.headline_metric = problem, "r2"
+    module.problem = problem
     return module
 
 

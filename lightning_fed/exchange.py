@@ -19,7 +19,7 @@ class ClientInfo:
         num_train: training examples, the :math:`n_k` of weighted averages.
         num_val: validation examples.
         num_test: test examples.
-        label_counts: training examples per class, length ``num_classes``.
+        label_counts: training examples per label, length ``num_labels``.
         capacity: how large a version of the model the client has, where a method has several; the server says so with its
             broadcast. None: the whole model.
     """

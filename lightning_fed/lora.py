@@ -3,56 +3,39 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveFloat, PositiveInt
-from lightning.pytorch.cli import OptimizerCallable
+from jsonargparse.typing import ClosedUnitInterval, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
-from lightning_fed.models.transformer import SharedTransformer, Transformer, TransformerFactory
-from lightning_fed.module import FederatedModule, Phase
+from lightning_fed.finetuning import FineTuning
+from lightning_fed.models.transformer import Transformer, TransformerFactory
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
 
 
-def default_adamw(parameters: Any) -> torch.optim.Optimizer:
-    """AdamW with learning rate 1e-3, which the experiments of PF2LoRA use for most tasks."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-class LoRAModule(FederatedModule):
+class LoRAModule(FineTuning):
     """What federated LoRA methods have in common: a frozen network, and the adapter ``common`` that is averaged.
 
     Each adapted matrix W becomes :math:`W + s BA` with A ``(r, in)`` random and B ``(out, r)`` zero at first; peft does it. The
-    network is loaded once; all modules share its tensors. Clients do ``local_steps`` steps per round; the moments of their AdamW
-    stay with them between their turns. The classification head, which is new, is trained and averaged with the adapter.
+    moments of a client's AdamW stay with it between its turns.
 
     Args:
-        backbone: builds the network, given the number of classes: ``TransformerClassifier``.
+        backbone: builds the network, given the number of classes.
         num_classes: number of classes.
         r: rank of the adapter.
         lora_alpha: scaling s is ``lora_alpha / r``; None: 1.
         target_modules: names, or a pattern, of the layers that are adapted, as in peft; None: those that peft knows for the
             network, which are the query and value projections.
         lora_dropout: dropout before the adapter.
-        train_head: train and average the head; else it stays as it was drawn.
-        metric: headline: ``accuracy``, or ``matthews``, Matthews' correlation (CoLA).
-        optimizer: of the adapter and the head.
-        local_steps: optimizer steps per round.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
+        **kwargs: see :class:`lightning_fed.finetuning.FineTuning`.
     """
-
-    weighting = "uniform"
-    flops_on_meta = False
-    alone = None
 
     def __init__(
         self,
@@ -62,32 +45,16 @@ class LoRAModule(FederatedModule):
         lora_alpha: PositiveFloat | None = None,
         target_modules: list[str] | str | None = None,
         lora_dropout: ClosedUnitInterval = 0.0,
-        train_head: bool = True,
-        metric: Literal["accuracy", "matthews"] = "accuracy",
-        optimizer: OptimizerCallable = default_adamw,
-        local_steps: NonNegativeInt = 10,
-        gradient_clip: PositiveFloat | None = None,
+        persistent: bool = True,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, 0, gradient_clip)  # type: ignore[arg-type]
-        self.source = SharedTransformer(backbone)
+        super().__init__(backbone, num_classes, persistent=persistent, **kwargs)
         self.r = r
         self.scaling = 1.0 if lora_alpha is None else lora_alpha / r
         self.target_modules = target_modules
         self.lora_dropout = lora_dropout
-        self.train_head = train_head
-        self.headline_metric = self.metric = metric
-        self.local_steps = local_steps
 
-    def build(self) -> None:
-        """The network and its adapters; their random numbers are drawn after the network's."""
-        self.backbone: Transformer = self.source.copy(self.num_classes)  # type: ignore[assignment]
-        heads = self.backbone.head_names()
-        self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
-        self.add_adapters()
-        for name, parameter in self.backbone.named_parameters():
-            parameter.requires_grad_(".lora_" in name or (self.train_head and name in heads))
-
-    def add_adapters(self) -> None:
+    def attach(self) -> None:
         """Put adapters on the network. Default: the common one."""
         self.add_adapter(COMMON, self.rank())
 
@@ -126,11 +93,6 @@ class LoRAModule(FederatedModule):
         """The common adapter and, if it is trained, the head."""
         return super().shared_names() - self.adapter(CLIENT).keys()
 
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """What is averaged."""
-        shared = self.shared_names()
-        return [p for name, p in self.named_parameters() if name in shared]
-
     def export(self, folder: Path) -> None:
         """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the pretrained network.
 
@@ -166,23 +128,10 @@ class LoRAModule(FederatedModule):
         exported.load_state_dict(values, strict=False)
         exported.save_pretrained(str(folder))
 
-    def forward(self, x: Any) -> Tensor:
-        """Logits ``(B, C)`` of tokenised texts."""
-        return self.backbone(x)
-
-    def phases(self) -> list[Phase]:
-        """``local_steps`` steps on the adapter and the head, with moments that persist."""
-        return [Phase("local", self.shared_parameters(), self.client_loss, self.optimizer, steps=self.local_steps, persistent=True)]
-
-    def client_loss(self, batch: Any) -> Tensor:
-        """Cross-entropy of a batch ``(inputs, labels)``."""
-        inputs, labels = batch
-        return cross_entropy(self(inputs), labels)
-
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """The loss of a batch with other values for some parameters, by name in the state dict; differentiable in them."""
-        inputs, labels = batch
-        return cross_entropy(functional_call(self, values, (inputs,)), labels)
+        inputs, targets = batch
+        return self.criterion(functional_call(self, values, (inputs,)), targets)
 
     def gradient_difference(
         self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
@@ -204,13 +153,6 @@ class LoRAModule(FederatedModule):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 slopes.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*slopes, strict=True)]
-
-    def configure_metrics(self) -> MetricCollection:
-        """Accuracy and, where it is the headline, Matthews' correlation."""
-        metrics: dict[str, Any] = {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
-        if self.metric == "matthews":
-            metrics["matthews"] = MulticlassMatthewsCorrCoef(self.num_classes)
-        return MetricCollection(metrics)
 
 
 def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:

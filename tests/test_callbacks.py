@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import new_data, new_federation, new_method
 
@@ -126,11 +127,11 @@ def test_label_figure(clients: int, classes: int) -> None:
     assert "largest: 7" in figure.axes[0].get_title()
 
 
-@pytest.mark.parametrize("majority", [np.array([0.2, 0.3, 0.4]), None])
-def test_spread_figure(majority: np.ndarray | None) -> None:
+@pytest.mark.parametrize("majority", [torch.tensor([0.2, 0.3, 0.4]), None])
+def test_spread_figure(majority: torch.Tensor | None) -> None:
     values = np.array([0.5, 0.7, 0.9])
     axes = spread_figure(values, majority, "accuracy").axes[0]
-    columns = [values] if majority is None else [values, majority]
+    columns = [values] if majority is None else [values, majority.numpy()]
     dots = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
     assert all(np.array_equal(found, column) for found, column in zip(dots, columns, strict=True))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["model", "majority label"][: len(columns)]

@@ -69,10 +69,10 @@ def test_a_client_has_the_first_700_rows_of_its_own_problem_for_training():
     data = problem.data()
     for client, info in enumerate(data.clients):
         assert (info.num_train, info.num_val, info.num_test) == (700, 0, 300)
-        (inputs, _), *none = data.client(client).test_dataloader()
+        (inputs, targets), *none = data.client(client).test_dataloader()
         assert not none
         assert torch.equal(inputs["x"], problem.x[client, 700:])
-        noise = inputs["y"] - inputs["x"] @ problem.truths[client]
+        noise = targets - inputs["x"] @ problem.truths[client]
         assert noise.std().item() == pytest.approx((0.1, 0.2)[client], rel=0.05)
 
 

@@ -109,8 +109,8 @@ def summary_table(federation: Federation) -> Table:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
         add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
-    if metric == "accuracy":
-        majority = federation.data.majority_accuracy()
+    majority = federation.data.majority_accuracy()
+    if metric == "accuracy" and majority is not None:
         add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
     table.add_section()
     table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")

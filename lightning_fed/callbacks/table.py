@@ -22,7 +22,7 @@ class MetricsTable(FederationCallback):
             return
         write_table(federation.folder / "metrics.csv", federation.history)
         if federation.results:
-            majority = federation.data.majority_accuracy().tolist()
+            majority = federation.data.majority_accuracy()
             write_table(
                 federation.folder / "clients.csv",
                 [
@@ -31,7 +31,7 @@ class MetricsTable(FederationCallback):
                         "train": client.num_train,
                         "val": client.num_val,
                         "test": client.num_test,
-                        "majority_accuracy": majority[client.id],
+                        **({} if majority is None else {"majority_accuracy": majority[client.id].item()}),
                         **federation.results[client.id],
                     }
                     for client in federation.clients

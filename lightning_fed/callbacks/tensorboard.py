@@ -12,6 +12,7 @@ from lightning_fed.callbacks.base import FederationCallback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from lightning_fed.federation import Federation
 
@@ -34,7 +35,7 @@ class TensorBoardFigures(FederationCallback):
         """Draw the accuracies."""
         if federation.results and (federation.round % self.every == 0 or federation.round == federation.rounds):
             name = f"test/{federation.metric}"
-            majority = federation.data.majority_accuracy().numpy() if federation.metric == "accuracy" else None
+            majority = federation.data.majority_accuracy() if federation.metric == "accuracy" else None
             values = np.array([result[name] for result in federation.results.values()])
             self._show(federation, f"clients/{federation.metric}", lambda: spread_figure(values, majority, federation.metric))
 
@@ -78,7 +79,7 @@ def label_figure(counts: np.ndarray) -> Figure:
     return figure
 
 
-def spread_figure(values: np.ndarray, majority: np.ndarray | None, metric: str) -> Figure:
+def spread_figure(values: np.ndarray, majority: Tensor | None, metric: str) -> Figure:
     """Box plot of a per-client metric, with every client as a dot, beside the majority-label baseline.
 
     Args:
@@ -88,7 +89,7 @@ def spread_figure(values: np.ndarray, majority: np.ndarray | None, metric: str) 
     """
     from matplotlib.figure import Figure
 
-    columns = {"model": values} | ({"majority label": majority} if majority is not None else {})
+    columns = {"model": values} | ({"majority label": majority.numpy()} if majority is not None else {})
     figure = Figure(figsize=(2 + 1.6 * len(columns), 4), layout="constrained")
     axes = figure.add_subplot()
     axes.boxplot(list(columns.values()), tick_labels=list(columns), showfliers=False, widths=0.5)

@@ -19,7 +19,13 @@ Inputs = Tensor | dict[str, Tensor]
 """Images, or what a network takes by name (tokenised texts): tensors of shape (N, …), with one row per example."""
 
 Batch = tuple[Inputs, Tensor]
-"""Images, or other inputs, and labels."""
+"""Images, or other inputs, and what is to be predicted."""
+
+TARGETS = "targets"
+"""Name, among the inputs, of what is to be predicted where that is not the label; a network does not get it."""
+
+EXAMPLE = "example"
+"""Name, among the inputs, of the number of the example that a row belongs to, shape (N,). A network drops it."""
 
 ROUND_UP = 8
 """Batches of texts have a multiple of so many columns, so that few shapes occur: a step is counted once per shape."""
@@ -98,7 +104,7 @@ class SharedTensors(Dataset[Batch]):
     """Images, or other inputs, and labels that every client's loaders index.
 
     Args:
-        images: shape (N, …); or tensors of that shape by the name by which a network takes them.
+        images: shape (N, …); or tensors of that shape by the name by which a network takes them, and perhaps :data:`TARGETS`.
         labels: shape (N,), int64.
     """
 
@@ -112,8 +118,12 @@ class SharedTensors(Dataset[Batch]):
 
     def __getitem__(self, indices: Tensor) -> Batch:
         """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
-        inputs = take(self.images, indices)
-        return inputs if isinstance(inputs, Tensor) else trimmed(inputs), self.labels[indices]
+        inputs, labels = take(self.images, indices), self.labels[indices]
+        if isinstance(inputs, Tensor):
+            return inputs, labels
+        inputs = trimmed(inputs)
+        targets = inputs.pop(TARGETS, labels)
+        return inputs, targets
 
     def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
         """A loader for training."""

@@ -1,5 +1,6 @@
 """One client's data, a datamodule like any other."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -21,6 +22,7 @@ class ClientDataModule(L.LightningDataModule):
         batch_size: of training.
         eval_batch_size: of validation and test.
         order_seed: seed of the order of training batches; may be set between fits.
+        score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class ClientDataModule(L.LightningDataModule):
         batch_size: int,
         eval_batch_size: int,
         order_seed: int,
+        score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
     ) -> None:
         super().__init__()
         self.info = info
@@ -41,6 +44,7 @@ class ClientDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.order_seed = order_seed
+        self.score = score
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""

@@ -1,5 +1,6 @@
 """A federation's data: many clients that share one copy."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 from zlib import crc32
 
@@ -10,12 +11,12 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import Batch, BatchTransform, Inputs, SharedTensors, count, join
+from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, count, join
 from lightning_fed.data.checks import check_labels, check_options
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.partition import ClassesPerClient, Partitioner
 from lightning_fed.data.pools import require
-from lightning_fed.data.split import Split, split_official, split_pooled, union
+from lightning_fed.data.split import Split, rows_of, split_official, split_pooled, union
 from lightning_fed.exchange import ClientInfo
 
 Pools = tuple[Inputs, Tensor, Inputs, Tensor]
@@ -45,6 +46,12 @@ class FederatedDataModule(L.LightningDataModule):
     """
 
     num_classes: int
+
+    predicts_labels = True
+    """Whether the labels by which the data are partitioned are also what is predicted. If not, the inputs have the targets, see
+    :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, say).
+    """
+
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
@@ -80,7 +87,8 @@ class FederatedDataModule(L.LightningDataModule):
 
         Images of type uint8 and shape (N, C, H, W) are normalised and augmented; other tensors reach the module as they
         are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
-        ``attention_mask``, a batch is cut to its longest text.
+        ``attention_mask``, a batch is cut to its longest text. Where one is :data:`lightning_fed.data.batches.EXAMPLE`, rows of one
+        example stay together; examples are numbered from 0, those of the test set after all others.
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
@@ -92,15 +100,20 @@ class FederatedDataModule(L.LightningDataModule):
             return
         train_images, train_labels, test_images, test_labels = self.load()
         labels = torch.cat([train_labels, test_labels]).long()
-        check_labels(type(self).__name__, self.num_classes, count(train_images) + count(test_images), labels)
+        check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)
         images = join(train_images, test_images) if count(test_images) else train_images
+        groups, num_train = labels.numpy(), len(train_labels)  # one per example, of which the training set has so many
+        example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
+        if example is not None:
+            groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         if self.split == "official":
             require(len(test_labels) > 0, f"{type(self).__name__} has no official test set: set split to pooled.")
-            train, test = labels.numpy()[: len(train_labels)], labels.numpy()[len(train_labels) :]
-            splits = split_official(train, test, self.partition, self.num_clients, self.seed, self.val_share)
+            pools = groups[:num_train], groups[num_train:]
+            splits = split_official(*pools, self.partition, self.num_clients, self.seed, self.val_share)
         else:
             shares = (self.val_share, self.test_share or 0.0)
-            splits = split_pooled(labels.numpy(), self.partition, self.num_clients, self.seed, *shares)
+            splits = split_pooled(groups, self.partition, self.num_clients, self.seed, *shares)
+        splits = splits if example is None else rows_of(splits, example)
         self._clients = [self._describe(client, split, labels) for client, split in enumerate(splits)]
         self._splits = splits
         self._data = SharedTensors(images, labels)
@@ -123,12 +136,30 @@ class FederatedDataModule(L.LightningDataModule):
         split = union(self._splits)
         return self._datamodule(self._describe(-1, split, labels), split)
 
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are to partition by. Default: the classes."""
+        return self.num_classes
+
+    def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Scores of texts that a network answers with, by name.
+
+        Args:
+            answers: for each batch, the numbers of its examples, ``(B,)``, and what the network's ``predict`` gave for them,
+                ``(B, …)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no texts to compare answers with: it must override score().")
+
     def label_counts(self) -> Tensor:
-        """Training examples of each client and class, shape (num_clients, num_classes)."""
+        """Training examples of each client and label, shape (num_clients, num_labels)."""
         return torch.tensor([client.label_counts for client in self.clients])
 
-    def majority_accuracy(self) -> Tensor:
-        """Test accuracy of each client if it always predicts its most frequent training label (ties: the smallest)."""
+    def majority_accuracy(self) -> Tensor | None:
+        """Test accuracy of each client if it always predicts its most frequent training label (ties: the smallest); None where
+        labels are not what is predicted.
+        """
+        if not self.predicts_labels:
+            return None
         labels = self._loaded().labels
         guesses = self.label_counts().argmax(dim=1)
         tests = [labels[torch.from_numpy(split.test)] for split in self._splits]
@@ -175,8 +206,9 @@ class FederatedDataModule(L.LightningDataModule):
     def _datamodule(self, info: ClientInfo, split: Split) -> ClientDataModule:
         train, val, test = map(torch.from_numpy, split)
         sizes = (self.batch_size, self.eval_batch_size)
-        return ClientDataModule(info, self._loaded(), (train, val, test), self._transform(), *sizes, order_seed=self.seed)
+        loaded, parts = self._loaded(), (train, val, test)
+        return ClientDataModule(info, loaded, parts, self._transform(), *sizes, order_seed=self.seed, score=self.score)
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:
-        counts = np.bincount(labels.numpy()[split.train], minlength=self.num_classes)
+        counts = np.bincount(labels.numpy()[split.train], minlength=self.num_labels)
         return ClientInfo(client, len(split.train), len(split.val), len(split.test), tuple(counts.tolist()))

@@ -32,6 +32,12 @@ class Partitioner:
         self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
     ) -> tuple[list[Indices], list[Indices]]:
         """Divide a train and a test pool of the same classes so that clients are tested on what they train on."""
+        missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
+        require(
+            not missing,
+            f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
+            "tested on what they train on: set split to pooled.",
+        )
         return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
 
     def for_test_pool(self) -> "Partitioner":

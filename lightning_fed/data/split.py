@@ -48,17 +48,21 @@ def split_official(
 
     Test indices count on from the training pool's.
     """
-    missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
-    require(
-        not missing,
-        f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
-        "tested on what they train on: set split to pooled.",
-    )
     splits = []
     for client, (part, test) in enumerate(zip(*partition.pools(train_labels, test_labels, num_clients, seed), strict=True)):
         val, train = _hold_out(part, val_share, len(part), [seed, 3, client])
         splits.append(Split(train, val, test + len(train_labels)))
     return _checked(splits, val_share)
+
+
+def rows_of(splits: list[Split], example: NDArray[np.int64]) -> list[Split]:
+    """Splits of examples as splits of rows, where an example has several.
+
+    Args:
+        splits: indices of examples.
+        example: which example each row belongs to, shape (rows,).
+    """
+    return [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
 
 
 def union(splits: list[Split]) -> Split:

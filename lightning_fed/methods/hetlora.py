@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from lightning.pytorch.cli import OptimizerCallable
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
-from lightning_fed.lora import COMMON, LoRAModule, default_adamw
+from lightning_fed.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.server import Server
 
@@ -41,15 +40,9 @@ class HETLoRA(LoRAModule):
         r_min: smallest rank. PF2LoRA's paper: 8 for GLUE (CoLA: 5), 6 for SQuAD and GPT-2.
         r_max: the server's rank, which no client has. PF2LoRA's paper: 12 (SQuAD: 14).
         lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
-        target_modules: layers that are adapted, as in peft; None: query and value projections.
-        lora_dropout: dropout before the adapter.
-        train_head: train and average the head.
-        metric: headline: ``accuracy`` or ``matthews``.
         penalty: :math:`\lambda`. PF2LoRA's paper: 5e-3 (CoLA: 1e-3, generation: 5e-4).
         keep: :math:`\gamma`, the part of the ranks that is not the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
-        optimizer: PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
-        local_steps: steps per round.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
     """
 
     def __init__(
@@ -59,18 +52,11 @@ class HETLoRA(LoRAModule):
         r_min: PositiveInt = 8,
         r_max: PositiveInt = 12,
         lora_alpha: PositiveFloat | None = None,
-        target_modules: list[str] | str | None = None,
-        lora_dropout: ClosedUnitInterval = 0.0,
-        train_head: bool = True,
-        metric: Literal["accuracy", "matthews"] = "accuracy",
         penalty: NonNegativeFloat = 5e-3,
         keep: ClosedUnitInterval = 0.99,
-        optimizer: OptimizerCallable = default_adamw,
-        local_steps: NonNegativeInt = 10,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        adapter = (r_max, lora_alpha, target_modules, lora_dropout, train_head)
-        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
+        super().__init__(backbone, num_classes, r=r_max, lora_alpha=lora_alpha, **kwargs)
         if r_min > r_max:
             raise FederationError(f"r_min is {r_min} and r_max {r_max}: give r_min up to r_max.")
         self.r_min = r_min

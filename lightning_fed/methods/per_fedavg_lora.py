@@ -1,16 +1,16 @@
 """Per-FedAvg (Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948) on a LoRA adapter, as PF2LoRA compares with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from lightning.pytorch.cli import OptimizerCallable
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
-from torch.func import functional_call
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.exchange import State
-from lightning_fed.lora import LoRAModule, attend_with_second_derivatives, default_adamw, gradients
+from lightning_fed.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 
 
@@ -32,52 +32,39 @@ class PerFedAvgLoRA(LoRAModule):
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` with
             ``hessian: exact``.
         num_classes: number of classes; the command line takes it from the data.
-        r: rank of the adapter.
-        lora_alpha: scaling is ``lora_alpha / r``; None: 1.
-        target_modules: layers that are adapted, as in peft; None: query and value projections.
-        lora_dropout: dropout before the adapter.
-        train_head: train and average the head.
-        metric: headline: ``accuracy`` or ``matthews``, of the adapted model.
         adaptation_lr: :math:`\alpha`. PF2LoRA's paper: 1e-3 for most of GLUE, 1e-2 for CoLA.
         hessian: ``exact`` differentiates through step 1; ``finite_difference`` (Hessian-free): :math:`G = g - \alpha (\nabla F(x +
             \delta g; D'') - \nabla F(x - \delta g; D'')) / 2 \delta` with :math:`g = \nabla F(\tilde x; D')`; ``first_order``: G
             is g.
         delta: :math:`\delta` of finite differences.
         batches: 2, with D'' = D, or 3.
-        optimizer: of x. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
-        local_steps: steps per round.
-        gradient_clip: largest norm of G; None does not clip.
+        **kwargs: see :class:`lightning_fed.lora.LoRAModule`; ``gradient_clip`` limits G. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
     """
 
     def __init__(
         self,
         backbone: TransformerFactory,
         num_classes: PositiveInt = 2,
-        r: PositiveInt = 8,
-        lora_alpha: PositiveFloat | None = None,
-        target_modules: list[str] | str | None = None,
-        lora_dropout: ClosedUnitInterval = 0.0,
-        train_head: bool = True,
-        metric: Literal["accuracy", "matthews"] = "accuracy",
         adaptation_lr: NonNegativeFloat = 1e-3,
         hessian: Literal["exact", "finite_difference", "first_order"] = "exact",
         delta: PositiveFloat = 1e-3,
         batches: Literal[2, 3] = 2,
-        optimizer: OptimizerCallable = default_adamw,
-        local_steps: NonNegativeInt = 10,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        adapter = (r, lora_alpha, target_modules, lora_dropout, train_head)
-        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
-        self.headline_metric = f"adapted_{metric}"
+        super().__init__(backbone, num_classes, **kwargs)
         self.adaptation_lr = adaptation_lr
         self.hessian = hessian
         self.delta = delta
         self.batches_per_step = batches
 
-    def add_adapters(self) -> None:
+    def build(self) -> None:
+        """The headline is the adapted model's."""
+        super().build()
+        self.headline_metric = f"adapted_{self.task_metric}"
+
+    def attach(self) -> None:
         """The adapter, on a network that can be differentiated as often as needed."""
-        super().add_adapters()
+        super().attach()
         if self.hessian == "exact":
             attend_with_second_derivatives(self.backbone)
 
@@ -97,7 +84,7 @@ class PerFedAvgLoRA(LoRAModule):
         elif self.hessian == "finite_difference":
             product = self.gradient_difference(point, slopes, self.delta, curvature)
             slopes = [g - self.adaptation_lr * h for g, h in zip(slopes, product, strict=True)]
-        for parameter, slope in zip(self.shared_parameters(), slopes, strict=True):
+        for parameter, slope in zip(self.trainable(), slopes, strict=True):
             parameter.grad = slope.detach()
         return loss.detach()
 
@@ -139,7 +126,19 @@ class PerFedAvgLoRA(LoRAModule):
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch into both kinds of metrics."""
-        inputs, labels = batch
-        plain, adapted = self(inputs), functional_call(self, self._values, (inputs,))
-        for name, metric in metrics.items(keep_base=True):
-            metric.update(adapted if name.startswith("adapted_") else plain, labels)
+        inputs, targets = batch
+        for prefix, values in (("", {}), ("adapted_", self._values)):
+            with self._holding(values):
+                measured = [m for name, m in metrics.items(keep_base=True) if name.startswith("adapted_") == bool(prefix)]
+                logits = self(inputs) if measured else None
+                for metric in measured:
+                    metric.update(logits, targets)
+                self.predict(prefix, batch)
+
+    @contextmanager
+    def _holding(self, values: State) -> Iterator[None]:
+        """With other values for some parameters."""
+        own = {name: p.detach().clone() for name, p in self.named_parameters() if name in values}
+        self.load_state_dict(values, strict=False)
+        yield
+        self.load_state_dict(own, strict=False)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from lightning.pytorch.cli import OptimizerCallable
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from lightning_fed.exchange import State
-from lightning_fed.lora import CLIENT, LoRAModule, attend_with_second_derivatives, default_adamw, gradients
+from lightning_fed.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 
 Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
@@ -34,51 +33,36 @@ class PF2LoRA(LoRAModule):
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` where
             second derivatives are needed, for PyTorch's fused attention has none.
         num_classes: number of classes; the command line takes it from the data.
-        r: rank of the common adapter. The paper: 8 (GPT-2: 4).
-        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4).
-        lora_alpha: scaling of both adapters is ``lora_alpha / r``; None: 1. The paper does not state it.
-        target_modules: layers that are adapted, as in peft; None: query and value projections.
-        lora_dropout: dropout before the adapters.
-        train_head: train and average the head.
-        metric: headline: ``accuracy`` or ``matthews``.
+        client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
         client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE.
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of
             two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
             ablation without a second level.
         batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1).
-        optimizer: of x and the head. The paper: AdamW, lr 1e-3 for most of GLUE.
-        local_steps: steps per round. The paper: 10.
-        gradient_clip: largest norm of G; None does not clip. It does not limit the step of y.
+        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
+            the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
+            for most of GLUE, 10 ``local_steps``.
     """
 
     def __init__(
         self,
         backbone: TransformerFactory,
         num_classes: PositiveInt = 2,
-        r: PositiveInt = 8,
         client_r: PositiveInt = 2,
-        lora_alpha: PositiveFloat | None = None,
-        target_modules: list[str] | str | None = None,
-        lora_dropout: ClosedUnitInterval = 0.0,
-        train_head: bool = True,
-        metric: Literal["accuracy", "matthews"] = "accuracy",
         client_lr: NonNegativeFloat = 1e-3,
         hypergradient: Hypergradient = "exact",
         batches: Literal[1, 2, 4] = 2,
-        optimizer: OptimizerCallable = default_adamw,
-        local_steps: NonNegativeInt = 10,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        adapter = (r, lora_alpha, target_modules, lora_dropout, train_head)
-        super().__init__(backbone, num_classes, *adapter, metric, optimizer, local_steps, gradient_clip)
+        super().__init__(backbone, num_classes, **kwargs)
         self.client_r = client_r
         self.client_lr = client_lr
         self.hypergradient: Hypergradient = hypergradient
         self.batches_per_step = 1 if hypergradient == "none" else batches
 
-    def add_adapters(self) -> None:
+    def attach(self) -> None:
         """The common and the private one."""
-        super().add_adapters()
+        super().attach()
         self.add_adapter(CLIENT, self.client_r)
         if self.hypergradient == "exact":
             attend_with_second_derivatives(self.backbone)

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
 
+from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ class Transformer(nn.Module):
 
     auto_class: str
     """The class of transformers that loads a model for the task."""
+
+    measures: tuple[str, ...]
+    """Names of the metrics that can be the headline, the usual one first."""
 
     def __init__(
         self, name: str | None = None, config: dict[str, Any] | None = None, attention: str | None = None, **settings: Any
@@ -50,9 +56,23 @@ class Transformer(nn.Module):
         self.attention = attention
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits for tokenised texts."""
-        logits: Tensor = self.network(**inputs).logits
+        """Logits for tokenised texts, the classes in the second dimension: ``(B, C)``, or ``(B, C, …)`` of several predictions."""
+        logits: Tensor = self.network(**{name: tensor for name, tensor in inputs.items() if name != EXAMPLE}).logits
         return logits
+
+    def metrics(self, headline: str) -> dict[str, Metric]:
+        """What is measured on logits and targets, batch by batch; ``headline`` says which of :attr:`measures` is used."""
+        return {}
+
+    def predict(self, inputs: Inputs, targets: Tensor) -> Tensor | None:
+        """What is answered in texts, ``(B, …)``; the data score it, see :meth:`lightning_fed.data.FederatedDataModule.score`.
+        Default: nothing is.
+
+        Args:
+            inputs: of a batch.
+            targets: of a batch; they may say where the question ends, never what is answered.
+        """
+        return None
 
     def head_names(self) -> set[str]:
         """Names of the parameters that the task adds to the pretrained model."""
@@ -72,6 +92,7 @@ class TransformerClassifier(Transformer):
     """
 
     auto_class = "AutoModelForSequenceClassification"
+    measures = ("accuracy", "matthews")
 
     def __init__(
         self,
@@ -83,6 +104,14 @@ class TransformerClassifier(Transformer):
     ) -> None:
         padding = {} if pad_token_id is None else {"pad_token_id": pad_token_id}
         super().__init__(name, config, attention, num_labels=num_classes, **padding)
+        self.num_classes = num_classes
+
+    def metrics(self, headline: str) -> dict[str, Metric]:
+        """Accuracy and, where it is the headline, Matthews' correlation."""
+        metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
+        if headline == "matthews":
+            metrics["matthews"] = MulticlassMatthewsCorrCoef(self.num_classes)
+        return metrics
 
 
 TransformerFactory = Callable[[int], Transformer]

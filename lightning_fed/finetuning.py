@@ -1,0 +1,155 @@
+"""Fine-tuning of a frozen network that all clients share in memory: something small is trained beside it."""
+
+from collections import defaultdict
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchmetrics import MetricCollection
+
+from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.errors import FederationError
+from lightning_fed.models.transformer import SharedTransformer, Transformer, TransformerFactory
+from lightning_fed.module import FederatedModule, Phase
+
+Headline = Literal["accuracy", "matthews", "f1", "exact_match", "bleu", "nist", "meteor", "rouge_l", "cider"]
+"""What a headline can be: metrics of which more is better."""
+
+
+def default_adamw(parameters: Any) -> torch.optim.Optimizer:
+    """AdamW with learning rate 1e-3, which the experiments of PF2LoRA use for most tasks."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+class FineTuning(FederatedModule):
+    """What methods of federated fine-tuning have in common. A method overrides :meth:`attach`, and :meth:`shared_names` if part of
+    what it attaches stays with the client.
+
+    The network is loaded once and frozen; all modules share its tensors. A head that the task adds to it is trained and averaged
+    with what the method attaches. What is predicted, and how that is measured, is the network's affair: see
+    :class:`lightning_fed.models.Transformer`.
+
+    Args:
+        backbone: builds the network, given the number of classes.
+        num_classes: number of classes.
+        train_head: train and average the head; else it stays as it was drawn.
+        metric: headline, one of those that the network has; None: its first.
+        optimizer: of all that is trained.
+        local_steps: optimizer steps per round; None: ``epochs`` epochs.
+        epochs: local epochs per round, where ``local_steps`` is None.
+        persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
+        gradient_clip: largest gradient norm of a step; None does not clip.
+    """
+
+    weighting = "uniform"
+    flops_on_meta = False
+    alone = None
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 2,
+        train_head: bool = True,
+        metric: Headline | None = None,
+        optimizer: OptimizerCallable = default_adamw,
+        local_steps: NonNegativeInt | None = 10,
+        epochs: NonNegativeInt = 1,
+        persistent: bool = False,
+        gradient_clip: PositiveFloat | None = None,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)  # type: ignore[arg-type]
+        self.source = SharedTransformer(backbone)
+        self.train_head = train_head
+        self.metric = metric
+        self.local_steps = local_steps
+        self.persistent = persistent
+        self._predictions: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    # ------------------------------------------------------------------------------------------------------------ networks
+
+    def build(self) -> None:
+        """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
+        network = self.source.copy(self.num_classes)
+        self.backbone: Transformer = network  # type: ignore[assignment]
+        self.headline_metric = self.task_metric = self._checked_metric(network)
+        heads = network.head_names()
+        self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
+        body = {id(p) for name, p in network.named_parameters() if name not in heads}
+        self.attach()
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
+
+    def attach(self) -> None:
+        """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""
+
+    def _checked_metric(self, network: Transformer) -> str:
+        if self.metric is not None and self.metric not in network.measures:
+            raise FederationError(
+                f"metric is {self.metric!r}, but {type(network).__name__} is measured by {', '.join(network.measures)}: give "
+                "one of these, or another network."
+            )
+        return self.metric or network.measures[0]
+
+    # ------------------------------------------------------------------------------------------------------------ learning
+
+    def trainable(self) -> list[nn.Parameter]:
+        """What is trained and averaged."""
+        shared = self.shared_names()
+        return [p for name, p in self.named_parameters() if name in shared]
+
+    def phases(self) -> list[Phase]:
+        """``local_steps`` steps, or ``epochs`` epochs, on what is trained."""
+        length = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
+        return [Phase("local", self.trainable(), self.client_loss, self.optimizer, persistent=self.persistent, **length)]
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch ``(inputs, targets)``."""
+        inputs, targets = batch
+        return self.criterion(self(inputs), targets)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss. Default: cross-entropy; networks have the classes in the second dimension of their logits."""
+        return cross_entropy(outputs, targets)
+
+    # ------------------------------------------------------------------------------------------------------------ measuring
+
+    def configure_metrics(self) -> MetricCollection:
+        """What can be measured batch by batch: the network knows."""
+        return MetricCollection({**self.backbone.metrics(self.task_metric)})
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch ``(inputs, targets)`` in."""
+        if metrics:
+            super().update_metrics(metrics, batch)
+        self.predict("", batch)
+
+    def predict(self, prefix: str, batch: Any) -> None:
+        """Keep what the network answers to a batch, where it answers in texts: they are scored together.
+
+        Args:
+            prefix: what the names of the scores begin with.
+            batch: ``(inputs, targets)``.
+        """
+        inputs, targets = batch
+        answers = self.backbone.predict(inputs, targets)
+        if answers is not None:
+            self._predictions[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/…`` scores of texts."""
+        self._log_scores("val/")
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/…`` scores of texts."""
+        self._log_scores("test/")
+
+    def _log_scores(self, stage: str) -> None:
+        score = getattr(getattr(self.trainer, "datamodule", None), "score", None)
+        for prefix, answers in self._predictions.items():
+            if score is None:
+                raise FederationError("Texts are scored by the data: give the Trainer a datamodule that can, a client's.")
+            self.log_dict({f"{stage}{prefix}{name}": value for name, value in score(answers).items()})
+        self._predictions.clear()
