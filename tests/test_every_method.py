@@ -13,7 +13,7 @@ from lightning_fed.callbacks import FederationCallback
 from lightning_fed.client import Turn, Worker
 from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.federation import Federation
-from lightning_fed.lora import LoRAModule
+from lightning_fed.finetuning import FineTuning
 from lightning_fed.module import FederatedModule
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
@@ -101,8 +101,8 @@ def test_a_run_leaves_its_mark(name: str) -> None:
 
 @pytest.mark.parametrize("backbone", [None, NoisyNet], ids=["default", "batch norm"])
 def test_shared_private_gathered_and_frozen_are_disjoint_and_cover_the_state(name: str, backbone: type[NoisyNet] | None) -> None:
-    if backbone and issubclass(getattr(lightning_fed.methods, name), LoRAModule):
-        pytest.skip("adapters are put on transformers")
+    if backbone and issubclass(getattr(lightning_fed.methods, name), FineTuning):
+        pytest.skip("it is transformers that are fine-tuned")
     for module in client_modules(name, **({"backbone": backbone} if backbone else {})):
         names = module.state_dict().keys()
         frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}

@@ -19,9 +19,9 @@ from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices, cut
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
-from lightning_fed.lora import LoRAModule
+from lightning_fed.finetuning import FineTuning
 from lightning_fed.meters import Metrics
-from lightning_fed.models import Backbone
+from lightning_fed.models import Backbone, VisionTransformer
 from lightning_fed.models.backbone import scaled
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import FederatedModule
@@ -108,6 +108,21 @@ TINY_TRANSFORMER = {
     "intermediate_size": 8,
     "max_position_embeddings": 32,
 }
+TINY_VIT = {
+    "model_type": "vit",
+    "image_size": 4,
+    "patch_size": 2,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+tiny_vit = partial(VisionTransformer, config=TINY_VIT)
+"""An image classifier with random weights for the images of :func:`new_data`; builds for a number of classes."""
+
+ON_IMAGES = {"FedHMLoRA", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
+"""Methods of fine-tuning that are tested on a vision transformer."""
+
 tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 """A text classifier with random weights and dropout; builds for a number of classes."""
 
@@ -126,7 +141,8 @@ def new_texts(num_clients: int = 4, size: int = 200, **options: Any) -> InMemory
 
 def data_for(name: str, **options: Any) -> InMemory:
     """Data that a method can train on."""
-    return (new_texts if issubclass(getattr(lightning_fed.methods, name), LoRAModule) else new_data)(**options)
+    on_texts = issubclass(getattr(lightning_fed.methods, name), FineTuning) and name not in ON_IMAGES
+    return (new_texts if on_texts else new_data)(**options)
 
 
 def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options: Any) -> Federation:
@@ -138,9 +154,9 @@ def new_federation(rounds: int = 2, run_dir: Path | str | None = None, **options
 def new_method(name: str, **options: Any) -> FederatedModule:
     """A method by name, with two different networks if it can take them."""
     method = getattr(lightning_fed.methods, name)
-    if issubclass(method, LoRAModule):
-        adam = partial(torch.optim.AdamW, lr=0.02)
-        return method(**{"num_classes": CLASSES, "backbone": tiny_transformer, "optimizer": adam, "local_steps": 2} | options)
+    if issubclass(method, FineTuning):
+        adam, network = partial(torch.optim.AdamW, lr=0.02), tiny_vit if name in ON_IMAGES else tiny_transformer
+        return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "local_steps": 2} | options)
     options = {"num_classes": CLASSES, "optimizer": momentum} | options
     if "backbone" not in options:
         # Batch norm where there is something special about it.

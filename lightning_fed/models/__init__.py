@@ -5,6 +5,7 @@ from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.text import TextTransformer
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
+from lightning_fed.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "CNN",
@@ -25,4 +26,5 @@ __all__ = [
     "TextTransformer",
     "Transformer",
     "TransformerClassifier",
+    "VisionTransformer",
 ]

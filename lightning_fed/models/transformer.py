@@ -89,6 +89,7 @@ class TransformerClassifier(Transformer):
         config: see :class:`Transformer`.
         attention: see :class:`Transformer`.
         pad_token_id: id of the tokenizer's padding, for networks that name none (GPT-2); None: as the network has it.
+        **settings: see :class:`Transformer`.
     """
 
     auto_class = "AutoModelForSequenceClassification"
@@ -101,9 +102,10 @@ class TransformerClassifier(Transformer):
         config: dict[str, Any] | None = None,
         attention: str | None = None,
         pad_token_id: int | None = None,
+        **settings: Any,
     ) -> None:
         padding = {} if pad_token_id is None else {"pad_token_id": pad_token_id}
-        super().__init__(name, config, attention, num_labels=num_classes, **padding)
+        super().__init__(name, config, attention, num_labels=num_classes, **padding, **settings)
         self.num_classes = num_classes
 
     def metrics(self, headline: str) -> dict[str, Metric]:
