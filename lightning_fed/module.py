@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
-from lightning_fed.models import Backbone, Backbones
+from lightning_fed.models import Backbone, Backbones, Transformer
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 
@@ -263,7 +263,13 @@ class FederatedModule(L.LightningModule):
         self.load_state_dict(state, strict=False)
 
     def export(self, folder: Path) -> None:
-        """Write the model for use elsewhere. Default: ``model.safetensors``, the state dict."""
+        """Write the model for use elsewhere. Default: ``model.safetensors``, the state dict; or, where the model is nothing but a
+        network of the transformers library, what that library saves and loads.
+        """
+        nothing_else = not self.frozen_names and all(name.startswith("backbone.network.") for name in self.state_dict())
+        if isinstance(self.backbone, Transformer) and nothing_else:
+            self.backbone.network.save_pretrained(folder)
+            return
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         safetensors.torch.save_file(state, folder / "model.safetensors")

@@ -8,10 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 from peft import PeftModel
-from tiny import CLASSES, new_data, new_federation, new_method, new_texts, tiny_transformer
+from tiny import CLASSES, new_data, new_federation, new_method, new_texts, tiny_transformer, tiny_vit
 
 from lightning_fed.__main__ import main
 from lightning_fed.errors import FederationError
+from lightning_fed.models import VisionTransformer
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
@@ -61,6 +62,17 @@ def test_the_server_of_a_whole_model_exports_it() -> None:
     new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
     state = safetensors.torch.load_file("exported/model.safetensors")
     assert all(torch.equal(state[key], tensor) for key, tensor in federation.server.state.items())
+
+
+def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
+    data = new_data(3)
+    federation = new_federation(1, "runs")
+    federation.fit(new_method("FedAvg", backbone=tiny_vit), data)
+    new_federation(1, "runs").export(new_method("FedAvg", backbone=tiny_vit), data, "exported")
+    loaded = VisionTransformer(CLASSES, name="exported")
+    trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.server.state.items()}
+    assert loaded.state_dict().keys() == trained.keys()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.state_dict().items())
 
 
 def test_statistics_that_were_gathered_are_exported() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -87,18 +87,30 @@ class ImageFiles(FederatedDataModule):
             ``img`` or ``image``, and ``label`` or ``fine_label``), or ``hf://owner/name``.
         download: whether to download what torchvision offers into ``root``.
         image_size: height and width the images are resized to, bilinearly.
+        portion: which part of the training set is used, from where to where in the order of the files; (0.5, 1) is its second
+            half. The first may have served for something else, pretraining say.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
     torchvision_name: str
     label_columns: tuple[str, ...] = ("label",)
 
-    def __init__(self, root: str, download: bool = False, image_size: PositiveInt = 32, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        root: str,
+        download: bool = False,
+        image_size: PositiveInt = 32,
+        portion: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0, 1),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        begin, end = portion
+        require(0 <= begin < end <= 1, f"Got portion={portion}: give where it begins and where it ends, between 0 and 1.")
         require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
         self.root = root
         self.download = download
         self.image_size: int = image_size
+        self.portion = portion
 
     def prepare_data(self) -> None:
         """Download, if asked to."""
@@ -127,7 +139,8 @@ class ImageFiles(FederatedDataModule):
                     f"torchvision's files ({error}) and for parquet files with train and test in their names. Set "
                     "--data.init_args.root to the folder that has them, or --data.init_args.download true."
                 ) from error
-        return resize(train[0], self.image_size), train[1], resize(test[0], self.image_size), test[1]
+        used = slice(*(round(share * len(train[1])) for share in self.portion))
+        return resize(train[0][used], self.image_size), train[1][used], resize(test[0], self.image_size), test[1]
 
     def _torchvision(self, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         import torchvision

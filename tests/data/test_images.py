@@ -207,3 +207,19 @@ def test_real_fashion_mnist() -> None:
     assert labels.bincount().tolist() == [7000] * 10
     mean = (images[:60_000, 0].float() / 255).mean()
     assert float(mean) == pytest.approx(FashionMNIST.mean[0], abs=1e-3)
+
+
+def test_a_portion_of_the_training_set(tmp_path: Path) -> None:
+    images = write_parquet(tmp_path / "train.parquet", 10)
+    test = write_parquet(tmp_path / "test.parquet", 4)
+    options: dict[str, Any] = {"num_clients": 2, "partition": IID(), "split": "pooled"}
+    halves = [CIFAR10(str(tmp_path), portion=portion, **options).load() for portion in ((0, 0.5), (0.5, 1))]
+    assert [np.array_equal(half[0], part) for half, part in zip(halves, (images[:5], images[5:]), strict=True)] == [True, True]
+    assert [half[1].tolist() for half in halves] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert all(np.array_equal(half[2], test) for half in halves)
+
+
+@pytest.mark.parametrize("portion", [(0.5, 0.5), (1, 0), (-0.1, 1), (0, 1.1)])
+def test_a_portion_that_is_none(portion: tuple[float, float]) -> None:
+    with pytest.raises(FederationError, match="give where it begins and where it ends, between 0 and 1"):
+        CIFAR10("here", portion=portion)
