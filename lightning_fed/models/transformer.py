@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
+from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
+from lightning_fed.metrics import Matthews
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,9 @@ class Transformer(nn.Module):
 
     measures: tuple[str, ...]
     """Names of the metrics that can be the headline, the usual one first."""
+
+    projections: tuple[str, str, str, str] | None = None
+    """Names of the layers in a block that make query, key, value and output of attention, where they are known."""
 
     def __init__(
         self, name: str | None = None, config: dict[str, Any] | None = None, attention: str | None = None, **settings: Any
@@ -112,7 +116,7 @@ class TransformerClassifier(Transformer):
         """Accuracy and, where it is the headline, Matthews' correlation."""
         metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
         if headline == "matthews":
-            metrics["matthews"] = MulticlassMatthewsCorrCoef(self.num_classes)
+            metrics["matthews"] = Matthews(self.num_classes)
         return metrics
 
 
