@@ -34,6 +34,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRA, HETLoRAServer
+from lightning_fed.nn.rank import spectral_rank
 from lightning_fed.server import Server
 
 SIZE, TRAIN, TEST = 10, 700, 300
@@ -114,9 +115,7 @@ def rank90(matrix: Tensor) -> int:
     >>> [rank90(torch.diag(torch.tensor(values))) for values in ([1.0, 1, 1, 0], [8.5, 1, 0.5], [9.5, 0.5])]
     [3, 2, 1]
     """
-    values = torch.linalg.svdvals(matrix.double())
-    sums = values.cumsum(0)
-    return min(int((sums < 0.9 * sums[-1]).sum()) + 1, len(values))
+    return spectral_rank(torch.linalg.svdvals(matrix.double()))
 
 
 def joint(distances: Sequence[float]) -> float:

@@ -176,7 +176,7 @@ class CapacityServer(Server):
         """``global``, and every smaller size that a client may have."""
         smaller = sorted({capacity for capacity in self.capacities if capacity is not None}, reverse=True)
         versions = {f"{self.version_name}_{capacity:g}": Broadcast(self.version(capacity), capacity) for capacity in smaller}
-        return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.state), **versions}.items()}
+        return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.version(None)), **versions}.items()}
 
     def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
         """Statistics of every size."""

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.aggregation import WeightedMean
-from lightning_fed.callbacks import FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
+from lightning_fed.callbacks import AdapterRanks, FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
 from lightning_fed.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.client import TrainerFactory, Turn, Worker
 from lightning_fed.data import FederatedDataModule
@@ -44,7 +44,7 @@ class Federation:
     """Trains a federated module on the clients of a federated data module.
 
     ``fit``, ``validate`` and ``test`` are Lightning's verbs. A run writes to ``run_dir/version_<n>``: TensorBoard events,
-    ``metrics.csv``, ``clients.csv`` and checkpoints.
+    ``metrics.csv``, ``clients.csv``, for LoRA methods ``ranks.csv``, and checkpoints.
 
     Args:
         rounds: communication rounds.
@@ -93,7 +93,7 @@ class Federation:
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
-        self.callbacks = [MetricsTable(), TensorBoardFigures(), *(callbacks or [])]
+        self.callbacks = [MetricsTable(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
         if progress:
             self.callbacks += [ProgressBar(), Summary()]
         self.engine = engine or InProcess()
@@ -158,6 +158,7 @@ class Federation:
         output: Path | str,
         client: NonNegativeInt | None = None,
         ckpt_path: Path | str | None = None,
+        merged: bool = False,
     ) -> None:
         """Write a model of a run for use elsewhere; see :meth:`FederatedModule.export` for what is written.
 
@@ -167,6 +168,7 @@ class Federation:
             output: folder to write to.
             client: whose model; None: the shared part, as the server has it.
             ckpt_path: see :meth:`fit`, here ``"last"`` if None.
+            merged: write the whole network, its adapters added to the weights; see :meth:`FederatedModule.export_merged`.
         """
         self._restore(model, datamodule, ckpt_path)
         if client is not None and client >= len(self.clients):
@@ -176,8 +178,12 @@ class Federation:
         else:
             with quiet_lightning(), plugins_searched_once(), isolate_rng():
                 self._gather()
-            model.load_broadcast(self.server.models().get("global", Broadcast(self.server.state)))
-        model.export(Path(output))
+            broadcast = self.server.models().get("global", Broadcast(self.server.state))
+            if broadcast.capacity is None:
+                model.load_broadcast(broadcast)
+            else:  # a version of the model that the template is not
+                model = self.worker.module_of(self.data.pooled().info, broadcast)
+        (model.export_merged if merged else model.export)(Path(output))
 
     def _measure(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None, kind: str) -> Metrics:
         with quiet_lightning(), plugins_searched_once(), isolate_rng():

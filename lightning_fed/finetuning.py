@@ -24,6 +24,11 @@ def default_adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
+def default_adam(parameters: Any) -> torch.optim.Optimizer:
+    """Adam with learning rate 2e-3, which the experiments on FedLoRA use (FedHM, Section 6.1)."""
+    return torch.optim.Adam(parameters, lr=2e-3)
+
+
 class FineTuning(FederatedModule):
     """What methods of federated fine-tuning have in common. A method overrides :meth:`attach`, and :meth:`shared_names` if part of
     what it attaches stays with the client.
@@ -44,7 +49,7 @@ class FineTuning(FederatedModule):
         gradient_clip: largest gradient norm of a step; None does not clip.
     """
 
-    weighting = "uniform"
+    weighting: Literal["examples", "uniform"] = "uniform"
     flops_on_meta = False
     alone = None
 

@@ -14,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.finetuning import FineTuning
 from lightning_fed.models.transformer import Transformer, TransformerFactory
+from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
@@ -30,8 +31,8 @@ class LoRAModule(FineTuning):
         num_classes: number of classes.
         r: rank of the adapter.
         lora_alpha: scaling s is ``lora_alpha / r``; None: 1.
-        target_modules: names, or a pattern, of the layers that are adapted, as in peft; None: those that peft knows for the
-            network, which are the query and value projections.
+        target_modules: names, or a pattern, of the layers that are adapted, as in peft; None: those that the network or peft
+            knows, which are the query and value projections.
         lora_dropout: dropout before the adapter.
         persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
         **kwargs: see :class:`lightning_fed.finetuning.FineTuning`.
@@ -62,6 +63,13 @@ class LoRAModule(FineTuning):
         """Rank of the common adapter."""
         return self.r
 
+    def adapted_layers(self) -> list[str] | str | None:
+        """Names, or a pattern, of the layers that get adapters; None: those that peft knows for the network."""
+        if self.target_modules is None and self.backbone.projections is not None:
+            query, _, value, _ = self.backbone.projections
+            return [query, value]
+        return self.target_modules
+
     def add_adapter(self, name: str, rank: int) -> None:
         """Put another adapter on the network; all that are there act together."""
         from peft import LoraConfig, inject_adapter_in_model
@@ -70,7 +78,7 @@ class LoRAModule(FineTuning):
         config = LoraConfig(
             r=rank,
             lora_alpha=cast(int, self.scaling * rank),
-            target_modules=self.target_modules,
+            target_modules=self.adapted_layers(),
             exclude_modules=self._head_layers,  # a head's layer may be called as one of the body's
             lora_dropout=self.lora_dropout,
         )
@@ -100,13 +108,11 @@ class LoRAModule(FineTuning):
         the product of the factors side by side. The server's model has the common adapter alone.
         """
         from peft import LoraConfig, get_peft_model
-        from peft.tuners.lora import LoraLayer
 
         clean = self.source.copy(self.num_classes)
         heads = clean.head_names()
         prefix = "network."
-        layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
-        adapters = [COMMON] if self.client is None else next(iter(layers.values())).active_adapters
+        layers, adapters = self._adapted()
         rank = sum(next(iter(layers.values())).r[name] for name in adapters)
         config = LoraConfig(
             r=rank,
@@ -114,19 +120,58 @@ class LoRAModule(FineTuning):
             target_modules=[name.removeprefix(prefix) for name in layers],
             modules_to_save=sorted({name.removeprefix(prefix).split(".")[0] for name in heads}) or None,
         )
-        exported = get_peft_model(clean.network, config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # as above
+            exported = get_peft_model(clean.network, config)
         own = self.state_dict()
-        values = {}
-        for name in layers:
+        values: State = {}
+        for name, layer in layers.items():
             path = f"base_model.model.{name.removeprefix(prefix)}"
             for factor, side in (("lora_A", 0), ("lora_B", 1)):
-                parts = [own[f"backbone.{name}.{factor}.{adapter}.weight"] for adapter in adapters]
+                parts = [getattr(layer, factor)[adapter].weight.detach() for adapter in adapters]
                 values[f"{path}.{factor}.default.weight"] = torch.cat(parts, dim=side)
         for name in heads:
             module, _, rest = name.removeprefix(prefix).partition(".")
             values[f"base_model.model.{module}.modules_to_save.default.{rest}"] = own[f"backbone.{name}"]
         exported.load_state_dict(values, strict=False)
         exported.save_pretrained(str(folder))
+
+    def export_merged(self, folder: Path) -> None:
+        """Write the whole network, its adapters added to the weights, as the transformers library saves and loads it."""
+        clean, own = self.source.copy(self.num_classes), self.state_dict()
+        learned = {name: own[f"backbone.{name}"] for name in clean.head_names()}
+        learned |= {f"{name.removeprefix('backbone.')}.weight": weight for name, weight in self.effective_weights().items()}
+        state = {name: learned.get(f"network.{name}", tensor).cpu() for name, tensor in clean.network.state_dict().items()}
+        clean.network.save_pretrained(str(folder), state_dict=state)
+
+    def effective_weights(self) -> State:
+        """The adapted matrices with what the adapters add to them, by name of the layer."""
+        layers, adapters = self._adapted()
+        return {
+            f"backbone.{name}": (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
+            for name, layer in layers.items()
+        }
+
+    def adapter_ranks(self) -> dict[str, int]:
+        """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
+        from peft.tuners.lora import LoraLayer
+
+        ranks = {}
+        for name, layer in self.named_modules():
+            if isinstance(layer, LoraLayer):
+                a, b = (
+                    [cast(Tensor, factors[adapter].weight).detach() for adapter in layer.active_adapters]
+                    for factors in (layer.lora_A, layer.lora_B)
+                )
+                ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
+        return ranks
+
+    def _adapted(self) -> tuple[dict[str, Any], list[str]]:
+        """The adapted layers, by name within the backbone, and the adapters that act together: the server has the common one."""
+        from peft.tuners.lora import LoraLayer
+
+        layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
+        return layers, [COMMON] if self.client is None else next(iter(layers.values())).active_adapters
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """The loss of a batch with other values for some parameters, by name in the state dict; differentiable in them."""

@@ -186,7 +186,8 @@ class FederatedModule(L.LightningModule):
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
-        self.frozen_names = frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
+        named = self.named_parameters(remove_duplicate=False)  # a state dict has tied parameters under every name
+        self.frozen_names = frozenset(name for name, p in named if not p.requires_grad)
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics = frozenset(self.statistics_names())
         self._built = True
@@ -273,6 +274,10 @@ class FederatedModule(L.LightningModule):
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         safetensors.torch.save_file(state, folder / "model.safetensors")
+
+    def export_merged(self, folder: Path) -> None:
+        """Write the model with its adapters merged into the weights. Default: there are none."""
+        raise FederationError(f"{type(self).__name__} has no adapters to merge into the weights: export without merged.")
 
     # ------------------------------------------------------------------------------------------------------------ learning
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import TINY_TRANSFORMER, final_checkpoint
-from tiny_texts import save_tokenizer, write_glue
+from tiny import TINY_TRANSFORMER, TINY_VIT, final_checkpoint
+from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad, write_webnlg
 
 import lightning_fed.data
 from lightning_fed.__main__ import main
@@ -35,6 +35,10 @@ def example_of(data: str) -> torch.Tensor:
     return torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
 
 
+WRITTEN = {"E2E": write_e2e, "WebNLG": write_webnlg}
+"""Data of texts that are generated."""
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 class TestConfig:
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
@@ -58,10 +62,22 @@ class TestConfig:
             }
             config["model"]["init_args"]["local_steps"] = 1
             config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
+        elif like == "SQuAD":
+            root = write_squad(Path("squad").absolute(), config["data"]["init_args"]["version"])
+            tokenizer = save_tokenizer(Path("tokenizer").absolute())
+            own = {"num_clients": 2, "root": root, "tokenizer": tokenizer, "max_length": 12, "stride": 2}
+            config["data"]["init_args"] |= small | own
+            config["model"]["init_args"]["local_steps"] = 1
+            config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
+        elif like in WRITTEN:
+            root, tokenizer = WRITTEN[like](Path("texts").absolute()), save_word_tokenizer(Path("tokenizer").absolute())
+            config["data"]["init_args"] |= small | {"num_clients": 2, "root": root, "tokenizer": tokenizer, "metrics": ["bleu"]}
+            config["model"]["init_args"]["local_steps"] = 1
+            config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
         else:
             config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
         config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
-        limited = ("val", "test") if like == "GLUE" else ("train", "val", "test", "predict")
+        limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
         config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
         for option in config["model"]["init_args"]:
             if option.endswith("epochs"):
@@ -70,8 +86,12 @@ class TestConfig:
             backbone = config["model"]["init_args"]["backbone"]
             name = backbone if isinstance(backbone, str) else backbone["class_path"]
             config["model"]["init_args"]["backbone"] = {"class_path": name, "init_args": {"width": 0.25}}
+        backbone = config["model"]["init_args"]["backbone"]
+        if isinstance(backbone, dict) and backbone["class_path"] == "VisionTransformer":
+            backbone["init_args"] = {"config": TINY_VIT}
         Path("config.yaml").write_text(yaml.safe_dump(config))
         main(["fit", "--config", "config.yaml"])
         round, identity, history, _, _ = final_checkpoint(Path("runs/version_0"))
         assert (round, identity["method"], identity["clients"]) == (1, config["model"]["class_path"], 2)
-        assert 0 <= history[-1]["after/test_accuracy/mean"] <= 1
+        metric = "bleu" if like in WRITTEN else "f1" if like == "SQuAD" else "accuracy"
+        assert 0 <= history[-1][f"after/test_{metric}/mean"] <= 1

@@ -8,11 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 from peft import PeftModel
-from tiny import CLASSES, new_data, new_federation, new_method, new_texts, tiny_transformer, tiny_vit
+from tiny import CLASSES, new_data, new_federation, new_method, new_texts, same, tiny_transformer, tiny_vit
 
 from lightning_fed.__main__ import main
 from lightning_fed.errors import FederationError
-from lightning_fed.models import VisionTransformer
+from lightning_fed.models import TransformerClassifier, VisionTransformer
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
@@ -32,6 +32,34 @@ def test_peft_loads_an_adapter_with_the_same_logits(name: str, client: int | Non
         logits, plain = loaded(**inputs).logits, pretrained.eval()(inputs)
         assert torch.allclose(logits, module.eval()(inputs), atol=1e-6)
     assert not torch.allclose(logits, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_merged_weights_give_the_same_logits(who: str) -> None:
+    """Of the server with the common adapter, of a client with its own as well; the frozen weights stay as they are."""
+    data = new_texts(3)
+    module = new_method("PF2LoRA", lora_alpha=16.0)
+    if who == "client":
+        module = module.for_client(data.clients[1])
+    module.configure_model()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0 if who == "server" and ".client." in name else 0.5)
+    frozen = {name: module.state_dict()[name].clone() for name in module.frozen_names}
+    module.export_merged(Path("merged"))
+    assert same({name: module.state_dict()[name] for name in frozen}, frozen)
+    merged = TransformerClassifier(CLASSES, name="merged").eval()
+    assert merged.state_dict().keys() == tiny_transformer(CLASSES).state_dict().keys()
+    inputs = data.client(1).data[torch.arange(20)][0]
+    torch.testing.assert_close(merged(inputs), module.eval()(inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_adapters_cannot_be_merged() -> None:
+    data = new_data(3)
+    new_federation(1, "runs").fit(new_method("FedAvg"), data)
+    with pytest.raises(FederationError, match="FedAvg has no adapters to merge into the weights: export without merged"):
+        new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", merged=True)
 
 
 def test_a_private_adapter_is_in_its_clients_export_only() -> None:

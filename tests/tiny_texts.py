@@ -1,5 +1,6 @@
-"""A tokenizer that knows few words, and a few rows in the format of each of GLUE's tasks."""
+"""A tokenizer that knows few words, a few rows in the format of each of GLUE's tasks, and questions in that of SQuAD."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,98 @@ def write_glue(task: str, root: Path, copies: int = 8) -> str:
     (root / folder).mkdir(parents=True)
     for name in ("train", dev):
         (root / folder / f"{name}.tsv").write_text("".join(header + rows * copies))
+    return str(root)
+
+
+def squad_article(title: str, copies: int = 1, unanswerable: bool = False) -> dict[str, Any]:
+    """Two questions per paragraph, what the dog and the cat do, or a third one: what the ox does, whom no paragraph mentions."""
+    context = "the dog barks , the cat naps"
+    qas = [
+        {"id": f"{title}/{copy}/{animal}", "question": animal, "answers": answers}
+        for copy in range(copies)
+        for animal, answers in (
+            ("dog", [{"text": "barks", "answer_start": 8}, {"text": "dog barks", "answer_start": 4}]),
+            ("cat", [{"text": "naps", "answer_start": 24}]),
+        )
+    ]
+    if unanswerable:
+        qas = [{**qa, "is_impossible": False} for qa in qas]
+        plausible = [{"text": "naps", "answer_start": 24}]
+        nothing: Any = {"question": "ox", "answers": [], "plausible_answers": plausible, "is_impossible": True}
+        qas += [{"id": f"{title}/{copy}/ox", **nothing} for copy in range(copies)]
+    return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
+
+
+def write_squad(root: Path, version: str = "1.1", copies: int = 8) -> str:
+    """Training and development file about 3 and 2 topics, each with so many copies of its questions; returns ``root``."""
+    root.mkdir(parents=True, exist_ok=True)
+    for part, topics in (("train", "ABC"), ("dev", "DE")):
+        articles = [squad_article(title, copies, version == "2.0") for title in topics]
+        (root / f"{part}-v{version}.json").write_text(json.dumps({"version": version, "data": articles}))
+    return str(root)
+
+
+# -------------------------------------------------------------------------------------------------------------- generation
+
+SENTENCES = ["{name} is {kind} .", "the {kind} {name} is near the river , by the old bridge .", "{kind} : {name} ."]
+KINDS = ["pub", "coffee shop", "restaurant"]
+TRAINED, TESTED = ["Alimentum", "Blue Spice", "Cocum", "Zizzi"], ["Cocum", "Blue Spice"]
+"""Restaurants of the training and of the test set."""
+
+TINY_GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 40,
+    "n_positions": 64,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "initializer_range": 0.5,  # so that attention makes a difference
+}
+"""Of a language model for :func:`save_word_tokenizer`."""
+
+
+def save_word_tokenizer(folder: Path) -> str:
+    """A tokenizer like GPT-2's: one special token is for the beginning, the end and what is unknown, none for padding."""
+    end = "<|endoftext|>"
+    text = " ".join([*SENTENCES, *KINDS, *TRAINED, "name Type price area cheap riverside City Food stars a b |"])
+    words = dict.fromkeys([end, *text.replace("{name}", "").replace("{kind}", "").split()])
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=end))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end, unk_token=end)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def write_e2e(root: Path) -> str:
+    """E2E's three files with a few restaurants, each of several kinds, of which each has several references; returns ``root``."""
+    root.mkdir(parents=True, exist_ok=True)
+    for file, names in (("trainset", TRAINED), ("devset", TRAINED[:1]), ("testset_w_refs", TESTED)):
+        rows = [
+            f'"name[{name}], eatType[{kind}], priceRange[cheap]","{sentence.format(name=name, kind=kind)}"\n'
+            for name in names
+            for kind in KINDS
+            for sentence in SENTENCES[: 3 if file == "trainset" else 2]
+        ]
+        (root / f"{file}.csv").write_text("mr,ref\n" + "".join(rows))
+    return str(root)
+
+
+def write_webnlg(root: Path) -> str:
+    """WebNLG's folders with two categories, and a third in the test set alone; returns ``root``."""
+
+    def entry(category: str, number: int) -> str:
+        facts = "".join(f"<mtriple>{category}_{fact} | stars | {number}</mtriple>" for fact in range(2))
+        texts = f'<lex comment="good">{category} a</lex><lex comment="toFix">b</lex><lex comment="good">{category} b</lex>'
+        original = "<originaltripleset><otriple>x | y | z</otriple></originaltripleset>"
+        return f'<entry category="{category}">{original}<modifiedtripleset>{facts}</modifiedtripleset>{texts}</entry>'
+
+    files = {"train/1triples/a.xml": ["City", "Food"], "train/2triples/b.xml": ["City"], "dev/1triples/a.xml": ["Food"]}
+    files |= {"test/testdata_with_lex.xml": ["Food", "City", "Artist"], "test/testdata_no_lex.xml": ["Food"]}
+    for begin, (file, categories) in enumerate(files.items()):
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = "".join(entry(category, 3 * begin + number) for category in categories for number in range(3))
+        path.write_text(f"<benchmark><entries>{entries}</entries></benchmark>")
     return str(root)

@@ -1,8 +1,9 @@
 """What happens around the rounds: reporting."""
 
+from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.progress import ProgressBar, Summary
 from lightning_fed.callbacks.table import MetricsTable
 from lightning_fed.callbacks.tensorboard import TensorBoardFigures
 
-__all__ = ["FederationCallback", "MetricsTable", "ProgressBar", "Summary", "TensorBoardFigures"]
+__all__ = ["AdapterRanks", "FederationCallback", "MetricsTable", "ProgressBar", "Summary", "TensorBoardFigures"]

@@ -36,7 +36,7 @@ class Partitioner:
         require(
             not missing,
             f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
-            "tested on what they train on: set split to pooled.",
+            "tested on what they train on: set split to pooled, or partition to IID.",
         )
         return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
 
@@ -58,6 +58,12 @@ class Partitioner:
 @dataclass(frozen=True)
 class IID(Partitioner):
     """Every client holds a random sample of the pool. Sizes differ by at most one, and no example is left out."""
+
+    def pools(
+        self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
+    ) -> tuple[list[Indices], list[Indices]]:
+        """Divide a train and a test pool, whose classes may differ."""
+        return self(train_labels, num_clients, seed), self(test_labels, num_clients, seed)
 
 
 @dataclass(frozen=True)

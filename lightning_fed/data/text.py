@@ -65,12 +65,7 @@ class TextClassification(FederatedDataModule):
         columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)
         # As dicts: what a tokenizer returns also holds each token as a string.
         chunks = [dict(tokenizer(*texts_of_chunk, **options, return_tensors="pt")) for texts_of_chunk in columns]
-        padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-        longest = max(chunk["input_ids"].shape[1] for chunk in chunks)
-        return {
-            name: torch.cat([pad(chunk[name], (0, longest - chunk[name].shape[1]), value=padding.get(name, 0)) for chunk in chunks])
-            for name in chunks[0]
-        }
+        return concatenated(chunks, tokenizer)
 
 
 class TextFiles(TextClassification):
@@ -113,8 +108,32 @@ class TextFiles(TextClassification):
         return read_examples(path, self.text, self.label, self.classes)
 
 
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache."""
+def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
+    """Chunks one after the other, tokens padded on the right to the longest of all.
+
+    Args:
+        chunks: with ``input_ids`` ``(B, L)`` of different L; every tensor of L columns is padded alike, masks and others with 0.
+        tokenizer: what they come from; knows the values of padding.
+    """
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    longest = max(chunk["input_ids"].shape[1] for chunk in chunks)
+
+    def padded(name: str, chunk: dict[str, Tensor]) -> Tensor:
+        tensor, columns = chunk[name], chunk["input_ids"].shape[1]
+        if tensor.shape[1:2] != (columns,):
+            return tensor
+        return pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, longest - columns), value=padding.get(name, 0))
+
+    return {name: torch.cat([padded(name, chunk) for chunk in chunks]) for name in chunks[0]}
+
+
+def load_tokenizer(name: str, pads: bool = True) -> Any:
+    """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache.
+
+    Args:
+        name: folder or name on the hub.
+        pads: whether it has to have a padding token.
+    """
     from transformers import AutoTokenizer
 
     folder = Path(name).expanduser()
@@ -126,7 +145,10 @@ def load_tokenizer(name: str) -> Any:
             f"Could not load a tokenizer, tried {tried} ({' '.join(str(error).split())}): set --data.init_args.tokenizer to a "
             "folder with tokenizer.json or to the name of a model on the hub, and check the network."
         ) from error
-    require(tokenizer.pad_token is not None, f"The tokenizer {name} has no padding token, so texts cannot share a batch: set one.")
+    require(
+        not pads or tokenizer.pad_token is not None,
+        f"The tokenizer {name} has no padding token, so texts cannot share a batch: set one.",
+    )
     return tokenizer
 
 

@@ -171,10 +171,10 @@ class FedHMServer(CapacityServer):
         if capacity is None:
             return self.state
         if self._source is not self.state:
-            self._source, self._versions = self.state, self._factorise()
+            self._source, self._versions = self.state, self.versions()
         return self._versions[capacity]
 
-    def _factorise(self) -> dict[float, State]:
+    def versions(self) -> dict[float, State]:
         """Every ratio's version, from one decomposition per layer."""
         ratios = {capacity for capacity in self.capacities if capacity is not None}
         kept = {name: t for name, t in self.state.items() if name.rpartition(".")[0] not in self.layers}

@@ -13,4 +13,4 @@ class FedPer(FederatedModule):
 
     def shared_names(self) -> set[str]:
         """All but the head."""
-        return {name for name in super().shared_names() if not name.startswith("backbone.head.")}
+        return super().shared_names() - {f"backbone.{name}" for name in self.backbone.head_names()}

@@ -17,4 +17,4 @@ class LGFedAvg(FederatedModule):
 
     def shared_names(self) -> set[str]:
         """The head."""
-        return {name for name in super().shared_names() if name.startswith("backbone.head.")}
+        return super().shared_names() & {f"backbone.{name}" for name in self.backbone.head_names()}

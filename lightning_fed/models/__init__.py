@@ -2,6 +2,8 @@
 
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.models.language_model import TransformerLM
+from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.text import TextTransformer
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
@@ -26,5 +28,7 @@ __all__ = [
     "TextTransformer",
     "Transformer",
     "TransformerClassifier",
+    "TransformerLM",
+    "TransformerQA",
     "VisionTransformer",
 ]

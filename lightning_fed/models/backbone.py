@@ -31,6 +31,11 @@ class Backbone(nn.Module, ABC):
         """Where the network can be cut, and how wide the representation is there; front to back."""
         return {"features": self.head.in_features}
 
+    def head_names(self) -> set[str]:
+        """Names of the head's parameters, within the network."""
+        own = {id(p) for p in self.head.parameters()}
+        return {name for name, p in self.named_parameters() if id(p) in own}
+
     @abstractmethod
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         """Representation ``(B, cuts[cut])`` of the images ``x`` ``(B, C, H, W)``."""

@@ -48,7 +48,8 @@ class Transformer(nn.Module):
             raise FederationError(f"{type(self).__name__} got name={name!r} and config={config!r}: give exactly one.")
         auto = getattr(transformers, self.auto_class)
         if config is not None:
-            made = transformers.AutoConfig.for_model(**config, **settings)
+            # In one dict: given **settings, the command line would take the arguments of for_model for ours, and require them.
+            made = transformers.AutoConfig.for_model(**(config | settings))
             self.network: PreTrainedModel = auto.from_config(made, attn_implementation=attention)
         else:
             try:

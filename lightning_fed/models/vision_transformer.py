@@ -1,24 +1,29 @@
 """Vision transformers of the transformers library."""
 
-from typing import Any
+from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from lightning_fed.errors import FederationError
+from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.transformer import TransformerClassifier
 
 
-class VisionTransformer(TransformerClassifier):
-    """An image classifier: pretrained body, new head. Images are resized on the batch to the size that the network was made for.
+class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc]  # images are not tokenised texts
+    """A vision transformer (Dosovitskiy et al., ICLR 2021) with a new head on its first token: to be fine-tuned as a whole, as any
+    backbone, or frozen with something small beside it. Images are resized on the batch to the size that the network was made for.
 
     Args:
         num_classes: outputs of the head.
         name: see :class:`lightning_fed.models.Transformer`.
-        config: see :class:`lightning_fed.models.Transformer`; ``model_type: vit`` for one.
+        config: see :class:`lightning_fed.models.Transformer`; ``model_type: vit`` and, say, the sizes of ViT-Small/16:
+            ``hidden_size: 384, intermediate_size: 1536, num_attention_heads: 6``.
         attention: see :class:`lightning_fed.models.Transformer`.
     """
 
     auto_class = "AutoModelForImageClassification"
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj")
 
     def __init__(
         self,
@@ -30,11 +35,18 @@ class VisionTransformer(TransformerClassifier):
         # A pretrained head for other classes is replaced by a new one, as the task has it.
         pretrained = {} if name is None else {"ignore_mismatched_sizes": True}
         super().__init__(num_classes, name, config, attention, **pretrained)
+        if (kind := self.network.config.model_type) != "vit":
+            raise FederationError(f"VisionTransformer got a network of model_type {kind!r}: give one of model_type 'vit'.")
 
-    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
-        """Logits ``(B, num_classes)`` of images ``(B, C, H, W)``."""
+    @property
+    def head(self) -> nn.Linear:  # type: ignore[override]
+        """The classifier, where the transformers library has it."""
+        return cast(nn.Linear, self.network.classifier)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        """The first token after the last layer, ``(B, hidden_size)``, of images ``(B, C, H, W)``."""
         size = self.network.config.image_size
-        if images.shape[-2:] != (size, size):
-            images = interpolate(images, (size, size), mode="bilinear", antialias=True)
-        logits: Tensor = self.network(pixel_values=images).logits
-        return logits
+        if x.shape[-2:] != (size, size):
+            x = interpolate(x, (size, size), mode="bilinear", antialias=True)
+        tokens: Tensor = self.network.base_model(pixel_values=x).last_hidden_state  # (B, 1 + patches, hidden_size)
+        return tokens[:, 0]

@@ -29,6 +29,11 @@ class Spectrum(NamedTuple):
         left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
         return cls(left, values, right.T)
 
+    def rank(self, precision: torch.dtype) -> int:
+        """How many singular values are more than rounding, of a matrix that is stored in this precision."""
+        tolerance = max(len(self.left), len(self.right)) * torch.finfo(precision).eps
+        return int((self.values > tolerance * self.values[0]).sum())
+
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
         r"""The best factors of a rank: :math:`W \approx UV^\top` with :math:`U = P_r \Sigma_r^{1/2}`, :math:`V = Q_r
         \Sigma_r^{1/2}`.

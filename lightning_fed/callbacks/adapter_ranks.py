@@ -1,0 +1,88 @@
+"""How many ranks of their adapters the clients use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.table import write_table
+from lightning_fed.lora import LoRAModule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_fed.federation import Federation
+
+
+class AdapterRanks(FederationCallback):
+    """Keeps ``ranks.csv``, the effective rank of each client's adapters per layer as last measured, and draws it for TensorBoard
+    (``adapter/ranks``); see :meth:`lightning_fed.lora.LoRAModule.adapter_ranks`. For methods without such adapters it does nothing.
+
+    Args:
+        every: do so every that many rounds, if they are measured, and after the last one.
+    """
+
+    def __init__(self, every: int = 10) -> None:
+        self.every = every
+
+    def on_round_end(self, federation: Federation) -> None:
+        """Write and draw the ranks."""
+        measured = federation.headline("test") in federation.history[-1]
+        due = federation.round % self.every == 0 or federation.round == federation.rounds
+        boards = [logger for logger in federation.loggers if isinstance(logger, TensorBoardLogger)]
+        seen = boards or federation.folder is not None
+        if not (isinstance(federation.model, LoRAModule) and measured and due and seen):
+            return
+        ranks = {client.id: ranks_of(federation, client.id) for client in federation.clients}
+        layers = list(next(iter(ranks.values())))
+        if not layers:
+            return
+        if federation.folder is not None:
+            rows = [
+                {"client": client, "layer": layer, "rank": rank} for client, own in ranks.items() for layer, rank in own.items()
+            ]
+            write_table(federation.folder / "ranks.csv", rows)
+        for logger in boards:
+            values = np.array([list(own.values()) for own in ranks.values()])
+            logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=federation.round)
+
+
+def ranks_of(federation: Federation, client: int) -> dict[str, int]:
+    """The effective rank of a client's adapters, by layer."""
+    module = federation.client_module(client)
+    assert isinstance(module, LoRAModule)
+    return module.adapter_ranks()
+
+
+def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:
+    """Heat map of ranks: clients × layers.
+
+    Args:
+        ranks: effective ranks, ``(clients, layers)``.
+        layers: names of the layers; what all begin with is left out.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    clients, count = ranks.shape
+    figure = Figure(figsize=(min(3 + 0.28 * count, 16), min(3 + 0.28 * clients, 16)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(ranks, aspect="auto", interpolation="nearest", vmin=0)
+    axes.set(ylabel="client", title=f"effective rank (largest: {ranks.max()})")
+    axes.set_xticks(range(count), short_names(layers), rotation=90, fontsize=7)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ticks=MaxNLocator(integer=True))
+    return figure
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """Dotted names without the parts that all of them begin with; the last part is always kept."""
+    parts = [layer.split(".") for layer in layers]
+    common = 0
+    while all(len(name) > common + 1 and name[common] == parts[0][common] for name in parts):
+        common += 1
+    return [".".join(name[common:]) for name in parts]

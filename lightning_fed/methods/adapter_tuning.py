@@ -1,0 +1,88 @@
+"""Adapter tuning (Houlsby et al., ICML 2019, https://arxiv.org/abs/1902.00751), as a comparison of FedHM (Section 6.4)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jsonargparse.typing import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from lightning_fed.groups import GroupTuning
+from lightning_fed.models.transformer import TransformerFactory
+
+PLACES = {"attention": ("attention.o_proj",), "mlp": ("mlp",), "both": ("attention.o_proj", "mlp")}
+"""The modules of a block behind which adapters are put."""
+
+
+class AdapterTuning(GroupTuning):
+    r"""Small networks between the layers of a frozen vision transformer are trained and averaged.
+
+    Behind the attention's output projection, the MLP, or both, and before the residual sum, h becomes
+    :math:`h + W_{up}\, \mathrm{GELU}(W_{down} h + b) + b'`, with :math:`W_{down}` of shape ``(hidden, d)`` and :math:`W_{up}` of
+    shape ``(d, hidden)``, which is 0 at first: training starts from the network as it is. Layer norms stay frozen.
+
+    A block's adapter has ``2 * d * hidden`` trained values, with biases ``hidden + d`` more. Without biases and one per block,
+    ViT-S (12 blocks, d = 384) has 73,728 with ``hidden`` 8: FedHM's budget. Houlsby et al. have two per block, biases, and train
+    the layer norms.
+
+    peft has no such adapters; these are the library's own. Groups and headline: see :class:`lightning_fed.groups.GroupTuning`.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``VisionTransformer``.
+        num_classes: number of classes; the command line takes it from the data.
+        hidden: the adapters' hidden dimensions; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 8, 16, 32, 64.
+        placement: ``"attention"``, ``"mlp"`` or ``"both"``, the two adapters per block of Houlsby et al.
+        bias: whether adapters have biases.
+        **kwargs: see :class:`lightning_fed.groups.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
+    """
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 10,
+        hidden: Sequence[PositiveInt] = (8,),
+        placement: Literal["attention", "mlp", "both"] = "mlp",
+        bias: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, sizes=hidden, num_classes=num_classes, **kwargs)
+        self.placement = placement
+        self.bias = bias
+
+    def attach(self) -> None:
+        """Adapters on every block."""
+        places = PLACES[self.placement]
+        width = self.backbone.network.config.hidden_size
+        for block in self.blocks(*places):
+            for place in places:
+                layer = block.get_submodule(place)
+                layer.adapter = Adapter(width, self.size(), self.bias)
+                layer.register_forward_hook(adapted)
+
+
+class Adapter(nn.Module):
+    r""":math:`h + W_{up}\, \mathrm{GELU}(W_{down} h + b) + b'`.
+
+    Args:
+        width: length d of h.
+        hidden: length of what is between.
+        bias: whether there are b and b'.
+    """
+
+    def __init__(self, width: int, hidden: int, bias: bool = False) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, hidden, bias)
+        self.up = nn.Linear(hidden, width, bias)
+        for parameter in self.up.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Of and in the shape ``(…, d)``."""
+        return h + self.up(gelu(self.down(h)))
+
+
+def adapted(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Forward hook: a layer's output through the adapter that hangs on the layer. It is found there, and not kept by the hook,
+    because networks are copied.
+    """
+    return layer.adapter(output)  # type: ignore[operator]

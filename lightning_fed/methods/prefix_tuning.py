@@ -1,0 +1,172 @@
+"""Prefix tuning (Li and Liang, ACL 2021, https://arxiv.org/abs/2101.00190), as a comparison of FedHM (Section 6.4)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from lightning_fed.errors import FederationError
+from lightning_fed.groups import GroupTuning
+from lightning_fed.models.transformer import TransformerFactory
+
+ATTENTION = "lightning_fed_prefix"
+"""The name under which transformers finds :func:`attend`."""
+
+
+class PrefixTuning(GroupTuning):
+    r"""Keys and values that every query can attend to are trained and averaged; the vision transformer is frozen.
+
+    In each block, :math:`K \leftarrow [P_K; K]` and :math:`V \leftarrow [P_V; V]`, with :math:`P_K` and :math:`P_V` of shape
+    ``(length, d)``; queries are untouched, so that a block's output is as long as its input.
+
+    While they are trained, :math:`P = \tanh(E W_{down}^\top) W_{up}^\top`, with maps :math:`W_{down}` ``(hidden, d)`` and
+    :math:`W_{up}` ``(d, hidden)`` for the keys and for the values of each block, without biases. The embeddings E of the prefix's
+    tokens, ``(length, d)``, are standard normal numbers, the same in every block, client and run, and frozen: they are neither
+    trained nor sent. Exported are :math:`P_K` and :math:`P_V`; the maps are dropped.
+
+    ``4 * d * hidden`` values are trained per block; on ViT-S (12 blocks, d = 384) 73,728 with ``hidden`` 4: FedHM's budget. Without
+    reparametrisation :math:`P_K` and :math:`P_V` themselves are trained, ``2 * length * d`` values per block. Li and Liang have one
+    MLP with biases for all blocks, and embeddings that are trained.
+
+    peft's prefix tuning hands keys and values over as those of earlier tokens, which a vision transformer cannot take; the
+    library's own is an attention function of transformers, on top of ``sdpa``. Groups and headline: see
+    :class:`lightning_fed.groups.GroupTuning`.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``VisionTransformer``.
+        num_classes: number of classes; the command line takes it from the data.
+        hidden: hidden dimensions of the maps; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 4, 8, 16, 32.
+        length: tokens of the prefix; 0 is the plain network. FedHM does not say. 32, its largest ``hidden``: beyond ``length``,
+            a larger hidden dimension adds nothing that P could be.
+        reparametrise: whether :math:`P_K` and :math:`P_V` come from maps. If not, ``hidden`` is not used, and has one entry.
+        **kwargs: see :class:`lightning_fed.groups.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
+    """
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 10,
+        hidden: Sequence[PositiveInt] = (4,),
+        length: NonNegativeInt = 32,
+        reparametrise: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, sizes=hidden, num_classes=num_classes, **kwargs)
+        if not reparametrise and len(hidden) > 1:
+            raise FederationError(
+                f"hidden is {list(hidden)} with reparametrise false, which has no hidden dimension: leave hidden out, or set "
+                "reparametrise."
+            )
+        self.length = length
+        self.reparametrise = reparametrise
+
+    def attach(self) -> None:
+        """A prefix in the attention of every block."""
+        from transformers import AttentionInterface
+
+        if self.backbone.attention not in (None, "sdpa"):
+            raise FederationError(f"attention is {self.backbone.attention!r}, but a prefix needs sdpa: leave attention out.")
+        config = self.backbone.network.config
+        shape, std = (self.length, config.hidden_size), config.initializer_range
+        for block in self.blocks("attention.k_proj", "attention.v_proj"):
+            block.get_submodule("attention").prefix = (
+                ReparametrisedPrefix(*shape, self.size())
+                if self.reparametrise
+                else Prefix(std * torch.randn(shape), std * torch.randn(shape))
+            )
+        AttentionInterface.register(ATTENTION, attend)
+        self.backbone.network.set_attn_implementation(ATTENTION)
+
+    def export(self, folder: Path) -> None:
+        """Write ``model.safetensors``: the state dict as it is without reparametrisation, with the same outputs."""
+        state = self.state_dict()
+        for name, prefix in self.named_modules():
+            if isinstance(prefix, ReparametrisedPrefix):
+                for part in prefix.state_dict():
+                    del state[f"{name}.{part}"]
+                state[f"{name}.keys"], state[f"{name}.values"] = prefix()
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        safetensors.torch.save_file(state, folder / "model.safetensors")
+
+
+class Prefix(nn.Module):
+    """Keys and values.
+
+    Args:
+        keys: ``(length, d)``, how they start.
+        values: the same.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(keys)
+        self.values = nn.Parameter(values)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, each ``(length, d)``."""
+        return self.keys, self.values
+
+
+class ReparametrisedPrefix(nn.Module):
+    """Keys and values that maps make of fixed embeddings.
+
+    Args:
+        length: tokens of the prefix.
+        width: length d of a key.
+        hidden: length of what is between.
+    """
+
+    embeddings: Tensor
+
+    def __init__(self, length: int, width: int, hidden: int) -> None:
+        super().__init__()
+        # Drawn on a stream of their own: they are never sent, so that everybody has to know them.
+        embeddings = torch.randn(length, width, generator=torch.Generator().manual_seed(0), device="cpu")
+        self.register_buffer("embeddings", embeddings, persistent=False)
+        self.key_maps, self.value_maps = (
+            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, width, bias=False)) for _ in range(2)
+        )
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, each ``(length, d)``."""
+        return self.key_maps(self.embeddings), self.value_maps(self.embeddings)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of transformers' interface, with the prefix that hangs on the module before keys and values.
+
+    Args:
+        module: of the network; it has the prefix.
+        query: ``(B, heads, L, d / heads)``.
+        key: the same.
+        value: the same.
+        attention_mask: None; images have no padding.
+        dropout: of the attention.
+        scaling: of the products of queries and keys.
+        **kwargs: what else the interface passes, of no use here.
+
+    Returns:
+        ``(B, L, heads, d / heads)``, and no weights.
+    """
+    batch, heads = key.shape[:2]
+    keys, values = (
+        torch.cat([part.unflatten(-1, (heads, -1)).transpose(0, 1).expand(batch, -1, -1, -1), own], dim=2)
+        for part, own in zip(module.prefix(), (key, value), strict=True)  # type: ignore[operator]
+    )
+    output = scaled_dot_product_attention(query, keys, values, attention_mask, dropout, scale=scaling)
+    return output.transpose(1, 2), None

@@ -1,0 +1,314 @@
+"""SLoRA (Babakniya et al. 2023, https://arxiv.org/abs/2308.06522)."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
+
+from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.finetuning import default_adam
+from lightning_fed.lora import COMMON, LoRAModule
+from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.factorise import Spectrum
+from lightning_fed.options import Fraction
+from lightning_fed.server import Server
+
+Base = Literal["original", "residual"]
+
+A, B = f"lora_A.{COMMON}.weight", f"lora_B.{COMMON}.weight"
+START_A, START_B = "start_A", "start_B"
+VALUES = "parametrizations.weight.0.values"
+"""What tensors are called after the name of their layer and a dot."""
+
+MASK_SEED = "mask_seed"
+"""What the seed of the masks is called: it belongs to no layer."""
+
+
+class SLoRA(LoRAModule):
+    r"""Federated LoRA that starts from what a few rounds of sparse fine-tuning have found.
+
+    1. For ``sparse_rounds`` rounds clients train the entries of the adapted matrices that a random mask selects, and nothing else
+       of them. The server draws one mask per matrix, the same for all clients. It sends the seed; the values of these entries are
+       all that travels of a matrix, and the server averages them.
+    2. The server decomposes what has been learned, :math:`\Delta W = W_{R_1} - W_0 \approx s BA` with :math:`B = P_r
+       \Sigma_r^{1/2} / \sqrt s` and :math:`A = \Sigma_r^{1/2} Q_r^\top / \sqrt s`. In the rounds that are left B and A are trained,
+       and averaged each for itself. Ranks that :math:`\Delta W` lacks start as LoRA's: A random, B zero.
+
+    Without sparse rounds this is HOMLoRA, weighted by training examples and with a fresh optimizer in each turn. The head, if it is
+    trained, is so in both stages. A random sparse matrix is far from low rank: ``server/energy``, in the round that ends the first
+    stage, is the part :math:`\lVert s BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that survives, over all matrices together.
+
+    Headline: accuracy of the global model on everybody's test data.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``VisionTransformer``.
+        num_classes: number of classes; the command line takes it from the data.
+        sparse_rounds: rounds :math:`R_1` of the first stage. Default: a quarter of the 40 rounds of FedHM's comparison, which
+            leaves it open.
+        density: part of a matrix's entries that the mask selects. The paper: about 0.01.
+        base: what the adapter is added to in the second stage: ``original`` is :math:`W_0`; ``residual`` is :math:`W_{R_1} - s BA`
+            with the B and A of its start, so that the change of stages leaves the function as it is. The broadcast then holds
+            what that takes, too, and a model has one more matrix per adapted layer.
+        optimizer: of all that is trained. Default: Adam, lr 2e-3.
+        local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
+        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
+            output of attention, where the network knows their names.
+    """
+
+    weighting = "examples"
+    headline_model = "global"
+    mask_seed: Tensor
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        num_classes: PositiveInt = 10,
+        sparse_rounds: NonNegativeInt = 10,
+        density: Fraction = 0.01,
+        base: Base = "original",
+        optimizer: OptimizerCallable = default_adam,
+        local_steps: NonNegativeInt | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer=optimizer, local_steps=local_steps, persistent=False, **kwargs)
+        if not 0 < density <= 1:
+            raise FederationError(f"density is {density}: give the share of entries that the masks select, in (0, 1].")
+        self.sparse_rounds = sparse_rounds
+        self.density = density
+        self.base = base
+
+    @property
+    def sparse(self) -> bool:
+        """Whether this is a model of the first stage. Who has no server is in the second."""
+        return self.client is not None and self.client.capacity is not None
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The stage, which is a capacity: the density in the first, none in the second."""
+        return client.capacity if client else None
+
+    def adapted_layers(self) -> list[str] | str | None:
+        """All four projections of attention by default."""
+        if self.target_modules is None and self.backbone.projections is not None:
+            return list(self.backbone.projections)
+        return super().adapted_layers()
+
+    def attach(self) -> None:
+        """The adapter; in the first stage it only says which layers are meant, and values take its place."""
+        super().attach()
+        layers, _ = self._adapted()
+        self.shapes: dict[str, torch.Size] = {}
+        for within, layer in layers.items():
+            name, linear = f"backbone.{within}", layer.get_base_layer()
+            if not isinstance(linear, nn.Linear):
+                raise FederationError(
+                    f"{name} is a {type(linear).__name__}, but SLoRA adapts linear layers: name such in target_modules."
+                )
+            self.shapes[name] = linear.weight.shape
+            if self.sparse:
+                self.set_submodule(name, linear)
+                register_parametrization(linear, "weight", SparseChange(linear.weight, self.density))
+            elif self.base == "residual":
+                register_parametrization(linear, "weight", Change(linear.weight))
+        if self.sparse:
+            self.register_buffer(MASK_SEED, torch.tensor(-1))  # none yet
+
+    def load_shared_state(self, state: State) -> None:
+        """Take over what the server sent; another seed means other masks."""
+        before = int(self.mask_seed) if self.sparse else None
+        super().load_shared_state(state)
+        if self.sparse and int(state[MASK_SEED]) != before:
+            for name, entries in draw_masks(self.shapes, self.density, state[MASK_SEED]).items():
+                self._parametrization(name).entries.copy_(entries)
+
+    def load_broadcast(self, broadcast: Broadcast) -> None:
+        """Take over what the server sent, with what a residual base is made of."""
+        state = dict(broadcast.state)
+        if self.base == "residual" and not self.sparse:
+            for name, entries in draw_masks(self.shapes, self.density, state.pop(MASK_SEED)).items():
+                a, b, values = (state.pop(f"{name}.{part}") for part in (START_A, START_B, VALUES))
+                self._parametrization(name).change.copy_(scattered(values, entries, self.shapes[name]) - self.scaling * b @ a)
+        super().load_broadcast(replace(broadcast, state=state))
+
+    def _parametrization(self, name: str) -> Any:
+        layer: Any = self.get_submodule(name)
+        return (layer if self.sparse else layer.get_base_layer()).parametrizations.weight[0]
+
+    def effective_weights(self) -> State:
+        """The adapted matrices as they act, ``(out, in)`` by name of the layer."""
+        if not self.sparse:
+            return super().effective_weights()
+        return {name: cast(Tensor, self.get_submodule(name).weight).detach() for name in self.shapes}
+
+    def export(self, folder: Path) -> None:
+        """Write a peft adapter, see :class:`lightning_fed.lora.LoRAModule`; or, where what was learned is more than an adapter (in
+        the first stage, or on a residual base), the whole network.
+        """
+        if self.sparse or self.base == "residual":
+            self.export_merged(folder)
+        else:
+            super().export(folder)
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Averages values at first, then factors."""
+        return SLoRAServer(self.shared_state(), self.shapes, self.density, self.scaling, self.sparse_rounds, self.base)
+
+
+class SLoRAServer(Server):
+    """Keeps the values, the adapter and the head, and knows the stage.
+
+    Args:
+        state: the adapter and the head as they are before the first round.
+        shapes: of the adapted matrices, ``(out, in)`` by name of the layer.
+        density: see :class:`SLoRA`.
+        scaling: s.
+        sparse_rounds: see :class:`SLoRA`.
+        base: see :class:`SLoRA`.
+    """
+
+    def __init__(
+        self, state: State, shapes: Mapping[str, torch.Size], density: float, scaling: float, sparse_rounds: int, base: Base
+    ) -> None:
+        self.shapes = shapes
+        self.density = density
+        self.scaling = scaling
+        self.sparse_rounds = sparse_rounds
+        self.residual = base == "residual"
+        self.round = 1
+        values = {f"{name}.{VALUES}": torch.zeros(masked_count(shape, density)) for name, shape in shapes.items()}
+        factors = ((START_A, A), (START_B, B))
+        starts = {f"{name}.{start}": torch.zeros_like(state[f"{name}.{own}"]) for name in shapes for start, own in factors}
+        self.adapter_names = {f"{name}.{factor}" for name in shapes for factor in (A, B)}
+        self.sparse_names = {*values, MASK_SEED}
+        self.start_names = set(starts) if self.residual else set()
+        whole = {**state, **values, MASK_SEED: torch.randint(2**31, ())} | (starts if self.residual else {})
+        super().__init__(whole, "examples", holds_model=True)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the round belongs to the first stage."""
+        return self.round <= self.sparse_rounds
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """The number of the round says which stage it is."""
+        self.round = round
+
+    def trained(self) -> State:
+        """What clients train in this stage: what comes back."""
+        others = self.start_names | (self.adapter_names if self.sparse else self.sparse_names)
+        return {name: tensor for name, tensor in self.state.items() if name not in others}
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The stage's model."""
+        return self.models()["global"]
+
+    def models(self) -> dict[str, Broadcast]:
+        """``global``, the stage's model."""
+        if self.sparse:
+            return {"global": Broadcast(self.trained(), self.density)}
+        return {"global": Broadcast(self.state if self.residual else self.trained())}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; the last of the first stage returns ``server/energy``, unless nothing was learned in it.
+
+        Raises:
+            FederationError: for an update that does not fit or is not finite; the server's state is then unchanged.
+        """
+        mean, expected = WeightedMean(), self.trained()
+        for update in updates:
+            check_update(update, expected)
+            mean.add(update.state, update.num_examples)
+        self.state = self.state | mean.result()
+        return self.start_adapter() if self.round == self.sparse_rounds else {}
+
+    def start_adapter(self) -> dict[str, float]:
+        """Set the adapter to the best of its rank; returns the energy that it keeps."""
+        state, kept, total = dict(self.state), 0.0, 0.0
+        for name, entries in draw_masks(self.shapes, self.density, state[MASK_SEED]).items():
+            spectrum = Spectrum.of(scattered(state[f"{name}.{VALUES}"], entries, self.shapes[name]))
+            a, b = state[f"{name}.{A}"].clone(), state[f"{name}.{B}"].clone()
+            energies = spectrum.values.square()
+            kept, total = kept + energies[: len(a)].sum().item(), total + energies.sum().item()
+            if rank := min(len(a), spectrum.rank(torch.float64)):
+                left, right = spectrum.factors(rank)
+                a[:rank], b[:, :rank] = right.T / self.scaling**0.5, left / self.scaling**0.5
+            state |= {f"{name}.{A}": a, f"{name}.{B}": b}
+            if self.residual:
+                state |= {f"{name}.{START_A}": a.clone(), f"{name}.{START_B}": b.clone()}
+        self.state = state
+        return {"server/energy": kept / total} if total else {}
+
+
+class SparseChange(nn.Module):
+    """A parametrization that adds trainable values to some entries of a weight. The other entries have no gradient, not even one of
+    zero: no optimizer can move them.
+
+    Args:
+        weight: of any shape; it is not changed.
+        density: part of its entries that have values.
+    """
+
+    entries: Tensor
+
+    def __init__(self, weight: Tensor, density: float) -> None:
+        super().__init__()
+        count = masked_count(weight.shape, density)
+        self.values = nn.Parameter(weight.new_zeros(count))
+        self.register_buffer("entries", torch.arange(count, device=weight.device), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight with the values added."""
+        return weight.flatten().scatter_add(0, self.entries, self.values).view_as(weight)
+
+
+class Change(nn.Module):
+    """A parametrization that adds a constant to a weight.
+
+    Args:
+        weight: of any shape; it is not changed.
+    """
+
+    change: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("change", torch.zeros_like(weight), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The sum."""
+        return weight + self.change
+
+
+def masked_count(shape: torch.Size, density: float) -> int:
+    """Number of entries of a matrix that a mask selects, at least one."""
+    return max(1, round(density * shape.numel()))
+
+
+def draw_masks(shapes: Mapping[str, torch.Size], density: float, seed: Tensor) -> State:
+    """Which entries the masks select, uniformly at random.
+
+    Args:
+        shapes: of the matrices.
+        density: part of the entries.
+        seed: of all masks, an integer.
+
+    Returns:
+        For each matrix distinct indices into its flattened entries.
+    """
+    stream = torch.Generator().manual_seed(int(seed))
+    return {
+        name: torch.randperm(shape.numel(), generator=stream, device="cpu")[: masked_count(shape, density)]
+        for name, shape in shapes.items()
+    }
+
+
+def scattered(values: Tensor, entries: Tensor, shape: torch.Size) -> Tensor:
+    """A matrix that has these values at these flat indices, and zeros elsewhere."""
+    return values.new_zeros(shape.numel()).scatter(0, entries, values).view(shape)

@@ -1,0 +1,123 @@
+"""Language models of the transformers library that continue texts."""
+
+import warnings
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.text import Perplexity
+
+from lightning_fed.data.generation import IGNORED
+from lightning_fed.errors import FederationError
+from lightning_fed.models.transformer import Inputs, Transformer
+
+PADDING = -1
+"""Stands left of prompts that are shorter than others; no token has this number."""
+
+
+class TransformerLM(Transformer):
+    """A causal language model: it is fine-tuned to continue a prompt, and answers with beam search.
+
+    Its head is part of the pretrained model: it stays as it is, also where it is not tied to the embeddings. The defaults of the
+    search are those of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022) on WebNLG, but for ``max_new_tokens``.
+
+    Args:
+        num_classes: not used; every network is given it.
+        name: see :class:`lightning_fed.models.Transformer`.
+        config: see :class:`lightning_fed.models.Transformer`; ``bos_token_id`` and ``eos_token_id`` must be the tokenizer's.
+        attention: see :class:`lightning_fed.models.Transformer`.
+        num_beams: width of the beam; 1 is greedy.
+        max_new_tokens: longest answer in tokens. LoRA's scripts stop at 64.
+        length_penalty: the sum of log-probabilities is divided by the answer's length to this power; above 0, larger values favour
+            longer answers. LoRA's experiments: 0.8 on WebNLG, 0.9 on E2E.
+        no_repeat_ngram_size: no answer has the same so many tokens twice; what stands in the prompt may be repeated. 0: anything
+            goes.
+    """
+
+    auto_class = "AutoModelForCausalLM"
+    measures = ("bleu", "nist", "meteor", "rouge_l", "cider")
+
+    def __init__(
+        self,
+        num_classes: int = 1,
+        name: str | None = None,
+        config: dict[str, Any] | None = None,
+        attention: str | None = None,
+        num_beams: PositiveInt = 10,
+        max_new_tokens: PositiveInt = 128,
+        length_penalty: float = 0.8,
+        no_repeat_ngram_size: NonNegativeInt = 4,
+    ) -> None:
+        super().__init__(name, config, attention)
+        for option, value, least in (
+            ("num_beams", num_beams, 1),
+            ("max_new_tokens", max_new_tokens, 1),
+            ("no_repeat_ngram_size", no_repeat_ngram_size, 0),
+        ):
+            if value < least:
+                raise FederationError(f"Got {option}={value}: give a whole number from {least}.")
+        self.max_new_tokens: int = max_new_tokens
+        settings = self.network.generation_config
+        self._search: dict[str, Any] = {
+            "do_sample": False,
+            "num_beams": num_beams,
+            "max_new_tokens": max_new_tokens,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "pad_token_id": settings.eos_token_id if settings.pad_token_id is None else settings.pad_token_id,
+        }
+        if num_beams > 1:  # else it would be warned of
+            self._search["length_penalty"] = length_penalty
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits ``(B, V, L)``: of which token of the vocabulary follows each of L."""
+        return super().forward(inputs).transpose(1, 2)
+
+    def metrics(self, headline: str) -> dict[str, Metric]:
+        """Perplexity of the targets."""
+        return {"perplexity": PerplexityOfClasses(ignore_index=IGNORED)}
+
+    def predict(self, inputs: Inputs, targets: Tensor) -> Tensor:
+        """How the prompts are continued: token ids ``(B, T)`` without the prompt; behind its end an answer is padded. T is at most
+        ``max_new_tokens``.
+
+        Args:
+            inputs: with prompts and what follows them.
+            targets: a prompt ends with the token that has the first target.
+        """
+        ids = inputs["input_ids"]
+        lengths = (targets != IGNORED).int().argmax(dim=1) + 1
+        longest = int(lengths.max())
+        self._check_room(longest)
+        column = torch.arange(longest, device=ids.device) + (lengths - longest)[:, None]  # negative left of a prompt
+        prompts = ids.gather(1, column.clamp(min=0)).masked_fill(column < 0, PADDING)
+        prompts, row = prompts.unique(dim=0, return_inverse=True)  # rows of one example have the same
+        # Given as embeddings, the prompts do not count as what must not be repeated: their names must be.
+        embeddings = self.network.get_input_embeddings()(prompts.clamp(min=0))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Passing `no_repeat_ngram_size` with `inputs_embeds`")  # says just that
+            answers: Tensor = self.network.generate(  # type: ignore[operator]
+                inputs_embeds=embeddings, attention_mask=(prompts != PADDING).long(), **self._search
+            )
+        return answers[row]
+
+    def head_names(self) -> set[str]:
+        """None: the task adds nothing."""
+        return set()
+
+    def _check_room(self, longest: int) -> None:
+        positions = getattr(self.network.config, "max_position_embeddings", None)
+        if positions is not None and longest + self.max_new_tokens > positions:
+            raise FederationError(
+                f"A prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} do not fit in the network's {positions} "
+                "positions: lower max_new_tokens or choose another network."
+            )
+
+
+class PerplexityOfClasses(Perplexity):
+    """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch."""
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take a batch in; targets are ``(B, L)``."""
+        super().update(preds.transpose(1, 2), target)

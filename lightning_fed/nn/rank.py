@@ -1,0 +1,35 @@
+"""How many ranks of a matrix matter."""
+
+import torch
+from torch import Tensor
+
+
+def spectral_rank(values: Tensor, share: float = 0.9) -> int:
+    r"""The smallest :math:`j` with :math:`\sigma_1 + \dots + \sigma_j \ge \rho \sum_i \sigma_i`; 0 if all are zero.
+
+    PF2LoRA's paper calls this the rank (Appendix C). The singular values are not squared.
+
+    Args:
+        values: singular values in descending order, ``(k,)``.
+        share: :math:`\rho`, in (0, 1).
+
+    >>> [spectral_rank(torch.tensor(values)) for values in ([1.0, 1, 1, 0], [8.5, 1, 0.5], [9.5, 0.5], [0.0, 0])]
+    [3, 2, 1, 0]
+    """
+    sums = values.double().cumsum(0)
+    if sums[-1] == 0:
+        return 0
+    return min(int((sums < share * sums[-1]).sum()) + 1, len(values))
+
+
+def effective_rank(b: Tensor, a: Tensor, share: float = 0.9) -> int:
+    """The :func:`spectral_rank` of a product BA, which is never formed: with :math:`B = QR` and :math:`A^T = Q'R'` its singular
+    values are those of the small :math:`R R'^T`.
+
+    Args:
+        b: ``(m, r)``.
+        a: ``(r, n)``.
+        share: see :func:`spectral_rank`.
+    """
+    left, right = (torch.linalg.qr(factor.double(), mode="r").R for factor in (b, a.T))
+    return spectral_rank(torch.linalg.svdvals(left @ right.T), share)

@@ -1,0 +1,234 @@
+"""PrefixTuning: what queries attend to, where the prefix comes from, and what is exported."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import CLASSES, TINY_VIT, new_data, new_federation
+from torch import Tensor
+
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, count_floats
+from lightning_fed.methods import PrefixTuning
+from lightning_fed.models import VisionTransformer
+
+strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
+"""With weights so large that all parts of it matter."""
+VIT_SMALL = {"model_type": "vit", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+vit_small = partial(VisionTransformer, config=VIT_SMALL)
+both_kinds = pytest.mark.parametrize("reparametrise", [True, False])
+PREFIX = "backbone.network.vit.layers.{}.attention.prefix"
+
+
+def built(**options: Any) -> PrefixTuning:
+    module = PrefixTuning(**{"backbone": strong, "num_classes": CLASSES, "hidden": (3,), "length": 6} | options)
+    module.configure_model()
+    return module.eval()
+
+
+def trained(**options: Any) -> PrefixTuning:
+    """With a prefix of random numbers."""
+    module = built(**options)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if ".prefix." in name:
+                parameter.normal_()
+    return module
+
+
+def attention_of(module: PrefixTuning, place: int = 0) -> Any:
+    return module.backbone.network.vit.layers[place].attention
+
+
+def images(number: int = 5) -> Tensor:
+    return torch.randn(number, 3, 4, 4)
+
+
+def by_heads(x: Tensor) -> Tensor:
+    """``(…, heads, L, d / heads)`` of ``(…, L, d)``."""
+    return x.unflatten(-1, (2, 4)).transpose(-2, -3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- attention
+
+
+@both_kinds
+def test_no_prefix_is_the_plain_network(reparametrise: bool) -> None:
+    module, x = trained(length=0, reparametrise=reparametrise), images()
+    assert torch.equal(module(x), module.source.copy(CLASSES).eval()(x))
+    module = trained(reparametrise=reparametrise)
+    assert not torch.allclose(module(x), module.source.copy(CLASSES).eval()(x), atol=1e-2)
+
+
+@both_kinds
+@pytest.mark.parametrize("place", [0, 1])
+def test_queries_attend_to_prefix_and_sequence(place: int, reparametrise: bool) -> None:
+    attention, x = attention_of(trained(reparametrise=reparametrise), place), torch.randn(3, 5, 8)
+    query, key, value = (by_heads(layer(x)) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+    own_keys, own_values = (by_heads(part).expand(3, 2, 6, 4) for part in attention.prefix())
+    key, value = torch.cat([own_keys, key], dim=2), torch.cat([own_values, value], dim=2)
+    weights = (query @ key.transpose(2, 3) / 4**0.5).softmax(dim=-1)
+    expected = attention.o_proj((weights @ value).transpose(1, 2).flatten(2))
+    output, _ = attention(x)
+    assert output.shape == x.shape
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_of_the_attention_goes_to_the_prefix() -> None:
+    """Read off where the prefix's values are 1 and all others 0."""
+    attention = attention_of(trained(reparametrise=False))
+    with torch.no_grad():
+        attention.prefix.values.fill_(1)
+        for parameter in attention.v_proj.parameters():
+            parameter.zero_()
+        attention.o_proj.weight.copy_(torch.eye(8))
+        attention.o_proj.bias.zero_()
+        share, _ = attention(torch.randn(3, 5, 8))
+        assert (share > 0).all()
+        assert (share < 1).all()
+        assert share.std() > 1e-2
+        attention.prefix.keys.zero_()
+        attention.k_proj.weight.zero_()
+        attention.k_proj.bias.zero_()
+        torch.testing.assert_close(attention(torch.randn(3, 5, 8))[0], torch.full((3, 5, 8), 6 / 11))
+
+
+@both_kinds
+def test_sequences_stay_as_long_as_they_are(reparametrise: bool) -> None:
+    module, noted = trained(reparametrise=reparametrise), []
+    for block in module.backbone.network.vit.layers:
+        block.register_forward_hook(lambda block, args, output: noted.append(output.shape))
+    module(images())
+    assert noted == [(5, 1 + 4, 8)] * 2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_drops_out_in_training(dropout: float) -> None:
+    config = TINY_VIT | {"initializer_range": 0.5, "attention_probs_dropout_prob": dropout}
+    module, x = trained(backbone=partial(VisionTransformer, config=config)).train(), images()
+    assert torch.equal(module(x), module(x)) == (dropout == 0)
+    assert torch.equal(module.eval()(x), module(x))
+
+
+def test_networks_without_a_prefix_attend_as_before() -> None:
+    module = built()
+    assert module.source.copy(CLASSES).network.config._attn_implementation == "sdpa"
+    assert module.backbone.network.config._attn_implementation != "sdpa"
+
+
+def test_a_copy_has_a_prefix_of_its_own() -> None:
+    module, x = trained(), images()
+    before = module(x)
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        for place in (0, 1):
+            for parameter in attention_of(copied, place).prefix.parameters():
+                parameter.normal_()
+    assert torch.equal(module(x), before)
+    assert not torch.allclose(copied(x), before, atol=1e-2)
+
+
+def test_another_attention_is_refused() -> None:
+    with pytest.raises(FederationError, match="attention is 'eager', but a prefix needs sdpa"):
+        built(backbone=partial(strong, attention="eager"))
+    built(backbone=partial(strong, attention="sdpa"))
+
+
+# ------------------------------------------------------------------------------------------------------------------ the maps
+
+
+def test_maps_make_keys_and_values_of_fixed_embeddings() -> None:
+    module = trained()
+    state = module.state_dict()
+    embeddings = attention_of(module).prefix.embeddings
+    assert embeddings.shape == (6, 8)
+    for place in (0, 1):
+        for part, found in zip(("key_maps", "value_maps"), attention_of(module, place).prefix(), strict=True):
+            down, up = (state[f"{PREFIX.format(place)}.{part}.{layer}.weight"] for layer in (0, 2))
+            assert (down.shape, up.shape) == ((3, 8), (8, 3))
+            torch.testing.assert_close(found, torch.tanh(embeddings @ down.T) @ up.T)
+
+
+def test_everybody_has_the_same_embeddings() -> None:
+    modules = [built(hidden=(hidden,)) for hidden in (3, 5)]
+    info = ClientInfo(3, 1, 0, 0, (1,) * CLASSES)
+    modules += [modules[0].for_client(info, seed) for seed in (0, 1)]
+    first = attention_of(modules[0]).prefix.embeddings
+    assert first.std() > 0.5
+    assert all(torch.equal(attention_of(module, place).prefix.embeddings, first) for module in modules for place in (0, 1))
+    assert not any("embeddings" in name for name in modules[0].state_dict() if "prefix" in name)
+
+
+def test_a_hidden_dimension_without_maps_is_refused() -> None:
+    with pytest.raises(FederationError, match=r"hidden is \[3, 5\] with reparametrise false"):
+        built(hidden=(3, 5), reparametrise=False)
+
+
+# ------------------------------------------------------------------------------------------------------------------ training
+
+
+@both_kinds
+def test_prefix_and_head_are_trained(reparametrise: bool) -> None:
+    module = built(reparametrise=reparametrise).train()
+    learning = {name for name, p in module.named_parameters() if p.requires_grad}
+    head = {f"backbone.network.classifier.{part}" for part in ("weight", "bias")}
+    parts = ["key_maps.0.weight", "key_maps.2.weight", "value_maps.0.weight", "value_maps.2.weight"] if reparametrise else None
+    assert learning == head | {f"{PREFIX.format(place)}.{part}" for place in (0, 1) for part in parts or ["keys", "values"]}
+    assert learning == module.shared_names()
+    module.client_loss((images(), torch.arange(5) % CLASSES)).backward()
+    assert all(parameter.grad.any() for parameter in module.trainable())
+
+
+@pytest.mark.parametrize(
+    ("hidden", "options", "count"),
+    [
+        (4, {}, 73_728),
+        (8, {}, 147_456),
+        (16, {}, 294_912),
+        (32, {}, 589_824),
+        (4, {"length": 100}, 73_728),
+        (4, {"length": 10, "reparametrise": False, "hidden": (4,)}, 12 * 2 * 10 * 384),
+    ],
+)
+def test_what_vit_small_trains(hidden: int, options: dict[str, Any], count: int) -> None:
+    method = PrefixTuning(vit_small, 10, **{"hidden": (4, 8, 16, 32)} | options)
+    with torch.device("meta"):
+        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, capacity=hidden))
+    shared = {name: tensor for name, tensor in module.state_dict().items() if name in module.shared_names()}
+    assert count_floats(shared) == count + 3850
+
+
+# -------------------------------------------------------------------------------------------------------------------- export
+
+
+@pytest.mark.parametrize("client", [None, 0, 1])
+def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> None:
+    data, network = new_data(3), strong(CLASSES)
+
+    def method() -> PrefixTuning:
+        return PrefixTuning(lambda classes: copy.deepcopy(network), CLASSES, hidden=(3, 5), length=6)
+
+    new_federation(1, "runs", evaluate_every=0).fit(method(), data)
+    federation, model = new_federation(1, "runs"), method()
+    federation.export(model, data, "exported", client)
+    module = (model if client is None else federation.client_module(client)).eval()
+    state = safetensors.torch.load_file(Path("exported/model.safetensors"))
+    assert not any("maps" in name for name in state)
+    assert state[f"{PREFIX.format(1)}.keys"].shape == (6, 8)
+    loaded, x = built(reparametrise=False), images()
+    loaded.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=1e-6)
+        assert not torch.allclose(module(x), network.eval()(x), atol=1e-2)
+
+
+def test_without_maps_the_export_is_the_state_dict() -> None:
+    module = trained(reparametrise=False)
+    module.export(Path("exported"))
+    state = safetensors.torch.load_file(Path("exported/model.safetensors"))
+    assert state.keys() == module.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())

@@ -1,0 +1,261 @@
+"""Language models: what they predict, how that is measured, and that every LoRA method trains one."""
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny import new_federation, same
+from tiny_texts import TINY_GPT2, save_word_tokenizer, write_e2e
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import lightning_fed.methods
+from lightning_fed.data import E2E
+from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.data.generation import IGNORED
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, count_floats
+from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
+from lightning_fed.models import TransformerLM
+
+END = 0
+tiny_lm = partial(TransformerLM, config=TINY_GPT2, num_beams=3, max_new_tokens=12)
+
+
+def batch_of(*prompts: list[int], rest: int = 2) -> tuple[dict[str, Tensor], Tensor]:
+    """Prompts that end with END, so many more tokens, and padding."""
+    length = max(map(len, prompts)) + rest + 2
+    ids, targets = torch.full((len(prompts), length), END), torch.full((len(prompts), length), IGNORED)
+    for row, prompt in enumerate(prompts):
+        size = len(prompt) + 1
+        ids[row, : size - 1] = torch.tensor(prompt)
+        ids[row, size : size + rest] = 7
+        targets[row, size - 1 : size + rest] = torch.tensor([7] * rest + [END])
+    mask = (torch.arange(length) < torch.tensor([len(prompt) + 2 + rest for prompt in prompts])[:, None]).long()
+    return {"input_ids": ids, "attention_mask": mask, EXAMPLE: torch.arange(len(prompts))}, targets
+
+
+PROMPTS = ([5, 9, 11, 3], [8], [12, 30, 5, 2, 9, 9, 4], [21, 4])
+
+
+@torch.no_grad()
+def greedy(network: TransformerLM, prompt: list[int], no_repeat: int = 0) -> list[int]:
+    """The most probable token after the prompt, and so on, with nothing but the network; no n-gram of the answer comes twice."""
+    answer: list[int] = []
+    while len(answer) < network.max_new_tokens and answer[-1:] != [END]:
+        logits = network.network(torch.tensor([[*prompt, END, *answer]])).logits[0, -1]
+        for begin in range(len(answer) - no_repeat + 1 if no_repeat else 0):
+            if answer[begin : begin + no_repeat - 1] == answer[len(answer) - no_repeat + 1 :]:
+                logits[answer[begin + no_repeat - 1]] = -torch.inf
+        answer.append(int(logits.argmax()))
+    return answer
+
+
+def padded(answers: list[list[int]]) -> list[list[int]]:
+    longest = max(map(len, answers))
+    return [answer + [END] * (longest - len(answer)) for answer in answers]
+
+
+# ----------------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("no_repeat", [0, 2, 3])
+def test_answers_are_those_of_each_prompt_alone(no_repeat: int) -> None:
+    network = tiny_lm(num_beams=1, no_repeat_ngram_size=no_repeat).eval()
+    expected = [greedy(network, prompt, no_repeat) for prompt in PROMPTS]
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS)
+    assert network.predict(*batch_of(*PROMPTS)).tolist() == padded(expected)
+
+
+def test_beams_find_answers_that_are_more_probable() -> None:
+    network = tiny_lm(num_beams=8, length_penalty=0.0, no_repeat_ngram_size=0).eval()
+
+    @torch.no_grad()
+    def log_probability(prompt: list[int], answer: list[int]) -> float:
+        ids = torch.tensor([[*prompt, END, *answer]])
+        logits = network.network(ids).logits[0, len(prompt) : -1]
+        end = answer.index(END) + 1 if END in answer else len(answer)
+        return -cross_entropy(logits[:end], ids[0, len(prompt) + 1 :][:end], reduction="sum").item()
+
+    found = network.predict(*batch_of(*PROMPTS)).tolist()
+    alone = [network.predict(*batch_of(prompt))[0].tolist() for prompt in PROMPTS]
+    assert found == padded(alone)
+    better = [
+        log_probability(prompt, answer) - log_probability(prompt, greedy(network, prompt))
+        for prompt, answer in zip(PROMPTS, found, strict=True)
+    ]
+    assert min(better) >= -1e-4
+    assert max(better) > 0.1
+
+
+def test_a_length_penalty_favours_long_answers() -> None:
+    lengths = []
+    for length_penalty in (-3.0, 3.0):
+        torch.manual_seed(1)
+        network = tiny_lm(config=TINY_GPT2 | {"vocab_size": 4}, length_penalty=length_penalty, no_repeat_ngram_size=0).eval()
+        answers = network.predict(*batch_of([1, 2], [3], [2, 2, 1], [1, 1, 3, 2], rest=0))
+        lengths.append((answers != END).sum().item())
+    assert lengths[0] < lengths[1]
+
+
+def test_targets_say_where_a_prompt_ends_and_nothing_else() -> None:
+    network = tiny_lm().eval()
+    expected = network.predict(*batch_of(*PROMPTS))
+    assert expected.shape[0] == len(PROMPTS)
+    assert expected.shape[1] <= 12
+    inputs, targets = batch_of(*PROMPTS, rest=5)
+    inputs["input_ids"] = torch.where(targets.roll(1, 1) == IGNORED, inputs["input_ids"], 3)
+    targets = torch.where(targets == IGNORED, IGNORED, 3)
+    assert torch.equal(network.predict(inputs, targets), expected)
+
+
+def test_rows_of_one_prompt_are_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tiny_lm().eval()
+    prompts = (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[0])
+    expected = network.predict(*batch_of(*PROMPTS[:2]))[[0, 1, 0, 0]]
+    sizes, generate = [], network.network.generate
+    monkeypatch.setattr(network.network, "generate", lambda **given: sizes.append(len(given["inputs_embeds"])) or generate(**given))
+    assert torch.equal(network.predict(*batch_of(*prompts)), expected)
+    assert sizes == [2]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_nothing_is_warned_of(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    for level in ("warning", "warning_once"):
+        monkeypatch.setattr(transformers.generation.utils.logger, level, lambda *message: said.append(message))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_lm(num_beams=num_beams).eval().predict(*batch_of(*PROMPTS))
+    assert said == []
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    network = tiny_lm(max_new_tokens=60)
+    with pytest.raises(FederationError, match="prompt of 8 tokens and max_new_tokens=60 do not fit in the network's 64 positions"):
+        network.predict(*batch_of(*PROMPTS))
+    network.predict(*batch_of([4, 4, 4]))
+    for option, value in (("num_beams", 0), ("max_new_tokens", 0), ("no_repeat_ngram_size", -1)):
+        with pytest.raises(FederationError, match=f"Got {option}={value}: give a whole number from"):
+            tiny_lm(**{option: value})
+
+
+# ------------------------------------------------------------------------------------------------------- logits, perplexity
+
+
+def test_the_vocabulary_is_the_second_dimension() -> None:
+    network = tiny_lm().eval()
+    inputs, targets = batch_of(*PROMPTS)
+    logits = network(inputs)
+    assert logits.shape == (len(PROMPTS), 40, targets.shape[1])
+    alone = network.network(torch.tensor([[*PROMPTS[1], END, 7, 7]])).logits
+    torch.testing.assert_close(logits[1, :, :4].T, alone[0])
+
+
+def test_perplexity_is_that_of_the_targets() -> None:
+    network = tiny_lm().eval()
+    assert network.measures[0] == "bleu"
+    metrics = network.metrics("bleu")
+    assert list(metrics) == ["perplexity"]
+    losses = []
+    for prompts in (PROMPTS[:3], PROMPTS[3:]):
+        inputs, targets = batch_of(*prompts)
+        metrics["perplexity"].update(network(inputs), targets)
+        for ids, row in zip(inputs["input_ids"], targets, strict=True):
+            probabilities = network.network(ids[None]).logits[0].log_softmax(dim=-1)
+            losses += [-probabilities[column, row[column]] for column in range(len(row)) if row[column] != IGNORED]
+    assert len(losses) == 3 * len(PROMPTS)
+    torch.testing.assert_close(metrics["perplexity"].compute(), torch.stack(losses).mean().exp())
+
+
+# ------------------------------------------------------------------------------------------------------------------ methods
+
+METHODS = ["PF2LoRA", "HOMLoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"]
+
+
+def tiny_e2e(folder: Path, **options: Any) -> E2E:
+    tokenizer = save_word_tokenizer(folder / "tokenizer")
+    options = {"num_clients": 2, "val_share": 0, "batch_size": 4, "metrics": ["bleu", "rouge_l", "ter"]} | options
+    return E2E(write_e2e(folder / "e2e"), tokenizer=tokenizer, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
+    options = {"r_min": 2, "r_max": 4} if name == "HETLoRA" else {"r": 2}
+    backbone = partial(tiny_lm, config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3)
+    adam = partial(torch.optim.AdamW, lr=0.05)
+    method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, local_steps=3, **options)
+    federation = new_federation(2)
+    federation.fit(method, tiny_e2e(tmp_path))
+    prefix = "adapted_" if name == "PerFedAvgLoRA" else ""
+    assert federation.metric == f"{prefix}bleu"
+    first, last = federation.history
+    assert 1 < last[f"after/test_{prefix}perplexity/mean"] < first[f"after/test_{prefix}perplexity/mean"]
+    for score in ("bleu", "rouge_l"):
+        assert 0 <= last[f"after/test_{prefix}{score}/mean"] <= 1
+    assert last[f"after/test_{prefix}ter/mean"] >= 0
+    assert "after/test_accuracy/mean" not in last
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_pretrained_head_stays_as_it_is(tied: bool, tmp_path: Path) -> None:
+    module = HOMLoRA(partial(tiny_lm, config=TINY_GPT2 | {"tie_word_embeddings": tied}), 1, r=2)
+    module.configure_model()
+    network = module.backbone.network
+    assert (network.lm_head.weight is network.transformer.wte.weight) == tied
+    assert module.backbone.head_names() == set()
+    learned = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert learned == module.shared_names()
+    assert learned
+    assert all(".lora_" in name for name in learned)
+
+
+def test_its_adapters_can_be_exported(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    torch.manual_seed(1)
+    module = PF2LoRA(tiny_lm, 1, r=2)
+    module.configure_model()
+    with torch.no_grad():
+        for name in module.shared_names():
+            module.get_parameter(name).normal_()
+    module.eval()
+    module.export(tmp_path)
+    inputs, _ = batch_of(*PROMPTS)
+    clean = module.source.copy(1).network
+    loaded = PeftModel.from_pretrained(clean, tmp_path).eval()
+    texts = {name: tensor for name, tensor in inputs.items() if name != EXAMPLE}
+    torch.testing.assert_close(loaded(**texts).logits.transpose(1, 2), module(inputs))
+
+
+gpt2_medium = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 1024, "n_layer": 24, "n_head": 16}
+
+
+def test_gpt2_medium_has_the_papers_adapters() -> None:
+    """Table 12 of PF2LoRA's paper: 0.39M, 0.59M, 0.81M."""
+    with torch.device("meta"):
+        module = PF2LoRA(partial(TransformerLM, config=gpt2_medium), 1, r=4, client_r=2)
+        module.configure_model()
+    state = module.state_dict()
+    common, private = (
+        count_floats({name: state[name] for name in names()}) for names in (module.shared_names, module.private_names)
+    )
+    assert (common, common + private) == (393_216, 589_824)
+    het = HETLoRA(tiny_lm, 1, r_min=6, r_max=12)
+    het.configure_model()
+    ranks = het.configure_server([ClientInfo(number, 1, 0, 1, (1,)) for number in range(8)]).ranks.values()
+    assert sum(common // 4 * rank for rank in ranks) / 8 == 811_008
+
+
+def test_runs_are_repeatable(tmp_path: Path) -> None:
+    data, ends = tiny_e2e(tmp_path), []
+    for _ in range(2):
+        federation = new_federation(1)
+        federation.fit(HOMLoRA(partial(tiny_lm, max_new_tokens=4), 1, r=2, local_steps=2), data)
+        ends.append((federation.server.state_dict(), federation.history[0]["after/test_rouge_l/mean"]))
+    assert same(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
