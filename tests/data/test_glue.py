@@ -106,7 +106,7 @@ def test_real_files(task: Any, train: int, dev: int, positive: tuple[float, floa
 @real
 def test_real_cola(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from test_text import save_tokenizer
+    from tiny_texts import save_tokenizer
 
     data = GLUE(
         "cola",
