@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--pretrain_steps", type=int, default=400)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--num_tests", type=int, default=60, help="size of the test set; E2E's: 630")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--num_beams", type=int, default=4, help="the paper: 10")
     parser.add_argument("--metrics", nargs="+", help="default: all, of which METEOR needs Java")
     options = parser.parse_args()
@@ -211,9 +211,9 @@ def main() -> None:
     train, test = data.examples()
     for number in list(answers["HOMLoRA"])[:3]:
         example = (train + test)[number]
-        console.print(f"\n{example.source}\n  reference: {example.references[0]}")
+        console.print(f"\n{example.source}\n  reference: {example.references[0]}", soft_wrap=True)
         for name, texts in answers.items():
-            console.print(f"  {name}: {texts[number]}")
+            console.print(f"  {name}: {texts[number]}", soft_wrap=True)
 
 
 if __name__ == "__main__":
