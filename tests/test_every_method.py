@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
-from tiny import METHODS, NoisyNet, data_for, new_federation, new_method, private_states, same, without_seconds
+from tiny import METHODS, NoisyNet, Recording, data_for, new_federation, new_method, private_states, same, without_seconds
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
@@ -18,21 +18,6 @@ from lightning_fed.module import FederatedModule
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            update = worker.take(turn)
-            self.turns.append(turn)
-            self.updates.append(update)
-            yield update
 
 
 class Shuffled:

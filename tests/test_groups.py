@@ -1,6 +1,5 @@
 """Clients of different size: who is averaged with whom, what the server keeps, and what is measured."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import CLASSES, TINY_VIT, new_data, new_federation, private_states, same, tiny_transformer
+from tiny import CLASSES, TINY_VIT, Recording, new_data, new_federation, private_states, same, tiny_transformer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
-from lightning_fed.client import Turn, Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.federation import Federation
@@ -26,24 +24,6 @@ SIZES = {"AdapterTuning": "hidden", "PromptTuning": "tokens", "PrefixTuning": "h
 every_method = pytest.mark.parametrize("name", SIZES)
 strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
 """With weights so large that all parts of it matter."""
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
-
-    def fits(self, round: int) -> list[tuple[Turn, ClientUpdate]]:
-        pairs = zip(self.turns, self.updates, strict=True)
-        return [(turn, update) for turn, update in pairs if turn.verb == "fit" and turn.round == round]
 
 
 def method_of(name: str = "AdapterTuning", sizes: tuple[int, ...] = (2, 3), **options: Any) -> GroupTuning:

@@ -1,6 +1,6 @@
 """Networks, data and federations small enough that a round takes a fraction of a second."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from torch.nn.functional import dropout, relu
 import lightning_fed.methods
 from lightning_fed.capacity import CapacityModule
 from lightning_fed.checkpoint import Checkpoints
+from lightning_fed.client import Turn, Worker
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices, cut
-from lightning_fed.exchange import State
+from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.federation import Federation
 from lightning_fed.finetuning import FineTuning
 from lightning_fed.meters import Metrics
@@ -197,3 +198,29 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert same(server_1, server_2)
     assert clients_1.keys() == clients_2.keys()
     assert all(same(clients_1[client], clients_2[client]) for client in clients_1)
+
+
+class Recording:
+    """An engine: turns in order; keeps what went down and up."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.updates: list[ClientUpdate] = []
+
+    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+        for turn in turns:
+            self.turns.append(turn)
+            self.updates.append(worker.take(turn))
+            yield self.updates[-1]
+
+    def fits(self, round: int | None = None) -> list[tuple[Turn, ClientUpdate]]:
+        """Fit turns and what came of them, of all rounds or of one."""
+        pairs = zip(self.turns, self.updates, strict=True)
+        return [(turn, update) for turn, update in pairs if turn.verb == "fit" and round in (None, turn.round)]
+
+
+def distance(one: State, other: State) -> float:
+    """Relative, over all tensors."""
+    assert one.keys() == other.keys()
+    norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
+    return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()

@@ -14,6 +14,7 @@ import torch
 from tiny import (
     CLASSES,
     Net,
+    Recording,
     momentum,
     new_data,
     new_federation,
@@ -46,20 +47,6 @@ class UniformFedAvg(FedAvg):
     """FedAvg that counts every client the same."""
 
     weighting = "uniform"
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:

@@ -1,7 +1,7 @@
 """FedHM on adapters: their sizes, what the server makes of them, and what it sends."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from tiny import CLASSES, new_data, new_federation, same, tiny_transformer, tiny_vit
+from tiny import CLASSES, Recording, new_data, new_federation, same, tiny_transformer, tiny_vit
 from torch import Tensor
 
 from lightning_fed.__main__ import main
-from lightning_fed.client import Turn, Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State, count_floats
 from lightning_fed.federation import Federation
@@ -35,23 +34,6 @@ def a_of(layer: str) -> str:
 
 def b_of(layer: str) -> str:
     return f"{layer}.lora_B.{COMMON}.weight"
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
-
-    def trained(self) -> list[tuple[Turn, ClientUpdate]]:
-        return [(turn, update) for turn, update in zip(self.turns, self.updates, strict=True) if turn.verb == "fit"]
 
 
 def method_of(**options: Any) -> FedHMLoRA:
@@ -372,7 +354,7 @@ def test_the_backbone_stays_as_it_is() -> None:
 
 def test_a_round_averages_what_was_sent_and_measures_the_sum() -> None:
     federation, engine = recorded()
-    last = [update for turn, update in engine.trained() if turn.round == 2]
+    last = [update for turn, update in engine.fits() if turn.round == 2]
     weights = torch.tensor([1 / 8, 1 / 4, 1 / 2, 1]).double().softmax(dim=0)
     for name in fused_changes(last[0].state):
         mean = sum(weight * fused_changes(update.state)[name] for weight, update in zip(weights, last, strict=True))

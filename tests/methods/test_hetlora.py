@@ -1,6 +1,5 @@
 """HETLoRA: ranks, what the server makes of them, and pruning."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -8,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny import CLASSES, Recording, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import QUIET, Turn, Worker
+from lightning_fed.client import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.federation import Federation
@@ -26,20 +25,6 @@ from lightning_fed.server import Server
 adam = partial(torch.optim.AdamW, lr=0.02)
 LAYER = "backbone.network.roberta.encoder.layer.0.attention.self.query"
 A, B = f"{LAYER}.lora_A.{COMMON}.weight", f"{LAYER}.lora_B.{COMMON}.weight"
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
 
 
 class Ranks(FederationCallback):

@@ -1,7 +1,6 @@
 """What the LoRA methods share, HOMLoRA and CentralizedLoRA."""
 
 import copy
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import CLASSES, new_federation, new_method, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny import CLASSES, Recording, new_federation, new_method, new_texts, new_trainer, private_states, same, tiny_transformer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import RobertaConfig, RobertaModel
 
-from lightning_fed.client import Turn, Worker
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.pools import Indices
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.lora import COMMON, LoRAModule
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
@@ -33,20 +31,6 @@ still = partial(TransformerClassifier, config=tiny_config | no_dropout | {"initi
 adam = partial(torch.optim.AdamW, lr=0.02)
 double = partial(new_trainer, precision="64-true")
 LAYER = "backbone.network.roberta.encoder.layer.0.attention.self.query"
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, new_federation, new_texts, new_trainer, same, tiny_transformer
+from tiny import CLASSES, distance, new_federation, new_texts, new_trainer, same, tiny_transformer
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -88,13 +88,6 @@ def gradient(module: LoRAModule, batch: Any) -> State:
     module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]  # there is no Trainer
     module.compute_gradients(batch)
     return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
-
-
-def distance(one: State, other: State) -> float:
-    """Relative, over all tensors."""
-    assert one.keys() == other.keys()
-    norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
-    return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()
 
 
 # -------------------------------------------------------------------------------------------------------------- gradients

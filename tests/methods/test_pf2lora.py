@@ -1,20 +1,18 @@
 """PF2LoRA: its gradients against formulas written out here, and what stays with a client."""
 
-from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny import CLASSES, Recording, distance, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import Turn, Worker
 from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.lora import CLIENT, COMMON
 from lightning_fed.methods import HOMLoRA, PF2LoRA
@@ -28,20 +26,6 @@ still = partial(TransformerClassifier, config=tiny_config | {"hidden_dropout_pro
 lively = partial(TransformerClassifier, config=still.keywords["config"] | {"initializer_range": 0.5})
 adam = partial(torch.optim.AdamW, lr=0.02)
 ALPHA = 0.5
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
 
 
 def module_of(backbone: Any = still, **options: Any) -> PF2LoRA:
@@ -110,13 +94,6 @@ def gradient(module: PF2LoRA, batch: Any) -> State:
     names = {id(p): name for name, p in module.named_parameters()}
     module.compute_gradients(batch)
     return {names[id(p)]: p.grad.clone() for p in module.phase.parameters if p.grad is not None}
-
-
-def distance(one: State, other: State) -> float:
-    """Relative, over all tensors."""
-    assert one.keys() == other.keys()
-    norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
-    return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()
 
 
 # -------------------------------------------------------------------------------------------------------------- gradients

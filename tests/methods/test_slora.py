@@ -1,7 +1,6 @@
 """SLoRA: masks, what a sparse round changes and what not, where the adapter starts, and what travels."""
 
 import copy
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from tiny import CLASSES, TINY_VIT, assert_same_end, new_data, new_federation, same, tiny_vit, without_seconds
+from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, tiny_vit, without_seconds
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import Turn, Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, count_floats
 from lightning_fed.federation import Federation
@@ -25,20 +23,6 @@ adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
 TARGETS = 2 * 4
 """Adapted matrices of the tiny network, 8 × 8 each."""
 QUERY = "backbone.network.vit.layers.0.attention.q_proj"
-
-
-class Recording:
-    """Turns in order; keeps what went down and up."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
 
 
 class Interrupt(FederationCallback):
