@@ -127,6 +127,10 @@ ON_IMAGES = {"FedHMLoRA", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoR
 tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 """A text classifier with random weights and dropout; builds for a number of classes."""
 
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+still_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER | NO_DROPOUT)
+"""The same without dropout."""
+
 
 def new_texts(num_clients: int = 4, size: int = 200, **options: Any) -> InMemory:
     """Token ids of which the second says the class; every third text is shorter."""
@@ -138,6 +142,24 @@ def new_texts(num_clients: int = 4, size: int = 200, **options: Any) -> InMemory
     ids[::3, 4:], mask[::3, 4:] = 1, 0
     options = {"partition": Growing(), "batch_size": 4} | options
     return InMemory({"input_ids": ids, "attention_mask": mask}, labels, CLASSES, num_clients=num_clients, **options)
+
+
+def text_batches(count: int) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """The first training batches of a client that has 60 texts."""
+    loader = iter(new_texts(1, 60).client(0).train_dataloader())
+    return [next(loader) for _ in range(count)]
+
+
+def made_precise(module: FederatedModule) -> None:
+    """Build a module in double precision and in its first phase. Its numbers are of noticeable size, and always the same."""
+    module.configure_model()
+    module.double()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "LayerNorm" not in name:
+                parameter.normal_(std=0.5)
+    module.phase = module.phases()[0]
 
 
 def data_for(name: str, **options: Any) -> InMemory:

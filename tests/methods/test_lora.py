@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import CLASSES, Recording, new_federation, new_method, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny import (
+    CLASSES,
+    NO_DROPOUT,
+    Recording,
+    new_federation,
+    new_method,
+    new_texts,
+    new_trainer,
+    private_states,
+    same,
+    tiny_transformer,
+)
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import RobertaConfig, RobertaModel
@@ -25,8 +36,7 @@ from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import MOMENTS
 
 tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
-no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-still = partial(TransformerClassifier, config=tiny_config | no_dropout | {"initializer_range": 0.5})
+still = partial(TransformerClassifier, config=tiny_config | NO_DROPOUT | {"initializer_range": 0.5})
 """Without dropout, and with weights so large that all parts of it learn."""
 adam = partial(torch.optim.AdamW, lr=0.02)
 double = partial(new_trainer, precision="64-true")

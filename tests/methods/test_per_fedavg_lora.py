@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, distance, new_federation, new_texts, new_trainer, same, tiny_transformer
+from tiny import (
+    CLASSES,
+    distance,
+    made_precise,
+    new_federation,
+    new_texts,
+    new_trainer,
+    same,
+    still_transformer,
+    text_batches,
+    tiny_transformer,
+)
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -16,36 +27,21 @@ from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.lora import LoRAModule
 from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA
-from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.seeding import TURN, derive_seed
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
-tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
-still = partial(TransformerClassifier, config=tiny_config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
 adam = partial(torch.optim.AdamW, lr=0.02)
 ALPHA = 0.3
 
 
-def module_of(method: type[LoRAModule] = PerFedAvgLoRA, backbone: Any = still, **options: Any) -> LoRAModule:
+def module_of(method: type[LoRAModule] = PerFedAvgLoRA, backbone: Any = still_transformer, **options: Any) -> LoRAModule:
     """In double precision and in its phase, all numbers of noticeable size; the same ones whatever the options."""
     if method is PerFedAvgLoRA:
         options = {"adaptation_lr": ALPHA} | options
     module = method(**{"backbone": backbone, "num_classes": CLASSES, "r": 3} | options)
-    module.configure_model()
-    module.double()
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if "LayerNorm" not in name:
-                parameter.normal_(std=0.5)
-    module.phase = module.phases()[0]
+    made_precise(module)
     return module
-
-
-def batches(count: int) -> list[Batch]:
-    loader = iter(new_texts(1, 60).client(0).train_dataloader())
-    return [next(loader) for _ in range(count)]
 
 
 def learnable(module: LoRAModule) -> State:
@@ -94,7 +90,7 @@ def gradient(module: LoRAModule, batch: Any) -> State:
 
 
 def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
-    module, (support, query) = module_of(), batches(2)
+    module, (support, query) = module_of(), text_batches(2)
     x = learnable(module)
     loss = loss_at(module, stepped(module, x, support, graph=True), query)
     expected = slopes(loss, x)
@@ -106,7 +102,7 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
 
 def test_with_two_batches_the_curvature_is_of_the_first() -> None:
     """And the sign is minus."""
-    module, (support, query) = module_of(), batches(2)
+    module, (support, query) = module_of(), text_batches(2)
     g, h = by_formula(module, learnable(module), support, query, support)
     found = gradient(module, [support, query])
     assert distance(found, combined(g, h, -ALPHA)) < 1e-10
@@ -115,7 +111,7 @@ def test_with_two_batches_the_curvature_is_of_the_first() -> None:
 
 
 def test_the_curvature_is_of_the_third_batch() -> None:
-    module, three = module_of(batches=3), batches(3)
+    module, three = module_of(batches=3), text_batches(3)
     assert module.batches_per_step == 3
     g, h = by_formula(module, learnable(module), *three)
     expected = combined(g, h, -ALPHA)
@@ -126,7 +122,7 @@ def test_the_curvature_is_of_the_third_batch() -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_hessian_free_is_close(count: int) -> None:
-    step = batches(count)
+    step = text_batches(count)
     exact = gradient(module_of(batches=count), step)
     error = distance(gradient(module_of(hessian="finite_difference", delta=1e-5, batches=count), step), exact)
     assert 0 < error < 1e-6
@@ -135,7 +131,7 @@ def test_hessian_free_is_close(count: int) -> None:
 
 
 def test_first_order_is_the_gradient_of_the_adapted_model() -> None:
-    module, (support, query) = module_of(hessian="first_order"), batches(2)
+    module, (support, query) = module_of(hessian="first_order"), text_batches(2)
     x = learnable(module)
     g, _ = by_formula(module_of(), x, support, query, support)
     found = gradient(module, [support, query])
@@ -145,14 +141,14 @@ def test_first_order_is_the_gradient_of_the_adapted_model() -> None:
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
 def test_without_adaptation_it_is_homloras_gradient(hessian: Any) -> None:
-    step = batches(3)
+    step = text_batches(3)
     expected = gradient(module_of(HOMLoRA), step[1])
     for count in (2, 3):
         assert distance(gradient(module_of(adaptation_lr=0.0, hessian=hessian, batches=count), step[:count]), expected) < 1e-10
 
 
 def test_the_directional_derivative_is_that_of_differences() -> None:
-    module, (support, query) = module_of(), batches(2)
+    module, (support, query) = module_of(), text_batches(2)
     x = learnable(module)
     direction = {name: torch.randn_like(tensor) for name, tensor in x.items()}
 
@@ -166,13 +162,13 @@ def test_the_directional_derivative_is_that_of_differences() -> None:
 
 
 def test_fused_attention_has_no_second_derivative() -> None:
-    fused = partial(still, attention="sdpa")
+    fused = partial(still_transformer, attention="sdpa")
     with pytest.raises(FederationError, match="attention is 'sdpa', which has no second derivative"):
         module_of(backbone=fused)
     for hessian in ("finite_difference", "first_order"):
         module = module_of(backbone=fused, hessian=hessian)
         assert module.backbone.network.config._attn_implementation == "sdpa"
-        assert distance(gradient(module, batches(2)), gradient(module_of(hessian=hessian), batches(2))) < 1e-8
+        assert distance(gradient(module, text_batches(2)), gradient(module_of(hessian=hessian), text_batches(2))) < 1e-8
 
 
 # -------------------------------------------------------------------------------------------------------------- measuring

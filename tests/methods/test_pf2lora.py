@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Recording, distance, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny import (
+    CLASSES,
+    Recording,
+    distance,
+    made_precise,
+    new_federation,
+    new_texts,
+    new_trainer,
+    private_states,
+    same,
+    still_transformer,
+    text_batches,
+    tiny_transformer,
+)
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -21,31 +34,16 @@ from lightning_fed.module import FederatedModule
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
-tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
-still = partial(TransformerClassifier, config=tiny_config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
-lively = partial(TransformerClassifier, config=still.keywords["config"] | {"initializer_range": 0.5})
+lively = partial(TransformerClassifier, config=still_transformer.keywords["config"] | {"initializer_range": 0.5})
 adam = partial(torch.optim.AdamW, lr=0.02)
 ALPHA = 0.5
 
 
-def module_of(backbone: Any = still, **options: Any) -> PF2LoRA:
+def module_of(backbone: Any = still_transformer, **options: Any) -> PF2LoRA:
     """In double precision and in its phase, all numbers of noticeable size; the same ones whatever the options."""
     module = PF2LoRA(**{"backbone": backbone, "num_classes": CLASSES, "r": 3, "client_lr": ALPHA} | options)
-    module.configure_model()
-    module.double()
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if "LayerNorm" not in name:
-                parameter.normal_(std=0.5)
-    module.phase = module.phases()[0]
+    made_precise(module)
     return module
-
-
-def batches(count: int) -> list[Batch]:
-    data = new_texts(1, 60)
-    loader = iter(data.client(0).train_dataloader())
-    return [next(loader) for _ in range(count)]
 
 
 def private_of(module: PF2LoRA) -> State:
@@ -100,7 +98,7 @@ def gradient(module: PF2LoRA, batch: Any) -> State:
 
 
 def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
-    module, (inner, outer) = module_of(), batches(2)
+    module, (inner, outer) = module_of(), text_batches(2)
     x, y = common_of(module), private_of(module)
     loss = composed(module, x, y, inner, outer)
     expected = slopes(loss, x)
@@ -112,7 +110,7 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
 
 gpt2 = {"model_type": "gpt2", "vocab_size": 30, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2, "pad_token_id": 1}
 gpt2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-deberta = still.keywords["config"] | {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True}
+deberta = still_transformer.keywords["config"] | {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True}
 deberta |= {"pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}
 deberta |= {"max_relative_positions": -1, "position_biased_input": False, "pooler_dropout": 0.0, "pad_token_id": 1}
 
@@ -120,7 +118,7 @@ deberta |= {"max_relative_positions": -1, "position_biased_input": False, "poole
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft, of GPT-2's layers, and sets it
 @pytest.mark.parametrize("config", [gpt2, deberta], ids=["gpt2", "deberta"])
 def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any]) -> None:
-    module, (inner, outer) = module_of(partial(TransformerClassifier, config=config)), batches(2)
+    module, (inner, outer) = module_of(partial(TransformerClassifier, config=config)), text_batches(2)
     x, y = common_of(module), private_of(module)
     expected = slopes(composed(module, x, y, inner, outer), x)
     assert distance(gradient(module, [inner, outer]), expected) < 1e-10
@@ -141,7 +139,7 @@ def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
 
 
 def test_the_directional_derivative_is_that_of_differences() -> None:
-    module, (inner, outer) = module_of(), batches(2)
+    module, (inner, outer) = module_of(), text_batches(2)
     x, y = common_of(module), private_of(module)
     direction = {name: torch.randn_like(tensor) for name, tensor in x.items()}
 
@@ -155,7 +153,7 @@ def test_the_directional_derivative_is_that_of_differences() -> None:
 
 def test_the_sign_is_minus() -> None:
     """Eq. (6) of the paper has a plus."""
-    module, (inner, outer) = module_of(), batches(2)
+    module, (inner, outer) = module_of(), text_batches(2)
     first, second = terms(module, common_of(module), private_of(module), inner, outer, outer, inner)
     found = gradient(module, [inner, outer])
     assert distance(found, {name: slope - ALPHA * second[name] for name, slope in first.items()}) < 1e-10
@@ -164,7 +162,7 @@ def test_the_sign_is_minus() -> None:
 
 @pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
 def test_four_batches_go_where_algorithm_1_has_them(hypergradient: Any) -> None:
-    module, four = module_of(batches=4), batches(4)
+    module, four = module_of(batches=4), text_batches(4)
     first, second = terms(module, common_of(module), private_of(module), *four)
     found = gradient(module_of(hypergradient=hypergradient, batches=4), four)
     expected = {name: slope - ALPHA * second[name] for name, slope in first.items()}
@@ -178,7 +176,7 @@ def test_four_batches_go_where_algorithm_1_has_them(hypergradient: Any) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_finite_differences_are_close(count: int) -> None:
-    step: Any = batches(2) if count == 2 else batches(1)[0]
+    step: Any = text_batches(2) if count == 2 else text_batches(1)[0]
     exact, close, first = (
         gradient(module_of(hypergradient=kind, batches=count), step) for kind in ("exact", "finite_difference", "first_order")
     )
@@ -188,7 +186,7 @@ def test_finite_differences_are_close(count: int) -> None:
 
 def test_finite_differences_with_a_flat_loss_have_no_second_term() -> None:
     """Behind a head of zeros there is no direction v."""
-    module, step = module_of(hypergradient="finite_difference"), batches(2)
+    module, step = module_of(hypergradient="finite_difference"), text_batches(2)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if "out_proj" in name:
@@ -197,7 +195,7 @@ def test_finite_differences_with_a_flat_loss_have_no_second_term() -> None:
 
 
 def test_one_batch_serves_everything() -> None:
-    module, (batch,) = module_of(batches=1), batches(1)
+    module, (batch,) = module_of(batches=1), text_batches(1)
     x, y = common_of(module), private_of(module)
     expected = slopes(composed(module, x, y, batch, batch), x)
     assert module.batches_per_step == 1
@@ -205,7 +203,7 @@ def test_one_batch_serves_everything() -> None:
 
 
 def test_first_order_is_the_gradient_at_the_new_private_adapter() -> None:
-    module, (inner, outer) = module_of(hypergradient="first_order"), batches(2)
+    module, (inner, outer) = module_of(hypergradient="first_order"), text_batches(2)
     x, y = common_of(module), private_of(module)
     stepped = moved(y, slopes(loss_at(module, x, y, inner), y))
     assert distance(gradient(module, [inner, outer]), slopes(loss_at(module, x, stepped, outer), x)) < 1e-10
@@ -215,7 +213,7 @@ def test_first_order_is_the_gradient_at_the_new_private_adapter() -> None:
 
 
 def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
-    module, (batch,) = module_of(hypergradient="none"), batches(1)
+    module, (batch,) = module_of(hypergradient="none"), text_batches(1)
     x, y = common_of(module), private_of(module)
     expected = slopes(loss_at(module, x, y, batch), x)
     stepped = moved(y, slopes(loss_at(module, x, y, batch), y))
@@ -227,7 +225,7 @@ def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
 @pytest.mark.parametrize("hypergradient", ["exact", "finite_difference", "first_order"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_private_adapter_takes_the_step_of_the_first_batch(hypergradient: Any, count: int) -> None:
-    module, step = module_of(hypergradient=hypergradient, batches=count), batches(count)
+    module, step = module_of(hypergradient=hypergradient, batches=count), text_batches(count)
     x, y = common_of(module), private_of(module)
     stepped = moved(y, slopes(loss_at(module, x, y, step[0]), y))
     assert distance(stepped, y) > 0.01
@@ -252,7 +250,7 @@ def test_both_adapters_act_together_and_are_scaled_alike() -> None:
 
 def test_fused_attention_has_no_second_derivative() -> None:
     with pytest.raises(FederationError, match="attention is 'sdpa', which has no second derivative"):
-        module_of(partial(still, attention="sdpa"))
+        module_of(partial(still_transformer, attention="sdpa"))
 
 
 def test_attention_is_made_differentiable_twice_only_where_needed() -> None:
@@ -262,15 +260,17 @@ def test_attention_is_made_differentiable_twice_only_where_needed() -> None:
 
 @pytest.mark.parametrize("hypergradient", ["first_order", "finite_difference"])
 def test_the_others_work_with_fused_attention(hypergradient: Any) -> None:
-    fused, eager = (module_of(partial(still, attention=kind), hypergradient=hypergradient) for kind in ("sdpa", "eager"))
+    fused, eager = (
+        module_of(partial(still_transformer, attention=kind), hypergradient=hypergradient) for kind in ("sdpa", "eager")
+    )
     assert fused.backbone.network.config._attn_implementation == "sdpa"
-    step = batches(2)
+    step = text_batches(2)
     assert distance(gradient(fused, step), gradient(eager, step)) < 1e-8
 
 
 def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
     """The difference is that of the loss under one mask, to the error of differences; another mask is another loss."""
-    module, (batch,) = module_of(tiny_transformer, hypergradient="finite_difference", lora_dropout=0.2), batches(1)
+    module, (batch,) = module_of(tiny_transformer, hypergradient="finite_difference", lora_dropout=0.2), text_batches(1)
     assert module.training
     x, y = common_of(module), private_of(module)
     v = [torch.randn_like(tensor) for tensor in y.values()]
@@ -290,7 +290,7 @@ def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
 
 @pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
 def test_a_step_with_dropout_is_a_function_of_the_random_state(hypergradient: Any) -> None:
-    step, found = batches(2), []
+    step, found = text_batches(2), []
     for seed in (5, 5, 6):
         module = module_of(tiny_transformer, hypergradient=hypergradient)
         torch.manual_seed(seed)
@@ -314,7 +314,12 @@ double = partial(new_trainer, precision="64-true")
 
 @pytest.mark.parametrize(("hypergradient", "count"), [("exact", 1), ("exact", 2), ("exact", 4), ("first_order", 2)])
 def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient: Any, count: int) -> None:
-    options: dict[str, Any] = {"backbone": partial(still, attention="eager"), "num_classes": CLASSES, "r": 3, "optimizer": adam}
+    options: dict[str, Any] = {
+        "backbone": partial(still_transformer, attention="eager"),
+        "num_classes": CLASSES,
+        "r": 3,
+        "optimizer": adam,
+    }
     ours = PF2LoRA(**options, local_steps=2, client_lr=0.0, hypergradient=hypergradient, batches=count)
     theirs = (HOMLoRA if count == 1 else OuterBatches)(**options, local_steps=2)
     theirs.batches_per_step = count
