@@ -58,6 +58,7 @@ class Transformer(nn.Module):
                 raise FederationError(
                     f"No model {name!r} could be loaded: give a local folder or a name on the hub. {error}"
                 ) from error
+        self.train()  # from_pretrained leaves the network in eval mode
         self.attention = attention
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -139,7 +140,7 @@ class SharedTransformer:
     def copy(self, num_classes: int) -> Transformer:
         """A network whose body is shared and frozen and whose head is its own and is not."""
         if self._network is None:
-            self._network = self._factory(num_classes).train()  # from_pretrained leaves it in eval mode
+            self._network = self._factory(num_classes)
             heads = self._network.head_names()
             for name, parameter in self._network.named_parameters():
                 parameter.requires_grad_(name in heads)
