@@ -89,9 +89,11 @@ def _meteor(texts: list[str], references: list[list[str]]) -> float:
     except (ValueError, OSError) as error:  # it answered nothing, or takes nothing any more
         program.lock.release()  # else it could never be cleared away
         _meteor_program.cache_clear()
+        program.meteor_p.kill()
+        said = program.meteor_p.communicate()[1].decode(errors="replace").strip()  # closes the pipes
         raise FederationError(
-            f"METEOR's Java program ended ({error}): check that `java -version` works and 2 GiB of memory are free, or leave "
-            "meteor out of --data.init_args.metrics."
+            f"METEOR's Java program ended ({said or error}): check that `java -version` works and 2 GiB of memory are free, or "
+            "leave meteor out of --data.init_args.metrics."
         ) from error
 
 

@@ -1,7 +1,9 @@
 """Scores of texts: against other implementations, and where they can be worked out by hand."""
 
+import gc
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,16 +110,17 @@ def test_meteor_without_java_is_refused_beforehand(monkeypatch: pytest.MonkeyPat
     check_scores(WITHOUT_JAVA)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pycocoevalcap leaves pipes open
 def test_a_java_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "java").write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(text_scores, "_meteor_program", cache(text_scores._meteor_program.__wrapped__))  # one may be running
     check_scores(["meteor"])
     for _ in range(2):
-        with pytest.raises(FederationError, match=r"METEOR's Java program ended .*check that `java -version` works"):
+        with pytest.raises(FederationError, match=r"METEOR's Java program ended \(no memory\): check that `java -version` works"):
             score_texts(["a"], [["a"]], ["meteor"])
         assert text_scores._meteor_program.cache_info().currsize == 0  # the next one may work
+    gc.collect()  # pipes left open would be found now
 
 
 # ------------------------------------------------------------------------------------------------------------------ errors
