@@ -85,7 +85,7 @@ class Worker:
 
     def take(self, turn: Turn) -> ClientUpdate:
         """Carry out a turn. An evaluate turn returns an update without a payload."""
-        module = self._load(turn.client, turn.broadcast)
+        module = self.load(turn.client, turn.broadcast)
         data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
         data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
         if turn.verb == "evaluate":
@@ -109,8 +109,8 @@ class Worker:
         module.load_broadcast(broadcast)
         return module
 
-    def _load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
-        """The working module of the client's architecture, holding the client's private state and the broadcast."""
+    def load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
+        """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
         client = replace(client, capacity=broadcast.capacity)
         architecture = self.template.architecture(client)
         first = architecture not in self._modules

@@ -53,7 +53,8 @@ class AdapterRanks(FederationCallback):
 
 def ranks_of(federation: Federation, client: int) -> dict[str, int]:
     """The effective rank of a client's adapters, by layer."""
-    module = federation.client_module(client)
+    info = federation.clients[client]
+    module = federation.worker.load(info, federation.server.measured(info))
     assert isinstance(module, LoRAModule)
     return module.adapter_ranks()
 

@@ -89,6 +89,22 @@ def test_when_they_are_drawn(every: int, evaluate_every: int, rounds: list[int])
     assert drawn() == rounds
 
 
+def test_no_model_is_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, counts = PF2LoRA.build, []
+
+    def counted(module: PF2LoRA) -> None:
+        counts[-1] += 1
+        build(module)
+
+    monkeypatch.setattr(PF2LoRA, "build", counted)
+    for run, callbacks in enumerate(([], [AdapterRanks(1)])):
+        counts.append(0)
+        federation = new_federation(2, f"runs-{run}", logger=True)
+        federation.callbacks = [*callbacks]
+        federation.fit(new_method("PF2LoRA", local_steps=1), data_for("PF2LoRA", num_clients=3, size=60))
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize("name", ["FedAvg", "SLoRA"])
 def test_without_adapters_there_is_nothing_to_write(name: str) -> None:
     """SLoRA has none in its first stage."""
