@@ -18,14 +18,14 @@ import lightning as L
 import torch
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import Turn, Worker
 from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import Broadcast
 from lightning_fed.methods.feddecomp import FedDecomp
 from lightning_fed.models import ResNet8
 from lightning_fed.nn.low_rank import decompose, factors
 from lightning_fed.quiet import plugins_searched_once, quiet_lightning
-from lightning_fed.store import ClientStore
+from lightning_fed.storage.client_store import ClientStore
 
 SAMPLES, BATCH, LORA_EPOCHS, GLOBAL_EPOCHS = 500, 100, 2, 3
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.exchange import ClientInfo
-from lightning_fed.lora import LoRAModule
+from lightning_fed.families.lora import LoRAModule
 from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA, PF2LoRA
 from lightning_fed.models import TransformerClassifier
 

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from lightning_fed import Federation
 from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import QUIET
 from lightning_fed.data import IID, FederatedDataModule, InMemory
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1

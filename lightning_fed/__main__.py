@@ -29,7 +29,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
-    from lightning_fed.cli import run
+    from lightning_fed.cli.fit import run
     from lightning_fed.errors import FederationError
 
     try:

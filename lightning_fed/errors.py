@@ -6,3 +6,9 @@ class FederationError(ValueError):
 
     The message says what was got, what was expected and what to do. The command line prints it as one line and exits with code 2.
     """
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a FederationError unless the condition holds."""
+    if not condition:
+        raise FederationError(message)

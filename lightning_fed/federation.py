@@ -16,13 +16,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.callbacks import AdapterRanks, FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
-from lightning_fed.checkpoint import Checkpoint, Checkpoints
-from lightning_fed.client import TrainerFactory, Turn, Worker
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.worker import TrainerFactory, Turn, Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits
-from lightning_fed.meters import (
+from lightning_fed.measure.meters import (
     Metrics,
     Stopwatch,
     TrafficMeter,
@@ -35,9 +34,10 @@ from lightning_fed.meters import (
 from lightning_fed.module import FederatedModule
 from lightning_fed.options import Fraction
 from lightning_fed.quiet import plugins_searched_once, quiet_lightning
-from lightning_fed.runs import load_checkpoint, new_run_folder, newest_run
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
-from lightning_fed.store import ClientStore
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run
 
 
 class Federation:

@@ -10,10 +10,10 @@ from tiny import METHODS, NoisyNet, Recording, data_for, new_federation, new_met
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import Turn, Worker
+from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.federation import Federation
-from lightning_fed.finetuning import FineTuning
 from lightning_fed.module import FederatedModule
 
 pytestmark = pytest.mark.parametrize("name", METHODS)

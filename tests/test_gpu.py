@@ -9,8 +9,8 @@ import torch
 from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federation, new_method, without_seconds
 
 import lightning_fed.methods
-from lightning_fed.capacity import CapacityModule
-from lightning_fed.finetuning import FineTuning
+from lightning_fed.families.capacity import CapacityModule
+from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models import TransformerClassifier
 
 pytestmark = [

@@ -9,8 +9,8 @@ import torch
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_method, new_trainer, same, sgd
 from torch import Tensor, nn
 
-from lightning_fed.client import QUIET
 from lightning_fed.data import InMemory
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo
 from lightning_fed.methods import FedAvg, PFedLoRA, Standalone

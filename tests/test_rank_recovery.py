@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.exchange import count_floats
+from lightning_fed.families.lora import CLIENT
 from lightning_fed.federation import Federation
-from lightning_fed.lora import CLIENT
 
 
 def load() -> ModuleType:

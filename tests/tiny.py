@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, relu
 
 import lightning_fed.methods
-from lightning_fed.capacity import CapacityModule
-from lightning_fed.checkpoint import Checkpoints
-from lightning_fed.client import Turn, Worker
 from lightning_fed.data import InMemory, Partitioner
-from lightning_fed.data.pools import Indices, cut
+from lightning_fed.data.partition.pools import Indices, cut
+from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.families.capacity import CapacityModule
+from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.federation import Federation
-from lightning_fed.finetuning import FineTuning
-from lightning_fed.meters import Metrics
+from lightning_fed.measure.meters import Metrics
 from lightning_fed.models import Backbone, VisionTransformer
 from lightning_fed.models.backbone import scaled
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import FederatedModule
-from lightning_fed.store import read_state
+from lightning_fed.storage.checkpoint import Checkpoints
+from lightning_fed.storage.client_store import read_state
 
 CLASSES = 4
 PIXELS = 3 * 4 * 4

@@ -5,8 +5,8 @@ from typing import Any
 
 from tiny import new_data, new_federation
 
-from lightning_fed.client import Turn, Worker
 from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg

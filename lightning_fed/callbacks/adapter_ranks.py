@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.table import write_table
-from lightning_fed.lora import LoRAModule
+from lightning_fed.families.lora import LoRAModule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class AdapterRanks(FederationCallback):
     """Keeps ``ranks.csv``, the effective rank of each client's adapters per layer as last measured, and draws it for TensorBoard
-    (``adapter/ranks``); see :meth:`lightning_fed.lora.LoRAModule.adapter_ranks`. For methods without such adapters it does nothing.
+    (``adapter/ranks``); see :meth:`.LoRAModule.adapter_ranks`. For methods without such adapters it does nothing.
 
     Args:
         every: do so every that many rounds, if they are measured, and after the last one.

@@ -1,23 +1,23 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
-from lightning_fed.data.ag_news import AGNews
-from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
 from lightning_fed.data.client import ClientDataModule
-from lightning_fed.data.dirichlet import DirichletPerClass, DirichletPerClient
-from lightning_fed.data.e2e import E2E
 from lightning_fed.data.federated import FederatedDataModule
-from lightning_fed.data.generation import TextGeneration
-from lightning_fed.data.glue import GLUE
-from lightning_fed.data.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
-from lightning_fed.data.partition import IID, ClassesPerClient, Partitioner
-from lightning_fed.data.question_answering import QuestionAnswering, QuestionFiles
-from lightning_fed.data.similarity import BySimilarity
-from lightning_fed.data.squad import SQuAD
-from lightning_fed.data.text import TextClassification, TextFiles
-from lightning_fed.data.tiny_imagenet import TinyImageNet
-from lightning_fed.data.webnlg import WebNLG
-from lightning_fed.data.whole_labels import WholeLabels
+from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
+from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
+from lightning_fed.data.partition.similarity import BySimilarity
+from lightning_fed.data.partition.whole_labels import WholeLabels
+from lightning_fed.data.text.ag_news import AGNews
+from lightning_fed.data.text.classification import TextClassification, TextFiles
+from lightning_fed.data.text.e2e import E2E
+from lightning_fed.data.text.generation import TextGeneration
+from lightning_fed.data.text.glue import GLUE
+from lightning_fed.data.text.question_answering import QuestionAnswering, QuestionFiles
+from lightning_fed.data.text.squad import SQuAD
+from lightning_fed.data.text.webnlg import WebNLG
+from lightning_fed.data.vision.augment import random_crop_flip
+from lightning_fed.data.vision.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
+from lightning_fed.data.vision.tiny_imagenet import TinyImageNet
 
 __all__ = [
     "CIFAR10",

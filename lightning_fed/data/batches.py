@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_fed.data.augment import random_crop_flip
-from lightning_fed.data.pools import require
-from lightning_fed.errors import FederationError
+from lightning_fed.data.vision.augment import random_crop_flip
+from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import derive_seed
 
 Inputs = Tensor | dict[str, Tensor]

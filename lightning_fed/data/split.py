@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.data.partition import Partitioner
-from lightning_fed.data.pools import Indices, require
+from lightning_fed.data.partition.base import Partitioner
+from lightning_fed.data.partition.pools import Indices
+from lightning_fed.errors import require
 
 
 class Split(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from lightning_fed.client import Turn, Worker
+from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import ClientUpdate
 
 

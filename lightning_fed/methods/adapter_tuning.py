@@ -7,7 +7,7 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from lightning_fed.groups import GroupTuning
+from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 
 PLACES = {"attention": ("attention.o_proj",), "mlp": ("mlp",), "both": ("attention.o_proj", "mlp")}
@@ -25,7 +25,7 @@ class AdapterTuning(GroupTuning):
     ViT-S (12 blocks, d = 384) has 73,728 with ``hidden`` 8: FedHM's budget. Houlsby et al. have two per block, biases, and train
     the layer norms.
 
-    peft has no such adapters; these are the library's own. Groups and headline: see :class:`lightning_fed.groups.GroupTuning`.
+    peft has no such adapters; these are the library's own. Groups and headline: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -33,7 +33,7 @@ class AdapterTuning(GroupTuning):
         hidden: the adapters' hidden dimensions; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 8, 16, 32, 64.
         placement: ``"attention"``, ``"mlp"`` or ``"both"``, the two adapters per block of Houlsby et al.
         bias: whether adapters have biases.
-        **kwargs: see :class:`lightning_fed.groups.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
+        **kwargs: see :class:`.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
     """
 
     def __init__(

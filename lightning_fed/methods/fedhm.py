@@ -10,9 +10,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.aggregation import EntryMean
-from lightning_fed.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory
 from lightning_fed.module import Phase, default_optimizer
 from lightning_fed.nn.factorise import (
@@ -42,7 +42,7 @@ class FedHM(CapacityModule):
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
        participants.
 
-    Batch norm is static and the loss masked: see :class:`lightning_fed.capacity.CapacityModule`.
+    Batch norm is static and the loss masked: see :class:`lightning_fed.families.capacity.CapacityModule`.
 
     Readings. The paper's text has a learning rate of 0.1, its Table 3 has 0.01, which is merely a default in the authors' code;
     their CIFAR scripts pass 0.1, momentum 0.9 and weight decay 1e-4, and so do the configurations here. "γ = {1, 2, 4, 8}" in the

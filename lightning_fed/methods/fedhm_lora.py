@@ -9,11 +9,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lightning_fed.capacity import Assignment
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
-from lightning_fed.finetuning import default_adam
-from lightning_fed.lora import COMMON, LoRAModule
+from lightning_fed.families.capacity import Assignment
+from lightning_fed.families.fine_tuning import default_adam
+from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.methods.fedhm import FedHMServer, exponent
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Spectrum, layer_weights, recover, unroll
@@ -68,7 +68,7 @@ class FedHMLoRA(LoRAModule):
         lora_dropout: dropout before the adapter.
         optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It starts afresh in each turn: the factors do, too.
         local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
-        **kwargs: see :class:`lightning_fed.finetuning.FineTuning`.
+        **kwargs: see :class:`lightning_fed.families.fine_tuning.FineTuning`.
     """
 
     headline_model = "global"

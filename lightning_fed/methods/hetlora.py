@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
-from lightning_fed.lora import COMMON, LoRAModule
+from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.server import Server
 
@@ -42,7 +42,7 @@ class HETLoRA(LoRAModule):
         lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
         penalty: :math:`\lambda`. PF2LoRA's paper: 5e-3 (CoLA: 1e-3, generation: 5e-4).
         keep: :math:`\gamma`, the part of the ranks that is not the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
-        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
+        **kwargs: see :class:`lightning_fed.families.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """HOMLoRA: federated averaging of a LoRA adapter, the baseline of HETLoRA (Cho et al. 2024) and PF2LoRA (Hao et al. 2025)."""
 
-from lightning_fed.lora import LoRAModule
+from lightning_fed.families.lora import LoRAModule
 
 
 class HOMLoRA(LoRAModule):
@@ -8,5 +8,5 @@ class HOMLoRA(LoRAModule):
 
     The mean of the factors is not the factors of the mean: :math:`\bar B \bar A \ne \overline{BA}`, and the gap grows with
     ``local_steps``. Headline: accuracy after aggregation, the averaged adapter on each client's test data. Arguments as in
-    :class:`lightning_fed.lora.LoRAModule`. The paper: r 8 (GPT-2: 4), 10 steps, AdamW with lr 1e-3 (SST-2: 2e-3), batch size 16.
+    :class:`.LoRAModule`. The paper: r 8 (GPT-2: 4), 10 steps, AdamW with lr 1e-3 (SST-2: 2e-3), batch size 16.
     """

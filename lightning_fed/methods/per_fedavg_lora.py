@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.exchange import State
-from lightning_fed.lora import LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 
 
@@ -38,7 +38,7 @@ class PerFedAvgLoRA(LoRAModule):
             is g.
         delta: :math:`\delta` of finite differences.
         batches: 2, with D'' = D, or 3.
-        **kwargs: see :class:`lightning_fed.lora.LoRAModule`; ``gradient_clip`` limits G. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
+        **kwargs: see :class:`.LoRAModule`; ``gradient_clip`` limits G. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from lightning_fed.exchange import State
-from lightning_fed.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.families.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 
 Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
@@ -39,7 +39,7 @@ class PF2LoRA(LoRAModule):
             two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
             ablation without a second level.
         batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1).
-        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
+        **kwargs: see :class:`.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
             the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
             for most of GLUE, 10 ``local_steps``.
     """

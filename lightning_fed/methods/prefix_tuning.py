@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_fed.errors import FederationError
-from lightning_fed.groups import GroupTuning
+from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 
 ATTENTION = "lightning_fed_prefix"
@@ -35,7 +35,7 @@ class PrefixTuning(GroupTuning):
 
     peft's prefix tuning hands keys and values over as those of earlier tokens, which a vision transformer cannot take; the
     library's own is an attention function of transformers, on top of ``sdpa``. Groups and headline: see
-    :class:`lightning_fed.groups.GroupTuning`.
+    :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -44,7 +44,7 @@ class PrefixTuning(GroupTuning):
         length: tokens of the prefix; 0 is the plain network. FedHM does not say. 32, its largest ``hidden``: beyond ``length``,
             a larger hidden dimension adds nothing that P could be.
         reparametrise: whether :math:`P_K` and :math:`P_V` come from maps. If not, ``hidden`` is not used, and has one entry.
-        **kwargs: see :class:`lightning_fed.groups.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
+        **kwargs: see :class:`.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from lightning_fed.groups import GroupTuning
+from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 
 
@@ -25,14 +25,14 @@ class PromptTuning(GroupTuning):
     384): FedHM's budget. p = 0 is the plain network.
 
     peft's prompt tuning puts its tokens before embedded texts and needs a vocabulary, which a network of images has not; these are
-    the library's own. Groups and headline: see :class:`lightning_fed.groups.GroupTuning`.
+    the library's own. Groups and headline: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
         num_classes: number of classes; the command line takes it from the data.
         tokens: lengths p of the prompts; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 16, 32, 64, 128.
         depth: ``"deep"`` or ``"shallow"``.
-        **kwargs: see :class:`lightning_fed.groups.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
+        **kwargs: see :class:`.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ from torch.nn.utils.parametrize import register_parametrization
 from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
-from lightning_fed.finetuning import default_adam
-from lightning_fed.lora import COMMON, LoRAModule
+from lightning_fed.families.fine_tuning import default_adam
+from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Spectrum
 from lightning_fed.options import Fraction
@@ -59,7 +59,7 @@ class SLoRA(LoRAModule):
             what that takes, too, and a model has one more matrix per adapted layer.
         optimizer: of all that is trained. Default: Adam, lr 2e-3.
         local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
-        **kwargs: see :class:`lightning_fed.lora.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
+        **kwargs: see :class:`.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
             output of attention, where the network knows their names.
     """
 
@@ -148,7 +148,7 @@ class SLoRA(LoRAModule):
         return {name: cast(Tensor, self.get_submodule(name).weight).detach() for name in self.shapes}
 
     def export(self, folder: Path) -> None:
-        """Write a peft adapter, see :class:`lightning_fed.lora.LoRAModule`; or, where what was learned is more than an adapter (in
+        """Write a peft adapter, see :class:`.LoRAModule`; or, where what was learned is more than an adapter (in
         the first stage, or on a residual base), the whole network.
         """
         if self.sparse or self.base == "residual":

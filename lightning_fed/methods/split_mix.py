@@ -9,9 +9,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory
 from lightning_fed.module import default_optimizer
 from lightning_fed.server import Server
@@ -27,7 +27,7 @@ class SplitMix(CapacityModule):
 
     Headline: accuracy of the full ensemble on everybody's test data, beside ``mix_<k>/test_accuracy`` of every smaller one. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
-    :class:`lightning_fed.capacity.CapacityModule`. (The authors mask what is absent from the batch, here it is what is absent from
+    :class:`.CapacityModule`. (The authors mask what is absent from the batch, here it is what is absent from
     the client.) They weight by amounts of data; FedHM's experiments by 1, as here.
 
     Args:

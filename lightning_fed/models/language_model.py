@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.text import Perplexity
 
-from lightning_fed.data.generation import IGNORED
+from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Transformer
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_fed.data.batches import EXAMPLE
-from lightning_fed.data.question_answering import OFFSETS
+from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Transformer
 

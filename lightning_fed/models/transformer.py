@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.metrics import Matthews
+from lightning_fed.nn.matthews import Matthews
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

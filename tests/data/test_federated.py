@@ -19,7 +19,7 @@ from lightning_fed.data import (
     Partitioner,
     ShuffledBatches,
 )
-from lightning_fed.data.pools import Indices
+from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
 

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import QUIET, Turn, Worker
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
+from lightning_fed.engines.worker import QUIET, Turn, Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State, check_fits, count_floats
 from lightning_fed.federation import Federation

@@ -15,8 +15,8 @@ from torch import Tensor
 from lightning_fed.__main__ import main
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State, count_floats
+from lightning_fed.families.lora import COMMON
 from lightning_fed.federation import Federation
-from lightning_fed.lora import COMMON
 from lightning_fed.methods import FedHMLoRA
 from lightning_fed.methods.fedhm_lora import FedHMLoRAServer
 from lightning_fed.models import VisionTransformer

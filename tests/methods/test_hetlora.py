@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.client import QUIET
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.families.lora import COMMON
 from lightning_fed.federation import Federation
-from lightning_fed.lora import COMMON
 from lightning_fed.methods import HETLoRA
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
 from lightning_fed.module import MOMENTS

@@ -26,11 +26,11 @@ from torch.nn.functional import cross_entropy
 from transformers import RobertaConfig, RobertaModel
 
 from lightning_fed.data import InMemory, Partitioner
-from lightning_fed.data.pools import Indices
+from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.federation import Federation
-from lightning_fed.lora import COMMON, LoRAModule
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import MOMENTS

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import QUIET
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.families.lora import LoRAModule
 from lightning_fed.federation import Federation
-from lightning_fed.lora import LoRAModule
 from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA
 from lightning_fed.seeding import TURN, derive_seed
 

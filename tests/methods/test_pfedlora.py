@@ -11,8 +11,8 @@ from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federa
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import QUIET
 from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.federation import Federation

@@ -10,8 +10,8 @@ from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_trainer, same, 
 from tiny_rounds import Recording, UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.client import QUIET
 from lightning_fed.data import ClassesPerClient
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State, count_floats
 from lightning_fed.methods import FedAvg, SplitMix

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import lightning_fed.methods
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
-from lightning_fed.data.generation import IGNORED
+from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 import lightning_fed.methods
 from lightning_fed.data import BySimilarity, SQuAD
 from lightning_fed.data.batches import EXAMPLE
-from lightning_fed.data.question_answering import OFFSETS
+from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
-from lightning_fed.lora import CLIENT
+from lightning_fed.families.lora import CLIENT
 from lightning_fed.methods import HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerQA
 

@@ -9,7 +9,7 @@ from tiny import tiny_transformer
 from torch import Tensor
 
 from lightning_fed.exchange import ClientInfo, count_floats
-from lightning_fed.lora import CLIENT, COMMON, LoRAModule
+from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRAServer
 from lightning_fed.models.transformer import SharedTransformer, TransformerClassifier

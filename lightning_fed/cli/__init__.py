@@ -1,0 +1,1 @@
+"""The command line: configuration to objects, one file per verb."""

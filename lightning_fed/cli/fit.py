@@ -1,0 +1,123 @@
+"""Config to objects: one LightningCLI subclass."""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import lightning_fed.data
+import lightning_fed.methods
+import lightning_fed.models  # noqa: F401 - imported so that short class names work
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.cli.parser import Parser, shorten
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.errors import FederationError
+from lightning_fed.federation import Federation
+from lightning_fed.module import FederatedModule
+from lightning_fed.quiet import quiet_lightning
+
+PER_CLIENT_TRAINER_ONLY = {
+    "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
+    "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
+    "gradient_clip_val": "training is manual: set --model.init_args.gradient_clip",
+    "logger": "the federation logs: set --federation.logger",
+}
+"""Options of Lightning's Trainer that a client's Trainer cannot take, and what to set instead."""
+
+
+class ClientTrainer(L.Trainer):
+    """Where LightningCLI looks up options: those of a Trainer, and the verbs of a federation that a Trainer lacks."""
+
+    export = Federation.export
+
+
+class FederationCLI(LightningCLI):
+    """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
+
+    def __init__(self, args: Sequence[str]) -> None:
+        super().__init__(
+            FederatedModule,
+            FederatedDataModule,
+            trainer_class=ClientTrainer,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            save_config_callback=None,
+            trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
+            auto_configure_optimizers=False,
+            parser_class=Parser,
+            parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed"},
+            args=list(args),
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The verbs, and which arguments of the Trainer's verbs they do not take."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
+            "validate": {"model", "dataloaders", "datamodule", "verbose", "weights_only"},
+            "test": {"model", "dataloaders", "datamodule", "verbose", "weights_only"},
+            "export": {"model", "datamodule"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The federation's block, and what one block knows of another."""
+        parser.add_class_arguments(Federation, "federation", skip={"trainer"})
+        parser.link_arguments("seed_everything", "federation.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's."""
+
+    def instantiate_classes(self) -> None:
+        """Build the objects. What a constructor refuses comes wrapped in a list of the types that the option could have had."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if isinstance(error, FederationError) or "any of the Union subtypes" not in str(error):
+                raise
+            raise FederationError(shorten(str(error))) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
+        """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
+        settings = dict(self._get(self.config_init, "trainer").items())
+        parameters = inspect.signature(L.Trainer).parameters
+        for key, remedy in PER_CLIENT_TRAINER_ONLY.items():
+            if settings.pop(key) != parameters[key].default:
+                raise FederationError(f"trainer.{key} is set, but {remedy}.")
+        federation: Federation = self._get(self.config_init, "federation")
+        federation.new_trainer = partial(build_trainer, settings)
+        federation.callbacks.append(SaveConfig(self))
+        return federation
+
+
+class SaveConfig(FederationCallback):
+    """Keeps the configuration that gave a run, defaults included, in its folder."""
+
+    def __init__(self, cli: FederationCLI) -> None:
+        self._parser, self._config = cli._parser(cli.subcommand), cli.config[cli.subcommand]
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Write ``config.yaml``; a continued run replaces it, since it may have more rounds."""
+        if federation.folder is not None:
+            path = federation.folder / "config.yaml"
+            self._parser.save(self._config, path, skip_unset=False, multifile=False, overwrite=True)
+
+
+def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
+    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them."""
+    return L.Trainer(**copy.deepcopy(settings) | overrides)
+
+
+def run(args: Sequence[str]) -> None:
+    """Parse the command line and do what it says."""
+    with quiet_lightning(), warnings.catch_warnings():
+        # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.
+        warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+        FederationCLI(args)

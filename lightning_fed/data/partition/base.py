@@ -1,0 +1,128 @@
+"""Who holds which example: partitions are pure functions (labels, clients, seed) → index lists."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jsonargparse.typing import PositiveInt
+from numpy.typing import NDArray
+
+from lightning_fed.data.partition.pools import Indices, by_class, cut, finish, table_stream
+from lightning_fed.errors import require
+
+
+class Partitioner:
+    """Divides a pool of labelled examples among clients.
+
+    A new partition overrides :meth:`split`, seldom :meth:`for_test_pool`, and should almost never override
+    :meth:`__call__` or :meth:`pools`. ``split`` draws what describes the clients (the *table*: classes, shares,
+    probabilities) before anything that depends on the number of examples, so that two pools of the same classes get the
+    same table from one seed.
+    """
+
+    def __call__(self, labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Indices]:
+        """The sorted indices of each client's examples.
+
+        Args:
+            labels: class of each example of the pool.
+            num_clients: number of clients.
+            seed: non-negative; the result is a function of the arguments.
+        """
+        return finish(self.split(by_class(labels, num_clients, seed), num_clients, table_stream(seed)))
+
+    def pools(
+        self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
+    ) -> tuple[list[Indices], list[Indices]]:
+        """Divide a train and a test pool of the same classes so that clients are tested on what they train on."""
+        missing = set(np.unique(train_labels)) ^ set(np.unique(test_labels))
+        require(
+            not missing,
+            f"{len(missing)} classes are in only one of the training set and the official test set, so clients cannot be "
+            "tested on what they train on: set split to pooled, or partition to IID.",
+        )
+        return self(train_labels, num_clients, seed), self.for_test_pool()(test_labels, num_clients, seed)
+
+    def for_test_pool(self) -> "Partitioner":
+        """The partitioner of a separate test pool."""
+        return self
+
+    def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """The indices of each client, in any order. Default: a random deal.
+
+        Args:
+            members: for each class that has examples, their indices in random order.
+            num_clients: number of clients.
+            rng: stream for every draw. Its state on entry does not depend on the pool.
+        """
+        return np.array_split(rng.permutation(np.concatenate(members)), num_clients)
+
+
+@dataclass(frozen=True)
+class IID(Partitioner):
+    """Every client holds a random sample of the pool. Sizes differ by at most one, and no example is left out."""
+
+    def pools(
+        self, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64], num_clients: int, seed: int
+    ) -> tuple[list[Indices], list[Indices]]:
+        """Divide a train and a test pool, whose classes may differ."""
+        return self(train_labels, num_clients, seed), self(test_labels, num_clients, seed)
+
+
+@dataclass(frozen=True)
+class ClassesPerClient(Partitioner):
+    r"""Every client holds the same number of classes (Shamsian et al., ICML 2021; also pFedLoRA, arXiv:2310.13283).
+
+    A class is cut into nearly equal shares, one for each client that holds it. Clients come in turn and take the
+    classes with most shares left, ties at random. Differences from the authors' code: no client gets a class twice, the
+    numbers of shares of two classes differ by at most one, and no share or example is left out. With fewer picks than
+    classes, some classes go unused.
+
+    Args:
+        classes: number of classes of each client, :math:`k`.
+        jitter: whether the shares of a class are drawn from :math:`U(0.4, 0.6)` and normalised, as in the paper, or
+            equal.
+    """
+
+    classes: PositiveInt
+    jitter: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what the command line's types would."""
+        require(self.classes >= 1, f"ClassesPerClient got classes={self.classes}: give a whole number from 1.")
+
+    def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """See :meth:`Partitioner.split`."""
+        parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+        for indices, holders in zip(members, self._holders(len(members), num_clients, rng), strict=True):
+            if not len(holders):
+                continue
+            require(
+                len(indices) >= len(holders),
+                f"A class with {len(indices)} examples cannot be shared by the {len(holders)} clients that hold it: "
+                f"lower num_clients (now {num_clients}) or `classes` (now {self.classes}).",
+            )
+            widths = rng.uniform(0.4, 0.6, len(holders)) if self.jitter else np.ones(len(holders))
+            # However small a client's share is, the client does hold the class.
+            for client, piece in zip(holders, cut(indices, widths / widths.sum(), at_least=1), strict=True):
+                parts[client].append(piece)
+        return [np.concatenate(pieces) for pieces in parts]
+
+    def _holders(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """The clients that hold each class.
+
+        Taking the fullest classes first keeps the numbers of shares left within one of each other. With :math:`r`
+        clients to come and :math:`kr` shares left, at least :math:`k` classes therefore have one: the deal cannot get
+        stuck.
+        """
+        require(
+            self.classes <= num_classes,
+            f"ClassesPerClient got classes={self.classes}, but the data have {num_classes} classes: set `classes` to "
+            f"at most {num_classes}.",
+        )
+        each, extra = divmod(self.classes * num_clients, num_classes)
+        left = np.full(num_classes, each)
+        left[rng.permutation(num_classes)[:extra]] += 1
+        held = np.zeros((num_clients, num_classes), dtype=bool)
+        for row in held:
+            row[np.lexsort((rng.random(num_classes), -left))[: self.classes]] = True
+            left -= row
+        return [np.flatnonzero(column) for column in held.T]

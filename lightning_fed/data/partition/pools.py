@@ -1,0 +1,45 @@
+"""What every partition does with a pool of examples before and after its own decisions."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fed.errors import require
+
+Indices = NDArray[np.int64]
+"""Positions in a pool of examples."""
+
+
+def by_class(labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Indices]:
+    """The shuffled indices of each class that has examples, after refusing what no partition can satisfy."""
+    require(num_clients >= 1, f"Got num_clients={num_clients}: a federation needs at least 1 client.")
+    require(seed >= 0, f"Got seed={seed}: give a whole number from 0.")
+    require(
+        num_clients <= len(labels),
+        f"{num_clients} clients cannot share {len(labels)} examples: set num_clients to at most {len(labels)} or give more data.",
+    )
+    order = np.random.default_rng([seed, 1]).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def table_stream(seed: int) -> np.random.Generator:
+    """The stream of a partition's draws. The table comes first in it, so it does not depend on the pool."""
+    return np.random.default_rng([seed, 0])
+
+
+def cut(indices: Indices, shares: NDArray[np.float64], at_least: int = 0) -> list[Indices]:
+    """Cut a list into consecutive pieces of the given shares, which sum to 1, none shorter than ``at_least``."""
+    free = len(indices) - at_least * len(shares)
+    ends = np.floor(np.cumsum(shares) * free + 0.5).astype(np.int64) + at_least * np.arange(1, len(shares) + 1)
+    return np.split(indices, ends[:-1])
+
+
+def finish(parts: list[Indices]) -> list[Indices]:
+    """Refuse clients without examples and sort what each client holds."""
+    empty = sum(len(part) == 0 for part in parts)
+    require(
+        not empty,
+        f"The partition leaves {empty} of {len(parts)} clients without examples: set num_clients lower, choose a "
+        "milder partition or give more data.",
+    )
+    return [np.sort(part) for part in parts]

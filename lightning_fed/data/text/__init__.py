@@ -1,0 +1,1 @@
+"""Texts, tokenised for a transformer."""

@@ -1,0 +1,66 @@
+"""AG_NEWS as sequences of word ids."""
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.errors import require
+
+PADDING, UNKNOWN = 0, 1
+
+
+class AGNews(FederatedDataModule):
+    """News in four classes (Zhang et al., 2015): title and description as one sequence of words.
+
+    The vocabulary is the most frequent words of the training file; a word outside it is "unknown". Sequences are cut or padded to
+    one length.
+
+    Args:
+        root: folder with ``train*.csv`` and ``test.csv``: class (1 to 4), title, description, no header.
+        vocab_size: number of ids, padding (0) and unknown (1) among them; at least that of the backbone's embedding.
+        max_length: words per example.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    num_classes = 4
+
+    def __init__(self, root: str, vocab_size: PositiveInt = 10000, max_length: PositiveInt = 64, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root = root
+        self.vocab_size: int = vocab_size
+        self.max_length: int = max_length
+
+    def load(self) -> Pools:
+        """Word ids of shape (N, max_length) and labels of both sets."""
+        folder = Path(self.root).expanduser()
+        found = {part: sorted(folder.glob(f"{part}*.csv")) for part in ("train", "test")}
+        for part, files in found.items():
+            require(
+                len(files) == 1,
+                f"Found {len(files)} files {part}*.csv in {folder.absolute()}, expected one: set --data.init_args.root to the "
+                "folder with AG_NEWS's train.csv and test.csv.",
+            )
+        train, test = (read_examples(files[0]) for files in found.values())
+        words = Counter(word for text, _ in train for word in text)
+        ids = {word: number for number, (word, _) in enumerate(words.most_common(self.vocab_size - 2), start=UNKNOWN + 1)}
+        return *self._encode(train, ids), *self._encode(test, ids)
+
+    def _encode(self, examples: list[tuple[list[str], int]], ids: dict[str, int]) -> tuple[Tensor, Tensor]:
+        tokens = torch.full((len(examples), self.max_length), PADDING)
+        for row, (text, _) in enumerate(examples):
+            known = [ids.get(word, UNKNOWN) for word in text[: self.max_length]] or [UNKNOWN]
+            tokens[row, : len(known)] = torch.tensor(known)
+        return tokens, torch.tensor([label for _, label in examples])
+
+
+def read_examples(path: Path) -> list[tuple[list[str], int]]:
+    """The words of each line's title and description, lower-cased, and its label from 0."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [(re.findall(r"[a-z0-9']+", f"{title} {text}".lower()), int(label) - 1) for label, title, text in csv.reader(file)]

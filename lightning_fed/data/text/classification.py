@@ -1,0 +1,187 @@
+"""Texts, tokenised once for all clients."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_fed.data.batches import take
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.errors import FederationError, require
+
+CHUNK = 250
+"""Texts that are tokenised at once and padded to the longest of them: less padding, and little memory besides the result."""
+
+Examples = tuple[list[tuple[str, ...]], list[int]]
+"""Texts, one or two per example, and labels from 0."""
+
+
+class Tabs(csv.excel_tab):
+    """How ``.tsv`` files are written: a quotation mark is a character like any other."""
+
+    quoting = csv.QUOTE_NONE
+
+
+class TextClassification(FederatedDataModule):
+    """Texts, or pairs of texts, for a pretrained network. A dataset overrides :meth:`examples` and sets ``num_classes``.
+
+    What a network gets is what the tokenizer makes: ``input_ids``, ``attention_mask`` and, where it knows them,
+    ``token_type_ids``, each of shape (B, L). L is the length of the batch's longest text, rounded up to a multiple of 8.
+
+    Args:
+        tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
+        max_length: longest text, or pair of texts, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, tokenizer: str, max_length: PositiveInt = 128, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
+        self.tokenizer = tokenizer
+        self.max_length: int = max_length
+
+    def examples(self) -> tuple[Examples, Examples]:
+        """Texts and labels of the training set and of the test set, which may be empty."""
+        raise NotImplementedError(f"{type(self).__name__} must override examples().")
+
+    def load(self) -> Pools:
+        """Token ids and masks of shape (N, L) and labels of both sets; L is the length of the longest text of all."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        (train, train_labels), (test, test_labels) = self.examples()
+        require(len(train) > 0, f"{type(self).__name__} has no texts to train on: give at least one per client.")
+        inputs, labels = self._encode(tokenizer, train + test), torch.tensor(train_labels + test_labels)
+        of_train, of_test = slice(len(train)), slice(len(train), None)
+        return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
+
+    def _encode(self, tokenizer: Any, texts: list[tuple[str, ...]]) -> dict[str, Tensor]:
+        options = {"truncation": True, "max_length": self.max_length, "padding": True, "padding_side": "right"}
+        starts = range(0, len(texts), CHUNK)
+        columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)
+        # As dicts: what a tokenizer returns also holds each token as a string.
+        chunks = [dict(tokenizer(*texts_of_chunk, **options, return_tensors="pt")) for texts_of_chunk in columns]
+        return concatenated(chunks, tokenizer)
+
+
+class TextFiles(TextClassification):
+    """Texts in files of one's own, with a header. Files named ``.tsv`` have tabs and no quotation, others commas and quotation.
+
+    Args:
+        train_file: the training set.
+        classes: what stands in the column of the labels, in the order of the labels' numbers.
+        text: name of the column of the texts, or of two columns.
+        label: name of the column of the labels.
+        test_file: an official test set, if there is one.
+        **kwargs: see :class:`TextClassification`.
+    """
+
+    def __init__(
+        self,
+        train_file: str,
+        classes: list[str | int],
+        text: list[str] | str = "text",
+        label: str = "label",
+        test_file: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = len(classes)
+        self.classes = [str(name) for name in classes]
+        self.text = [text] if isinstance(text, str) else text
+        self.label = label
+        self.train_file = train_file
+        self.test_file = test_file
+        require(len(self.text) in (1, 2), f"Got text={text}: give the name of one column or of two.")
+
+    def examples(self) -> tuple[Examples, Examples]:
+        """The examples of both files."""
+        return self._read(self.train_file), ([], []) if self.test_file is None else self._read(self.test_file)
+
+    def _read(self, file: str) -> Examples:
+        path = Path(file).expanduser()
+        require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
+        return read_examples(path, self.text, self.label, self.classes)
+
+
+def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
+    """Chunks one after the other, tokens padded on the right to the longest of all.
+
+    Args:
+        chunks: with ``input_ids`` ``(B, L)`` of different L; every tensor of L columns is padded alike, masks and others with 0.
+        tokenizer: what they come from; knows the values of padding.
+    """
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    longest = max(chunk["input_ids"].shape[1] for chunk in chunks)
+
+    def padded(name: str, chunk: dict[str, Tensor]) -> Tensor:
+        tensor, columns = chunk[name], chunk["input_ids"].shape[1]
+        if tensor.shape[1:2] != (columns,):
+            return tensor
+        return pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, longest - columns), value=padding.get(name, 0))
+
+    return {name: torch.cat([padded(name, chunk) for chunk in chunks]) for name in chunks[0]}
+
+
+def load_tokenizer(name: str, pads: bool = True) -> Any:
+    """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache.
+
+    Args:
+        name: folder or name on the hub.
+        pads: whether it has to have a padding token.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(name).expanduser()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder if folder.is_dir() else name)
+    except (OSError, ValueError, ImportError) as error:
+        tried = f"the folder {folder.absolute()}" if folder.is_dir() else f"{name!r}, which is no folder, on the Hugging Face hub"
+        raise FederationError(
+            f"Could not load a tokenizer, tried {tried} ({' '.join(str(error).split())}): set --data.init_args.tokenizer to a "
+            "folder with tokenizer.json or to the name of a model on the hub, and check the network."
+        ) from error
+    require(
+        not pads or tokenizer.pad_token is not None,
+        f"The tokenizer {name} has no padding token, so texts cannot share a batch: set one.",
+    )
+    return tokenizer
+
+
+def read_examples(
+    path: Path,
+    texts: Sequence[str],
+    label: str,
+    classes: Sequence[str],
+    header: Sequence[str] | None = None,
+    skip_short: bool = False,
+) -> Examples:
+    """The examples of a CSV or TSV file.
+
+    Args:
+        path: of the file.
+        texts: names of the columns of the texts.
+        label: name of the column of the labels.
+        classes: what stands there, in the order of the labels' numbers.
+        header: names of the columns; None: the first line has them.
+        skip_short: leave out lines that lack a column instead of refusing them.
+    """
+    needed = [*texts, label]
+    found: Examples = ([], [])
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, header, dialect=Tabs if path.suffix == ".tsv" else csv.excel)
+        columns = reader.fieldnames or []
+        require({*needed} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(needed)}.")
+        for line in reader:
+            *parts, name = (line[column] for column in needed)
+            where = f"{path}, line {reader.line_num},"
+            if None in (*parts, name):
+                require(skip_short, f"{where} has fewer columns than the header.")
+                continue
+            require(name in classes, f"{where} has the label {name!r}, expected one of {', '.join(classes)}.")
+            found[0].append(tuple(parts))
+            found[1].append(classes.index(name))
+    return found

@@ -1,0 +1,64 @@
+"""The E2E data: descriptions of restaurants."""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_fed.data.text.generation import Example, TextGeneration, grouped
+from lightning_fed.errors import require
+
+SLOT = re.compile(r"([^\[\],]+)\[([^\]]*)\]")
+MEANING = re.compile(rf"{SLOT.pattern}(, {SLOT.pattern})*")
+NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
+"""What slots are called in the data that LoRA's experiments use, where that differs from the files."""
+
+
+class E2E(TextGeneration):
+    """The E2E NLG challenge (Novikova, Dušek and Rieser, SIGDIAL 2017): say in words what is known about a restaurant.
+
+    A source is a line like ``name : The Vaults | Type : pub | price : more than £30``, the format of LoRA's experiments. The label
+    is the restaurant's name: there are 34 in the training set, 18 of them also in the test set. Texts are as they stand in the
+    files.
+
+    Args:
+        root: folder with ``trainset.csv``, ``devset.csv`` and ``testset_w_refs.csv``.
+        test_set: what clients are tested on; ``dev`` to choose hyper-parameters.
+        **kwargs: see :class:`TextGeneration`.
+    """
+
+    def __init__(self, root: str, test_set: Literal["test", "dev"] = "test", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require(test_set in ("test", "dev"), f"Got test_set={test_set!r}: give test or dev.")
+        self.root = root
+        self.test_set = test_set
+
+    def examples(self) -> tuple[list[Example], list[Example]]:
+        """Training and test set."""
+        folder = Path(self.root).expanduser()
+        train, test = (
+            grouped(read_e2e(folder / name))
+            for name in ("trainset.csv", "testset_w_refs.csv" if self.test_set == "test" else "devset.csv")
+        )
+        return train, test
+
+
+def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Source, restaurant and reference of each line."""
+    require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or []
+        require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
+        for line in reader:
+            where = f"{path}, line {reader.line_num},"
+            require(None not in (line["mr"], line["ref"]), f"{where} has fewer columns than the header.")
+            meaning = line["mr"].strip()
+            slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
+            require(
+                MEANING.fullmatch(meaning) is not None and "name" in dict(slots),
+                f"{where} has the meaning {meaning!r}, expected one like name[The Vaults], eatType[pub].",
+            )
+            source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
+            yield source, dict(slots)["name"], line["ref"].strip()

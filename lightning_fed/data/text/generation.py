@@ -1,0 +1,178 @@
+"""Texts that are to be generated from what they shall say, tokenised once for all clients."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jsonargparse.typing import PositiveInt
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lightning_fed.data.batches import EXAMPLE, TARGETS, take
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.partition.base import Partitioner
+from lightning_fed.data.partition.whole_labels import WholeLabels
+from lightning_fed.data.text.classification import CHUNK, load_tokenizer
+from lightning_fed.data.text.scores import SCORES, Score, check_scores, score_texts
+from lightning_fed.errors import require
+
+IGNORED = -100
+"""The target of a token whose successor is not to be learned; cross-entropy leaves it out."""
+
+
+class Example(NamedTuple):
+    """Something to be said, and how people said it.
+
+    Args:
+        source: what is to be said (the meaning representation), as one line of text.
+        label: what it is about.
+        references: texts that say it, at least one.
+    """
+
+    source: str
+    label: str
+    references: tuple[str, ...]
+
+
+class TextGeneration(FederatedDataModule):
+    """Data-to-text generation with a causal language model, in the manner of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022).
+    A dataset overrides :meth:`examples`.
+
+    A training row is a source and one of its references: source, beginning-of-text token, blank and reference, end-of-text token.
+    Where a tokenizer has no token for the beginning, that for the end takes its place; where it has none for padding, the same. The
+    targets ``(B, L)`` are already shifted: that of a token is the next one. They are those of the reference and its end, and
+    :data:`IGNORED` elsewhere. A test row is a source with its first reference, of which the perplexity is measured; what a network
+    generates is compared with all references. Rows of one source stay together.
+
+    Labels, by which the data are partitioned, say what a source is about. Sizes of clients count rows.
+
+    Args:
+        tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
+        max_length: longest row in tokens; nothing is cut off, longer rows are refused. LoRA's scripts: 512.
+        metrics: what generated texts are scored by, see :func:`lightning_fed.data.text.scores.score_texts`; None: ``bleu``,
+            ``nist``, ``meteor`` (which needs Java), ``ter``, ``rouge_l`` and ``cider``.
+        partition: who holds what; default, :class:`WholeLabels`.
+        split: see :class:`FederatedDataModule`.
+        **kwargs: see :class:`FederatedDataModule`. A validation example is a source with all its references: generating for it
+            takes as long as for a test example.
+    """
+
+    num_classes = 1
+    predicts_labels = False
+
+    def __init__(
+        self,
+        tokenizer: str,
+        max_length: PositiveInt = 512,
+        metrics: list[Score] | None = None,
+        partition: Partitioner | None = None,
+        split: Literal["pooled", "official"] = "official",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition=WholeLabels() if partition is None else partition, split=split, **kwargs)
+        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
+        self.tokenizer = tokenizer
+        self.max_length: int = max_length
+        self.metrics: Sequence[Score] = SCORES if metrics is None else metrics
+
+    def examples(self) -> tuple[list[Example], list[Example]]:
+        """Those of the training set and of the test set, which may be empty."""
+        raise NotImplementedError(f"{type(self).__name__} must override examples().")
+
+    @property
+    def num_labels(self) -> int:
+        """How many things the sources are about."""
+        return len(self.labels)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels, in the order of their numbers."""
+        return sorted({example.label for examples in self._examples for example in examples})
+
+    def load(self) -> Pools:
+        """Rows ``(N, L)`` and their labels of both sets; L is the length of the longest row of all."""
+        check_scores(self.metrics)
+        train, test = self._examples
+        require(len(train) > 0, f"{type(self).__name__} has no texts to train on: give at least one per client.")
+        rows = [(number, text) for number, example in enumerate(train) for text in example.references]
+        num_train = len(rows)
+        rows += [(len(train) + number, example.references[0]) for number, example in enumerate(test)]
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        labels = torch.tensor([numbers[example.label] for example in train + test])
+        inputs = self._encode([example.source for example in train + test], rows)
+        of_row, of_train, of_test = labels[inputs[EXAMPLE]], slice(num_train), slice(num_train, None)
+        return take(inputs, of_train), of_row[of_train], take(inputs, of_test), of_row[of_test]
+
+    def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Scores of generated texts, compared with all references; see :func:`lightning_fed.data.text.scores.score_texts`.
+
+        Args:
+            answers: for each batch, the numbers of its sources, ``(B,)``, and token ids, ``(B, T)``. A source counts once.
+        """
+        ids = {n: row for numbers, rows in answers for n, row in zip(numbers.tolist(), rows.tolist(), strict=True)}
+        texts = self._tokenizer.batch_decode(list(ids.values()), skip_special_tokens=True)
+        train, test = self._examples
+        return score_texts(texts, [(train + test)[number].references for number in ids], self.metrics)
+
+    @cached_property
+    def _examples(self) -> tuple[list[Example], list[Example]]:
+        return self.examples()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = load_tokenizer(self.tokenizer, pads=False)
+        require(
+            tokenizer.eos_token_id is not None,
+            f"The tokenizer {self.tokenizer} has no token for the end of a text, so no answer could end: set its eos_token.",
+        )
+        return tokenizer
+
+    def _encode(self, sources: list[str], rows: list[tuple[int, str]]) -> dict[str, Tensor]:
+        """Token ids, masks and targets.
+
+        Args:
+            sources: all of them.
+            rows: the number of a source and a reference.
+        """
+        end, begin, padding = (getattr(self._tokenizer, f"{name}_token_id") for name in ("eos", "bos", "pad"))
+        begin, padding = (end if token is None else token for token in (begin, padding))
+        of_sources, of_references = self._tokens(sources), self._tokens([f" {text}" for _, text in rows])
+        ids = [
+            torch.tensor([*of_sources[number], begin, *reference, end])
+            for (number, _), reference in zip(rows, of_references, strict=True)
+        ]
+        lengths = torch.tensor([len(row) for row in ids])[:, None]
+        longest = int(lengths.max())
+        require(
+            longest <= self.max_length,
+            f"The longest row, a source and its reference, has {longest} tokens, but max_length is {self.max_length}: set "
+            f"max_length to at least {longest}.",
+        )
+        example = torch.tensor([number for number, _ in rows])
+        sizes = torch.tensor([len(source) for source in of_sources])[example, None]
+        column, input_ids = torch.arange(longest), pad_sequence(ids, batch_first=True, padding_value=padding)
+        learned = (column >= sizes) & (column < lengths - 1)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": (column < lengths).long(),
+            TARGETS: input_ids.roll(-1, dims=1).where(learned, IGNORED),
+            EXAMPLE: example,
+        }
+
+    def _tokens(self, texts: list[str]) -> list[list[int]]:
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        starts = range(0, len(texts), CHUNK)
+        return [ids for start in starts for ids in self._tokenizer(texts[start : start + CHUNK], **options)["input_ids"]]
+
+
+def grouped(rows: Iterable[tuple[str, str, str]]) -> list[Example]:
+    """One example for each source and label, in the order in which they come, with all its references.
+
+    Args:
+        rows: source, label, reference.
+    """
+    references: dict[tuple[str, str], list[str]] = {}
+    for source, label, reference in rows:
+        references.setdefault((source, label), []).append(reference)
+    return [Example(source, label, tuple(texts)) for (source, label), texts in references.items()]

@@ -1,0 +1,260 @@
+"""Questions that are answered with a span of a text, tokenised once for all clients."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torchmetrics.functional.text import squad
+
+from lightning_fed.data.batches import EXAMPLE, TARGETS, take
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
+from lightning_fed.errors import FederationError, require
+
+OFFSETS = "offsets"
+"""Name, among the inputs, of each token's first character in the context and the one behind its last, shape (N, L, 2): 0 and 0 for
+what is no token of the context. A network does not get it.
+"""
+
+
+class Question(NamedTuple):
+    """A question about a text.
+
+    Args:
+        id: what errors call it.
+        topic: title of the article that the text is from.
+        question: the question.
+        context: the text.
+        answers: right answers, each with the number of its first character in the context; none if it is unanswerable.
+    """
+
+    id: str
+    topic: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+
+
+class QuestionAnswering(FederatedDataModule):
+    """Extractive question answering in the manner of SQuAD. A dataset overrides :meth:`questions`.
+
+    A row is a window of a question and a part of its context: a context that is too long has several, which overlap. Windows of one
+    question stay together. Sizes of clients count windows. Labels, by which the data are partitioned, are topics.
+
+    What a network gets is what the tokenizer makes, as in :class:`TextClassification`, the number of the question and
+    :data:`OFFSETS`. Targets ``(B, 2)`` are the first and the last token of the question's first answer, or 0 and 0, the CLS token,
+    where the window does not hold it whole.
+
+    Args:
+        tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
+        max_length: tokens of a window. 384 is the default of the SQuAD scripts of transformers.
+        stride: tokens of context that a window shares with the one before. 128 is the default of these scripts.
+        allow_unanswerable: whether questions may be unanswerable. No answer is then predicted where the lowest null score of the
+            question's windows is above the score of its best span.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    num_classes = 2
+    predicts_labels = False
+
+    def __init__(
+        self,
+        tokenizer: str,
+        max_length: PositiveInt = 384,
+        stride: NonNegativeInt = 128,
+        allow_unanswerable: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
+        require(stride >= 0, f"Got stride={stride}: give a whole number from 0.")
+        self.tokenizer = tokenizer
+        self.max_length: int = max_length
+        self.stride: int = stride
+        self.allow_unanswerable = allow_unanswerable
+        self._questions: list[Question] = []
+        self._topics: list[str] = []
+
+    def questions(self) -> tuple[list[Question], list[Question]]:
+        """Those of the training set and of the test set, which may be empty."""
+        raise NotImplementedError(f"{type(self).__name__} must override questions().")
+
+    @property
+    def num_labels(self) -> int:
+        """Number of topics."""
+        if not self._topics:
+            self._loaded()
+        return len(self._topics)
+
+    def load(self) -> Pools:
+        """Windows ``(N, L)`` and topics of both sets; L is the length of the longest window of all."""
+        train, test = self.questions()
+        require(len(train) > 0, f"{type(self).__name__} has no questions to train on: give at least one per client.")
+        self._questions = [self._checked(question) for question in train + test]
+        self._topics = list(dict.fromkeys(question.topic for question in self._questions))
+        numbers = {topic: number for number, topic in enumerate(self._topics)}
+        inputs = self._encode(load_tokenizer(self.tokenizer))
+        labels = torch.tensor([numbers[question.topic] for question in self._questions])[inputs[EXAMPLE]]
+        size = int((inputs[EXAMPLE] < len(train)).sum())
+        of_train, of_test = slice(size), slice(size, None)
+        return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
+
+    def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where
+        they are percentages): after normalisation, and of the right answer that is closest.
+
+        Where questions may be unanswerable, also ``has_answer_…`` and ``no_answer_…`` of those that have answers and have none.
+
+        Args:
+            answers: for each batch, the numbers of its questions, ``(B,)``, and what :class:`lightning_fed.models.TransformerQA`
+                predicts for its windows, ``(B, 4)``.
+        """
+        windows: dict[int, list[list[float]]] = defaultdict(list)
+        for examples, spans in answers:
+            for number, span in zip(examples.tolist(), spans.tolist(), strict=True):
+                windows[number].append(span)
+        kinds = {"": list(windows)}
+        if self.allow_unanswerable:
+            kinds["has_answer_"] = [number for number in windows if self._questions[number].answers]
+            kinds["no_answer_"] = [number for number in windows if not self._questions[number].answers]
+        scores: dict[str, float] = {}
+        for kind, numbers in kinds.items():
+            predicted: Any = [{"id": n, "prediction_text": self._answer(n, windows[n])} for n in numbers]
+            # The official script, too, takes an empty text for the right answer to an unanswerable question.
+            right: Any = [{"id": n, "answers": {"text": [text for text, _ in self._questions[n].answers] or [""]}} for n in numbers]
+            if numbers:
+                scores |= {f"{kind}{name}": value.item() / 100 for name, value in squad(predicted, right).items()}
+        return scores
+
+    def _answer(self, number: int, windows: list[list[float]]) -> str:
+        """The text of the best span of a question's windows, the first of equals; empty if there is none."""
+        first, end, score, _ = max(windows, key=lambda window: window[2])
+        if self.allow_unanswerable and min(null for *_, null in windows) > score:
+            return ""
+        return self._questions[number].context[int(first) : int(end)].strip()
+
+    def _checked(self, question: Question) -> Question:
+        require(
+            bool(question.answers) or self.allow_unanswerable,
+            f"Question {question.id} has no answer: set allow_unanswerable to true, or leave such questions out.",
+        )
+        for text, start in question.answers:
+            require(
+                bool(text.strip()) and start >= 0 and question.context.startswith(text, start),
+                f"Question {question.id} has the answer {text!r}, which is not at character {start} of its context: correct it.",
+            )
+        return question
+
+    def _encode(self, tokenizer: Any) -> dict[str, Tensor]:
+        chunks = []
+        for start in range(0, len(self._questions), CHUNK):
+            chunk = self._questions[start : start + CHUNK]
+            self._check_room(tokenizer, chunk)
+            windows = tokenizer(
+                [question.question.strip() for question in chunk],
+                [question.context for question in chunk],
+                truncation="only_second",
+                max_length=self.max_length,
+                stride=self.stride,
+                padding=True,
+                padding_side="right",
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+                return_tensors="pt",
+            )
+            columns = dict(windows)
+            of_context = [[text == 1 for text in windows.sequence_ids(row)] for row in range(len(columns["input_ids"]))]
+            offsets = columns.pop("offset_mapping") * torch.tensor(of_context)[..., None]
+            example = columns.pop("overflow_to_sample_mapping")
+            answers = torch.tensor([characters_of_answer(question) for question in chunk])[example]
+            own = {OFFSETS: offsets.int(), EXAMPLE: example + start, TARGETS: tokens_of_answer(offsets, answers)}
+            chunks.append(columns | own)
+        return concatenated(chunks, tokenizer)
+
+    def _check_room(self, tokenizer: Any, questions: list[Question]) -> None:
+        """Refuse questions that leave too little of a window to their contexts."""
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        tokens = tokenizer([question.question.strip() for question in questions], add_special_tokens=False)["input_ids"]
+        for question, ids in zip(questions, tokens, strict=True):
+            room = self.max_length - special - len(ids)
+            require(
+                room > self.stride,
+                f"Question {question.id} has {len(ids)} tokens and leaves {max(room, 0)} of max_length={self.max_length} to its "
+                f"context, expected more than stride={self.stride}: raise max_length or lower stride.",
+            )
+
+
+class QuestionFiles(QuestionAnswering):
+    """Questions in JSON files of SQuAD's schema (version 1.1 or 2.0).
+
+    Args:
+        train_file: the training set.
+        test_file: an official test set, if there is one.
+        **kwargs: see :class:`QuestionAnswering`.
+    """
+
+    def __init__(self, train_file: str, test_file: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.train_file = train_file
+        self.test_file = test_file
+
+    def questions(self) -> tuple[list[Question], list[Question]]:
+        """The questions of both files."""
+        return self._read(self.train_file), [] if self.test_file is None else self._read(self.test_file)
+
+    def _read(self, file: str) -> list[Question]:
+        path = Path(file).expanduser()
+        require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
+        return read_questions(path)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file in SQuAD's schema."""
+    try:
+        return [
+            Question(
+                qa["id"],
+                article["title"],
+                qa["question"],
+                paragraph["context"],
+                () if qa.get("is_impossible") else tuple((answer["text"], answer["answer_start"]) for answer in qa["answers"]),
+            )
+            for article in json.loads(path.read_text(encoding="utf-8"))["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FederationError(
+            f"{path} does not have SQuAD's schema ({type(error).__name__}: {error}): expected data, a list of title and "
+            "paragraphs, these of context and qas, these of id, question and answers, these of text and answer_start."
+        ) from error
+
+
+def characters_of_answer(question: Question) -> tuple[int, int]:
+    """Where a question's first answer begins in its context and ends, white space around it left out; 0 and 0 without an answer."""
+    if not question.answers:
+        return 0, 0
+    text, start = question.answers[0]
+    return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+
+
+def tokens_of_answer(offsets: Tensor, answers: Tensor) -> Tensor:
+    """First and last token of the answer in each window, ``(B, 2)``: all that have a character of it. 0 and 0 where the window does
+    not hold it whole.
+
+    Args:
+        offsets: see :data:`OFFSETS`, ``(B, L, 2)``.
+        answers: first character and the one behind the last, ``(B, 2)``; 0 and 0 where there is no answer.
+    """
+    begins, ends = offsets.unbind(dim=-1)
+    first, end = answers[:, :1], answers[:, 1:]
+    context = ends > begins
+    touched = context & (ends > first) & (begins < end)  # a token may begin with the blank before its word
+    whole = touched.any(dim=1) & (context & (begins <= first)).any(dim=1) & (ends >= end).any(dim=1)
+    last = touched.shape[1] - 1 - touched.flip(1).int().argmax(dim=1)
+    return torch.stack([touched.int().argmax(dim=1), last], dim=1) * whole[:, None]

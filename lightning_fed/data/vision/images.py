@@ -1,0 +1,191 @@
+"""Image datasets, whatever form their files have."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from lightning_fed.data.batches import Inputs, take
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.vision import parquet
+from lightning_fed.errors import FederationError, require
+
+
+class InMemory(FederatedDataModule):
+    """Tensors that are already there.
+
+    Args:
+        images: uint8 of shape (N, C, H, W), scaled to [0, 1] when used; or floats of any shape (N, …), used as they
+            are; or such tensors by the name by which a network takes them.
+        labels: shape (N,), from 0.
+        num_classes: number of classes.
+        test_images: an official test set.
+        test_labels: its labels.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        images: Inputs,
+        labels: Tensor,
+        num_classes: PositiveInt,
+        test_images: Inputs | None = None,
+        test_labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_classes: int = num_classes
+        self._pools: Pools = (
+            images,
+            labels,
+            take(images, slice(0)) if test_images is None else test_images,
+            labels[:0] if test_labels is None else test_labels,
+        )
+
+    def load(self) -> Pools:
+        """The tensors given."""
+        return self._pools
+
+
+class Digits(FederatedDataModule):
+    """1,797 real handwritten digits of 8 x 8 pixels that come with scikit-learn; no download, no official test set.
+
+    Args:
+        image_size: height and width the images are resized to, bilinearly.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    num_classes = 10
+    mean = (0.3055,) * 3
+    std = (0.3235,) * 3
+
+    def __init__(self, image_size: PositiveInt = 32, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.image_size: int = image_size
+
+    def load(self) -> Pools:
+        """The digits as colour images; an empty test set."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        gray = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8)
+        images, labels = resize(gray[:, None], self.image_size), torch.from_numpy(digits.target)
+        return images, labels, images[:0], labels[:0]
+
+
+class ImageFiles(FederatedDataModule):
+    """A dataset of torchvision, read from its own files, from parquet files or from the Hugging Face hub.
+
+    A subclass sets ``torchvision_name`` and the columns that hold the labels in parquet files.
+
+    Args:
+        root: folder with torchvision's files, or with parquet files whose names contain ``train`` and ``test`` (columns
+            ``img`` or ``image``, and ``label`` or ``fine_label``), or ``hf://owner/name``.
+        download: whether to download what torchvision offers into ``root``.
+        image_size: height and width the images are resized to, bilinearly.
+        portion: which part of the training set is used, from where to where in the order of the files; (0.5, 1) is its second
+            half. The first may have served for something else, pretraining say.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    torchvision_name: str
+    label_columns: tuple[str, ...] = ("label",)
+
+    def __init__(
+        self,
+        root: str,
+        download: bool = False,
+        image_size: PositiveInt = 32,
+        portion: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0, 1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        begin, end = portion
+        require(0 <= begin < end <= 1, f"Got portion={portion}: give where it begins and where it ends, between 0 and 1.")
+        require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
+        self.root = root
+        self.download = download
+        self.image_size: int = image_size
+        self.portion = portion
+
+    def prepare_data(self) -> None:
+        """Download, if asked to."""
+        if not self.download:
+            return
+        try:
+            self._torchvision(download=True)
+        except (OSError, RuntimeError) as error:
+            raise FederationError(
+                f"Could not download {self.torchvision_name} to {self.root} ({error}): check the network and the "
+                "folder, or set --data.init_args.root to where the files are."
+            ) from error
+
+    def load(self) -> Pools:
+        """Both sets as colour images."""
+        if self.root.startswith("hf://"):
+            train, test = parquet.from_hub(self.root.removeprefix("hf://"), self.label_columns)
+        elif files := parquet.find(self.root):
+            train, test = parquet.from_files(files, self.label_columns)
+        else:
+            try:
+                train, test = self._torchvision(download=False)
+            except RuntimeError as error:
+                raise FederationError(
+                    f"Found no {self.torchvision_name} in {Path(self.root).expanduser().absolute()}. Looked for "
+                    f"torchvision's files ({error}) and for parquet files with train and test in their names. Set "
+                    "--data.init_args.root to the folder that has them, or --data.init_args.download true."
+                ) from error
+        used = slice(*(round(share * len(train[1])) for share in self.portion))
+        return resize(train[0][used], self.image_size), train[1][used], resize(test[0], self.image_size), test[1]
+
+    def _torchvision(self, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        import torchvision
+
+        dataset = getattr(torchvision.datasets, self.torchvision_name)
+        train, test = (_tensors(dataset(self.root, train=part, download=download)) for part in (True, False))
+        return train, test
+
+
+class FashionMNIST(ImageFiles):
+    """70,000 grey images of clothes (Xiao et al., 2017), resized from 28 x 28 pixels and with three equal channels."""
+
+    num_classes = 10
+    mean = (0.2860,) * 3
+    std = (0.3530,) * 3
+    torchvision_name = "FashionMNIST"
+
+
+class CIFAR10(ImageFiles):
+    """60,000 photos of 10 kinds of things (Krizhevsky, 2009)."""
+
+    num_classes = 10
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
+    torchvision_name = "CIFAR10"
+
+
+class CIFAR100(ImageFiles):
+    """60,000 photos of 100 kinds of things (Krizhevsky, 2009)."""
+
+    num_classes = 100
+    mean = (0.5071, 0.4865, 0.4409)
+    std = (0.2673, 0.2564, 0.2762)
+    torchvision_name = "CIFAR100"
+    label_columns = ("fine_label", "label")
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Bilinear (antialiased when shrinking) to ``size`` by ``size`` pixels and three channels; uint8 stays uint8."""
+    if images.shape[-2:] != (size, size):
+        images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+    return images.expand(-1, 3, -1, -1)
+
+
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    """Raw images of a torchvision dataset, channels first, and labels."""
+    images = torch.as_tensor(dataset.data)
+    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+    return images.contiguous(), torch.as_tensor(dataset.targets)

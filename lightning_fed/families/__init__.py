@@ -1,0 +1,1 @@
+"""What methods of a kind have in common."""

@@ -1,0 +1,1 @@
+"""What a run counts: traffic, spreads, FLOPs."""

@@ -1,0 +1,1 @@
+"""What a run writes: checkpoints, private states, its folder."""

@@ -1,0 +1,43 @@
+"""Folders of runs: ``run_dir/version_<n>``, numbered as Lightning's loggers do."""
+
+from pathlib import Path
+
+from lightning_fed.errors import FederationError
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+
+
+def versions(run_dir: Path) -> list[Path]:
+    """Folders of all runs, oldest first."""
+    numbered = [path for path in run_dir.glob("version_*") if path.name.removeprefix("version_").isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.name.removeprefix("version_")))
+
+
+def new_run_folder(run_dir: Path) -> Path:
+    """Create the folder of the next run."""
+    existing = versions(run_dir)
+    number = int(existing[-1].name.removeprefix("version_")) + 1 if existing else 0
+    folder = run_dir / f"version_{number}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def newest_run(run_dir: Path) -> Path | None:
+    """The newest run, if it got as far as a checkpoint."""
+    existing = versions(run_dir)
+    return existing[-1] if existing and Checkpoints(existing[-1]).paths() else None
+
+
+def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:
+    """Load the checkpoint that ``path`` means: a run's newest complete one, or the one whose folder it is.
+
+    Returns:
+        The checkpoint, and a line for each damaged one that was passed over.
+    """
+    if path.parent.name == "checkpoints" and path.is_dir():
+        return Checkpoints(path.absolute().parent.parent).load(path), []
+    if not (path / "checkpoints").is_dir():
+        raise FederationError(
+            f"No checkpoint at {path}: give the folder of a run (…/version_0), of one checkpoint "
+            "(…/version_0/checkpoints/round_000010), or 'last'."
+        )
+    return Checkpoints(path).latest()

@@ -1,0 +1,179 @@
+"""What a run leaves to be looked at."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import new_data, new_federation, new_method
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks.table import write_table
+from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
+from lightning_fed.exchange import ClientUpdate
+from lightning_fed.federation import Federation
+from lightning_fed.measure.meters import Metrics
+
+PROMISED = [
+    "train/local_loss",
+    *(f"{stage}/test_accuracy/{name}" for stage in ("before", "after") for name in ("mean", "min", "q25", "median", "q75", "max")),
+    "selected/test_accuracy",
+    "traffic/up_parameters",
+    "traffic/down_bytes",
+    "traffic/total_parameters",
+    "traffic/total_bytes",
+    "compute/flops",
+    "compute/total_flops",
+    "seconds/fit",
+    "seconds/evaluate",
+    "seconds/aggregate",
+]
+
+
+def fit(rounds: int, ckpt_path: str | None = None, **options: object) -> Federation:
+    federation = new_federation(rounds, "runs", logger=True, participation=0.5, **options)
+    federation.fit(new_method("PFedLoRA"), new_data(), ckpt_path)
+    return federation
+
+
+def read_csv(path: str) -> list[dict[str, str]]:
+    with Path("runs/version_0", path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def events() -> EventAccumulator:
+    accumulator = EventAccumulator("runs/version_0", size_guidance={"scalars": 0, "images": 0}, purge_orphaned_data=True)
+    return accumulator.Reload()
+
+
+def scalars(found: EventAccumulator, name: str) -> dict[float, float]:
+    """Values by round. The headline is there once more, beside the hyperparameters."""
+    return {event.step: event.value for event in found.Scalars(name)}
+
+
+def test_metrics_csv_has_a_row_per_round_with_everything() -> None:
+    federation = fit(3)
+    rows = read_csv("metrics.csv")
+    assert [row["round"] for row in rows] == ["1.0", "2.0", "3.0"]
+    for row, metrics in zip(rows, federation.history, strict=True):
+        assert {name: float(value) for name, value in row.items() if value} == metrics
+    assert set(PROMISED) <= rows[0].keys()
+
+
+def test_clients_csv_has_a_row_per_client() -> None:
+    federation = fit(1)
+    rows = read_csv("clients.csv")
+    assert [int(row["client"]) for row in rows] == [0, 1, 2, 3]
+    majority = federation.data.majority_accuracy().tolist()
+    for row, client in zip(rows, federation.clients, strict=True):
+        assert (int(row["train"]), int(row["val"]), int(row["test"])) == (client.num_train, client.num_val, client.num_test)
+        assert float(row["majority_accuracy"]) == majority[client.id]
+        assert float(row["test/accuracy"]) == federation.results[client.id]["test/accuracy"]
+        assert "val/accuracy" in row
+
+
+def test_columns_may_appear_at_any_row() -> None:
+    write_table(Path("table.csv"), [{"a": 1}, {"a": 2, "b": 3}])
+    assert Path("table.csv").read_text().split() == ["a,b", "1,", "2,3"]
+
+
+def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:
+    federation = fit(3)
+    found = events()
+    assert set(PROMISED) <= set(found.Tags()["scalars"])
+    for name in PROMISED:
+        assert scalars(found, name) == pytest.approx({row["round"]: row[name] for row in federation.history})
+    assert [image.step for image in found.Images("clients/labels")] == [0]
+    assert [image.step for image in found.Images("clients/accuracy")] == [3]
+    assert "_hparams_/session_start_info" in found.summary_metadata
+    assert "hidden_dim: 60" in Path("runs/version_0/hparams.yaml").read_text()
+
+
+class Stop(FederationCallback):
+    """Ends a run after a round was reported and before it is checkpointed."""
+
+    def on_round_end(self, federation: Federation) -> None:
+        if federation.round == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_continued_run_shows_each_round_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(4, callbacks=[Stop()])
+    federation = fit(4, ckpt_path="last")
+    name = "after/test_accuracy/mean"
+    assert scalars(events(), name) == pytest.approx({row["round"]: row[name] for row in federation.history})
+    for other in ("train/local_loss", "traffic/total_bytes"):
+        assert [event.step for event in events().Scalars(other)] == [1, 2, 3, 4]
+    assert len(read_csv("metrics.csv")) == 4
+
+
+def test_without_a_folder_nothing_is_written() -> None:
+    new_federation(1, run_dir=None, logger=True).fit(new_method("PFedLoRA"), new_data())
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (50, 100), (1, 2)])
+def test_label_figure(clients: int, classes: int) -> None:
+    counts = np.random.default_rng(0).integers(0, 3, (clients, classes))
+    counts[0, 0] = 7
+    figure = label_figure(counts)
+    assert tuple(figure.get_size_inches()) == (min(3 + 0.28 * clients, 16), min(2 + 0.28 * classes, 16))
+    bubbles = figure.axes[0].collections[0]
+    assert len(bubbles.get_offsets()) == np.count_nonzero(counts)
+    assert bubbles.get_sizes().max() / bubbles.get_sizes().min() == pytest.approx(7 / counts[counts > 0].min())
+    assert "largest: 7" in figure.axes[0].get_title()
+
+
+@pytest.mark.parametrize("majority", [torch.tensor([0.2, 0.3, 0.4]), None])
+def test_spread_figure(majority: torch.Tensor | None) -> None:
+    values = np.array([0.5, 0.7, 0.9])
+    axes = spread_figure(values, majority, "accuracy").axes[0]
+    columns = [values] if majority is None else [values, majority.numpy()]
+    dots = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+    assert all(np.array_equal(found, column) for found, column in zip(dots, columns, strict=True))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["model", "majority label"][: len(columns)]
+
+
+class Noting(FederationCallback):
+    """Writes down which hook was called in which round."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def on_fit_start(self, federation: Federation) -> None:
+        self.calls.append(("fit_start", federation.round))
+
+    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
+        self.calls.append((f"turn_end {update.client}", federation.round))
+
+    def on_round_end(self, federation: Federation) -> None:
+        assert federation.history[-1]["round"] == federation.round
+        self.calls.append(("round_end", federation.round))
+
+    def on_fit_end(self, federation: Federation) -> None:
+        self.calls.append(("fit_end", federation.round))
+
+    def on_measure_end(self, federation: Federation, metrics: Metrics) -> None:
+        self.calls.append(("measure_end", federation.round))
+
+    def teardown(self, federation: Federation) -> None:
+        self.calls.append(("teardown", federation.round))
+
+
+def test_hooks_are_called_in_order() -> None:
+    callback = Noting()
+    federation = new_federation(2, "runs", callbacks=[callback])
+    federation.fit(new_method("FedAvg"), new_data(2))
+    federation.test(new_method("FedAvg"), new_data(2))
+    rounds = [[("turn_end 0", round), ("turn_end 1", round), ("round_end", round)] for round in (1, 2)]
+    assert callback.calls == [("fit_start", 0), *rounds[0], *rounds[1], ("fit_end", 2), ("teardown", 2), ("measure_end", 2)]
+
+
+def test_teardown_comes_also_when_a_run_fails() -> None:
+    callback = Noting()
+    with pytest.raises(KeyboardInterrupt):
+        fit(4, callbacks=[callback, Stop()])
+    assert callback.calls[-1] == ("teardown", 3)

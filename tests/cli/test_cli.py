@@ -1,0 +1,250 @@
+"""The command line, called as a function: what it prints, writes and refuses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import final_checkpoint
+
+from lightning_fed.__main__ import main
+from lightning_fed.methods import __all__ as methods
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+CONFIG = """
+data:
+  class_path: Digits
+  init_args:
+    num_clients: 3
+    partition: {class_path: ClassesPerClient, init_args: {classes: 2}}
+    batch_size: 256
+model:
+  class_path: PFedLoRA
+  init_args: {backbone: CNN5}
+federation: {rounds: 2, participation: 0.7, progress: false, logger: false}
+trainer: {accelerator: cpu}
+"""
+
+
+@pytest.fixture(autouse=True)
+def config() -> None:
+    Path("config.yaml").write_text(CONFIG)
+
+
+def fit(*args: str) -> None:
+    main(["fit", "--config", "config.yaml", *args])
+
+
+class Failure:
+    """What a command that exits with code 2 said."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *args: str) -> None:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as error:
+            main(list(args))
+        said = capsys.readouterr()
+        assert error.value.code == 2
+        assert "Traceback" not in said.out + said.err
+        assert said.err.startswith("lightning-fed: error: ")
+        assert said.err.count("\n") == 1
+        self.message, self.out = said.err, said.out
+
+
+# ----------------------------------------------------------------------------------------------------------------- help
+
+
+def test_help_is_fast_because_it_waits_for_nothing() -> None:
+    code = "import sys; from lightning_fed.__main__ import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "lightning-fed fit --config configs/quickstart.yaml" in done.stdout
+    assert all(verb in done.stdout for verb in ("fit", "validate", "test"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--version"])
+    assert error.value.code == 0
+    assert re.fullmatch(r"lightning-fed \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("args", [["fit", "--help"], ["fit", "--model.help", "PFedLoRA"], ["test", "--help"]])
+def test_help_of_a_command(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(args)
+    assert error.value.code == 0
+    said = capsys.readouterr()
+    expected = ["--model.mu MU"] if "PFedLoRA" in args else ["--federation.rounds", "--ckpt_path", "--trainer.accelerator"]
+    assert all(option in said.out for option in expected)
+
+
+def test_print_config_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["fit", "--config", QUICKSTART, "--federation.rounds=3", "--print_config"])
+    assert error.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["federation"]["rounds"] == 3
+    assert printed["data"]["class_path"] == "lightning_fed.data.Digits"
+    assert printed["model"]["init_args"]["mu"] == 0.9
+    assert len(printed["model"]["init_args"]["backbone"]) == 5
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_prints_next_to_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """No line per turn, no tips, no warnings: not one line without the progress bar."""
+    fit()
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == ""
+
+
+def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    fit("--federation.progress=true")
+    said = capfd.readouterr()
+    assert said.err == ""
+    lines = said.out.splitlines()
+    assert len(lines) < 25
+    for text in ("PFedLoRA: 3 clients, round 2 of 2", "worst client", "baseline: majority label", "parameters sent", "FLOPs"):
+        assert text in said.out
+    assert lines[-1] == "tensorboard --logdir runs/version_0"
+    assert not re.search(r"GPU|Tip|Trainer|workers|Seed", said.out)
+
+
+def test_a_run_keeps_its_configuration_and_can_be_repeated_from_it() -> None:
+    fit("--federation.rounds=1", "--seed_everything=3", "--data.init_args.num_clients=2")
+    saved = yaml.safe_load(Path("runs/version_0/config.yaml").read_text())
+    assert (saved["seed_everything"], saved["federation"]["rounds"]) == (3, 1)
+    main(["fit", "--config", "runs/version_0/config.yaml"])
+    one, other = (final_checkpoint(Path(f"runs/version_{number}")) for number in (0, 1))
+    assert one[:3] == other[:3]
+    assert one[1]["seed"] == 3
+
+
+def test_the_same_federation_without_sharing_is_one_flag_away() -> None:
+    overrides = ["--federation.rounds=1", "--data.init_args.num_clients=2", "--federation.progress=false"]
+    main(["fit", "--config", QUICKSTART, *overrides, "--model", "Standalone", "--federation.run_dir=alone"])
+    _, identity, history, server, clients = final_checkpoint(Path("alone/version_0"))
+    assert identity["method"] == "Standalone"
+    assert identity["clients"] == len(clients) == 2
+    assert len(history) == 1
+    assert server == {}
+
+
+def test_validate_and_test_measure_the_newest_run(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("--federation.progress=true")
+    last = final_checkpoint(Path("runs/version_0"))[2][-1]
+    for verb, kind in (("test", "test"), ("validate", "val")):
+        capsys.readouterr()
+        main([verb, "--config", "config.yaml", "--federation.progress=true"])
+        said = capsys.readouterr().out
+        assert "PFedLoRA after round 2" in said
+        for name in ("mean", "min", "max"):
+            metric = f"after/{kind}_accuracy/{name}"
+            assert re.search(rf"{metric} .*{last[metric]:.4f}", said)
+        assert f"after/{'val' if kind == 'test' else 'test'}_" not in said
+    assert [path.name for path in Path("runs").iterdir()] == ["version_0"]
+
+
+def test_ckpt_path_last_continues() -> None:
+    fit("--federation.rounds=1")
+    fit("--federation.rounds=2", "--ckpt_path", "last")
+    assert [path.name for path in Path("runs").iterdir()] == ["version_0"]
+    assert final_checkpoint(Path("runs/version_0"))[0] == 2
+    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["federation"]["rounds"] == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("unknown", ["PFedLora", "lightning_fed.methods.PFedLora"])
+def test_an_unknown_method_lists_the_known_ones(unknown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = Failure(capsys, "fit", "--config", "config.yaml", "--model", unknown).message
+    assert "'PFedLora'" in message
+    assert all(method in message for method in methods)
+
+
+CLASSES = "--data.init_args.partition.init_args.classes"
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--model.init_args.muu=0.5"], ["model", "'muu' is not accepted by PFedLoRA"]),
+        (["--federation.round=3"], ["unrecognized arguments: --federation.round=3"]),
+        (["--federation.participation=0"], ["federation.participation: 0 ", "v>0 and v<=1"]),
+        (["--federation.participation=1.5"], ["federation.participation: 1.5 ", "v>0 and v<=1"]),
+        (["--federation.rounds=0"], ["federation.rounds: 0 ", "v>0"]),
+        (["--model.init_args.mu=1.5"], ["model.mu: 1.5 ", "v>=0 and v<=1"]),
+        (["--model.init_args.backbone=CNN9"], ["model.backbone", "'CNN9'", "CNN1, CNN2, CNN3, CNN4, CNN5"]),
+        (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['fc1', 'features']"]),
+        (["--data=Digit"], ["data", "'Digit'", "Digits"]),
+        ([f"{CLASSES}=11"], ["classes=11", "10 classes", "at most 10"]),
+        (["--data.init_args.num_clients=1798"], ["1798 clients cannot share 1797 examples"]),
+        (["--data.init_args.num_clients=0"], ["data.num_clients: 0 ", "v>0"]),
+        (["--data=CIFAR10", "--data.init_args.root=nowhere"], ["Found no CIFAR10 in ", "nowhere", "--data.init_args.root"]),
+        (["--data.init_args.image_size=28"], ["CNN5 got images of shape (3, 28, 28)", "set the data's image_size to 32"]),
+        (["--trainer.max_epochs=3"], ["trainer.max_epochs is set", "--model.init_args.epochs"]),
+        (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches is set", "--data.init_args.batch_size"]),
+        (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val is set", "--model.init_args.gradient_clip"]),
+        (["--trainer.limit_train_batches=0"], ["Client ", "trained no step in round 1", "limit_train_batches"]),
+        (["--ckpt_path=nowhere"], ["No checkpoint at nowhere"]),
+        (["--config=nowhere.yaml"], ["File does not exist", "nowhere.yaml"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_bad_input_is_one_line(args: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    message = Failure(capsys, "fit", "--config", "config.yaml", *args).message
+    for part in parts:
+        assert part in message
+
+
+def test_a_misspelt_option_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text(CONFIG.replace("rounds:", "round:"))
+    assert "does not accept option 'federation.round'" in Failure(capsys, "fit", "--config", "config.yaml").message
+
+
+def test_different_networks_for_a_method_that_averages_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """The refusal of a constructor, which jsonargparse wraps."""
+    message = Failure(capsys, "fit", "--config", QUICKSTART, "--model", "FedAvg").message
+    assert "FedAvg got 5 different backbones" in message
+    assert "Union" not in message
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "invalid choice: 'train'" in Failure(capsys, "train").message
+
+
+def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no checkpoint in runs: fit first" in Failure(capsys, "test", "--config", "config.yaml").message
+
+
+def test_a_client_that_diverges_ends_the_run_and_leaves_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("--federation.rounds=1")
+    diverging = ["--model.init_args.optimizer=torch.optim.SGD", "--model.init_args.optimizer.init_args.lr=1e30"]
+    failure = Failure(capsys, "fit", "--config", "config.yaml", "--ckpt_path=last", *diverging)
+    assert re.search(r"client \d .*(NaN|nan|inf).*diverged; lower the learning rate", failure.message, re.IGNORECASE)
+    assert final_checkpoint(Path("runs/version_0"))[0] == 1
+
+
+def test_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    fit()
+    newest = Path("runs/version_0/checkpoints/round_000002/server.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    capsys.readouterr()
+    fit("--ckpt_path", "last")
+    assert re.search(r"round_000002.* is damaged .*Continuing from round 1", capsys.readouterr().out)
+    assert final_checkpoint(Path("runs/version_0"))[0] == 2
+
+    for path in Path("runs/version_0/checkpoints").glob("*/manifest.json"):
+        path.write_text(path.read_text()[:100])
+    assert "No complete checkpoint" in Failure(capsys, "fit", "--config", "config.yaml", "--ckpt_path=last").message
+
+
+def test_a_checkpoint_of_another_method(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("--federation.rounds=1")
+    message = Failure(capsys, "fit", "--config", "config.yaml", "--model=Standalone", "--ckpt_path=last").message
+    assert "was made with method = 'PFedLoRA', this run has 'Standalone'" in message

@@ -1,0 +1,275 @@
+"""Inputs by name, batches of texts, tokenizers, and texts in one's own files."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from tiny_texts import BERT_INPUTS, IDS, save_tokenizer
+from torch import Tensor, nn
+
+from lightning_fed.data import IID, FederatedDataModule, InMemory, SharedTensors, TextClassification, TextFiles
+from lightning_fed.data.text.classification import CHUNK, Examples
+from lightning_fed.errors import FederationError
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    return save_tokenizer(tmp_path / "tokenizer")
+
+
+class Given(TextClassification):
+    """Texts that are already there."""
+
+    num_classes = 2
+
+    def __init__(self, train: Examples, test: Examples = ([], []), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.given = train, test
+
+    def examples(self) -> tuple[Examples, Examples]:
+        return self.given
+
+
+def ids(*words: str) -> list[int]:
+    return [IDS[word] for word in words]
+
+
+def growing(count: int) -> dict[str, Tensor]:
+    """Example n has n + 1 tokens, all of them n + 1."""
+    lengths = torch.arange(1, count + 1)[:, None]
+    mask = (torch.arange(count) < lengths).long()
+    return {"input_ids": mask * lengths, "attention_mask": mask, "number": lengths}
+
+
+# --------------------------------------------------------------------------------------------------------- inputs by name
+
+
+def test_batches_are_cut_to_the_longest_text_and_a_multiple_of_eight() -> None:
+    data = SharedTensors(growing(30), torch.zeros(30))
+    for longest, columns in ((1, 8), (8, 8), (9, 16), (16, 16), (17, 24), (25, 30), (30, 30)):
+        inputs, labels = data[torch.tensor([0, longest - 1])]
+        assert len(labels) == 2
+        assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (2, columns)
+        assert inputs["input_ids"].sum() == 1 + longest**2  # no token is lost
+        assert inputs["number"].tolist() == [[1], [longest]]
+        assert all(tensor.is_contiguous() for tensor in inputs.values())
+
+
+def test_padding_in_front_and_texts_without_tokens_stay_whole() -> None:
+    front = {name: tensor.flip(1) for name, tensor in growing(30).items()}
+    assert SharedTensors(front, torch.zeros(30))[torch.tensor([3])][0]["input_ids"].shape == (1, 30)
+    nothing = {"attention_mask": torch.zeros(2, 30, dtype=torch.bool)}
+    assert SharedTensors(nothing, torch.zeros(2))[torch.tensor([0])][0]["attention_mask"].shape == (1, 8)
+
+
+def test_inputs_without_a_mask_are_not_cut() -> None:
+    inputs, _ = SharedTensors({"a": torch.ones(4, 30), "b": torch.ones(4)}, torch.zeros(4))[torch.tensor([0, 2])]
+    assert inputs["a"].shape == (2, 30)
+    assert inputs["b"].shape == (2,)
+
+
+def named(**options: Any) -> InMemory:
+    """Two inputs, the second of which is the negative of the first."""
+    numbers = torch.arange(120.0)[:, None]
+    train, test = ({"x": part, "y": -part} for part in (numbers[:100], numbers[100:]))
+    labels = torch.arange(120) % 2
+    return InMemory(train, labels[:100], 2, test, labels[100:], partition=IID(), num_clients=2, **options)
+
+
+@pytest.mark.parametrize("split", ["pooled", "official"])
+def test_a_federation_of_inputs_by_name(split: Any) -> None:
+    data = named(split=split)
+    for client in range(2):
+        for indices, loader in zip(
+            data.client(client).splits,
+            (data.client(client).train_dataloader(), data.client(client).val_dataloader(), data.client(client).test_dataloader()),
+            strict=True,
+        ):
+            batches = list(loader)
+            seen = torch.cat([inputs["x"] for inputs, _ in batches]).flatten()
+            assert torch.equal(seen.long().sort().values, indices)
+            assert all(torch.equal(inputs["x"], -inputs["y"]) for inputs, _ in batches)
+            assert all(torch.equal(inputs["x"].flatten() % 2, labels) for inputs, labels in batches)
+
+
+def test_the_checksum_is_that_of_labels_and_splits() -> None:
+    labels = torch.arange(120) % 2
+    images = InMemory(torch.zeros(100, 1), labels[:100], 2, torch.zeros(20, 1), labels[100:], partition=IID(), num_clients=2)
+    assert named().fingerprint() == images.fingerprint() != named(seed=1).fingerprint()
+
+
+def test_inputs_by_name_reach_a_module_through_lightning() -> None:
+    class Linear(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 2)
+
+        def training_step(self, batch: tuple[dict[str, Tensor], Tensor], batch_idx: int) -> Tensor:
+            inputs, labels = batch
+            assert inputs["x"].dtype == torch.float64
+            return nn.functional.cross_entropy(self.layer(inputs["x"] + inputs["y"]), labels)
+
+        def validation_step(self, batch: tuple[dict[str, Tensor], Tensor], batch_idx: int) -> None:
+            assert list(batch[0]) == ["x", "y"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    data = named(augment="crop_flip")
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, precision="64-true", **quiet)
+    trainer.fit(Linear(), data.client(0))
+    assert trainer.global_step > 0
+
+
+def test_inputs_that_do_not_belong_together_are_refused() -> None:
+    ones, labels = torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(FederationError, match="training set are a, b, those of the test set a: give the same kind"):
+        InMemory({"a": ones, "b": ones}, labels, 2, {"a": ones}, labels).setup()
+    with pytest.raises(FederationError, match="training set are one tensor, those of the test set a:"):
+        InMemory(ones, labels, 2, {"a": ones}, labels).setup()
+    with pytest.raises(FederationError, match=r"one row per example each, but have \[4, 3\] rows"):
+        InMemory({"a": ones, "b": ones[:3]}, labels, 2).setup()
+
+
+# ------------------------------------------------------------------------------------------------------------------ texts
+
+
+def test_texts_become_ids_padded_to_the_longest_of_both_sets(tokenizer: str) -> None:
+    data = Given(([("the dog",), ("the zebra barks",)], [1, 0]), ([("cat",)], [1]), tokenizer=tokenizer)
+    inputs, labels, test_inputs, test_labels = data.load()
+    assert isinstance(inputs, dict)
+    assert isinstance(test_inputs, dict)
+    assert list(inputs) == list(test_inputs) == BERT_INPUTS
+    assert inputs["input_ids"].tolist() == [
+        ids("[CLS]", "the", "dog", "[SEP]", "[PAD]"),
+        ids("[CLS]", "the", "[UNK]", "barks", "[SEP]"),
+    ]
+    assert test_inputs["input_ids"].tolist() == [ids("[CLS]", "cat", "[SEP]", "[PAD]", "[PAD]")]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1] * 5]
+    assert labels.tolist() == [1, 0]
+    assert test_labels.tolist() == [1]
+    assert labels.dtype == inputs["input_ids"].dtype == torch.int64
+
+
+def test_pairs_share_a_sequence_and_the_longer_text_is_cut(tokenizer: str) -> None:
+    pair = ("the dog barks the dog barks", "cat naps")
+    inputs, *_ = Given(([pair], [0]), tokenizer=tokenizer).load()
+    assert inputs["input_ids"].tolist()[0] == ids("[CLS]", *pair[0].split(), "[SEP]", *pair[1].split(), "[SEP]")
+    assert inputs["token_type_ids"].tolist()[0] == [0] * 8 + [1] * 3
+    inputs, *_ = Given(([pair], [0]), tokenizer=tokenizer, max_length=7).load()
+    assert inputs["input_ids"].tolist()[0] == ids("[CLS]", "the", "dog", "[SEP]", "cat", "naps", "[SEP]")
+
+
+def test_inputs_are_those_that_the_tokenizer_makes(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "roberta", model_input_names=["input_ids", "attention_mask"])
+    inputs, *_ = Given(([("the", "dog")], [0]), tokenizer=folder).load()
+    assert list(inputs) == ["input_ids", "attention_mask"]
+
+
+def test_many_texts_are_tokenised_as_few_are(tokenizer: str) -> None:
+    texts = [("dog " * (number % 9),) for number in range(2 * CHUNK)] + [("cat " * 20,)]
+    inputs, *_ = Given((texts, [0] * len(texts)), tokenizer=tokenizer).load()
+    at_once = transformers.AutoTokenizer.from_pretrained(tokenizer)([text for (text,) in texts], padding=True, return_tensors="pt")
+    assert all(torch.equal(inputs[name], at_once[name]) for name in inputs)
+
+
+def test_batches_of_texts(tokenizer: str) -> None:
+    texts = [("dog " * number,) for number in range(1, 21)] * 5
+    data = Given((texts, [0, 1] * 50), tokenizer=tokenizer, num_clients=2, partition=IID(), batch_size=4)
+    shapes = {tuple(inputs["input_ids"].shape) for inputs, _ in data.client(0).train_dataloader()}
+    assert {columns for _, columns in shapes} <= {8, 16, 22}
+    assert len(shapes) > 1
+    for inputs, _ in data.client(0).train_dataloader():
+        assert inputs["token_type_ids"].shape == inputs["attention_mask"].shape == inputs["input_ids"].shape
+        assert torch.equal(inputs["attention_mask"] == 0, inputs["input_ids"] == IDS["[PAD]"])
+
+
+def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FederationError, match=rf"tried the folder {tmp_path}.*tokenizer\.json") as caught:
+        Given(([("a",)], [0]), tokenizer=str(tmp_path)).load()
+    assert "\n" not in str(caught.value)
+
+    def offline(name: str) -> None:
+        raise OSError("We couldn't connect\nto the hub")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
+    with pytest.raises(FederationError, match=r"'roberta-base', which is no folder.*connect to the hub.*check the network"):
+        Given(([("a",)], [0]), tokenizer="roberta-base").load()
+
+
+def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "no-padding", pad_token=None)
+    with pytest.raises(FederationError, match="no padding token"):
+        Given(([("a",)], [0]), tokenizer=folder).load()
+
+
+def test_texts_must_be_given(tokenizer: str) -> None:
+    with pytest.raises(FederationError, match="Given has no texts"):
+        Given(([], []), tokenizer=tokenizer).setup()
+    with pytest.raises(NotImplementedError, match="override examples"):
+        TextClassification(tokenizer).load()
+    with pytest.raises(FederationError, match="max_length=0"):
+        TextClassification(tokenizer, max_length=0)
+
+
+# -------------------------------------------------------------------------------------------------------- files of one's own
+
+
+def test_csv_files(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "train.csv").write_text('\ufeffid,label,text\n1,no,"the ""dog"", barks"\n2,yes,"the\ncat"\n')
+    (tmp_path / "test.csv").write_text("label,text\nyes,\n")
+    files = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "test.csv")}
+    data = TextFiles(**files, classes=["no", "yes"], tokenizer=tokenizer)
+    assert data.num_classes == 2
+    assert data.examples() == (([('the "dog", barks',), ("the\ncat",)], [0, 1]), ([("",)], [1]))
+    inputs, *_ = data.load()
+    assert inputs["input_ids"].tolist()[0] == ids("[CLS]", "the", '"', "dog", '"', ",", "barks", "[SEP]")
+
+
+def test_tsv_files_have_no_quotation(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "train.tsv").write_text('premise\thypothesis\tgold\n"the dog\t"naps" , no\t2\n')
+    data = TextFiles(
+        str(tmp_path / "train.tsv"), ["0", "1", "2"], ["premise", "hypothesis"], "gold", tokenizer=tokenizer, split="official"
+    )
+    assert data.examples() == (([('"the dog', '"naps" , no')], [2]), ([], []))
+    with pytest.raises(FederationError, match="TextFiles has no official test set"):
+        data.setup()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,sentence\n0,a\n", r"train\.csv has the columns label, sentence, but needs text, label"),
+        ("", r"train\.csv has the columns , but needs text, label"),
+        ("label,text\n0,a\n2,b\n", r"train\.csv, line 3, has the label '2', expected one of 0, 1"),
+        ("label,text\n0\n", r"train\.csv, line 2, has fewer columns than the header"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(content: str, message: str, tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "train.csv").write_text(content)
+    with pytest.raises(FederationError, match=message):
+        TextFiles(str(tmp_path / "train.csv"), ["0", "1"], tokenizer=tokenizer).setup()
+
+
+def test_missing_files_and_columns_are_named(tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(FederationError, match=rf"no file {tmp_path}/nowhere\.csv: check --data.init_args.train_file"):
+        TextFiles(str(tmp_path / "nowhere.csv"), ["0", "1"], tokenizer=tokenizer).setup()
+    with pytest.raises(FederationError, match="one column or of two"):
+        TextFiles("", ["0"], text=[], tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(("text", "classes"), [("sentence", ["bad", "good"]), (["premise", "hypothesis"], [0, 1])])
+def test_the_command_line_builds_them(text: Any, classes: list[Any]) -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    init_args = {"train_file": "a.csv", "classes": classes, "text": text, "tokenizer": "roberta-base", "num_clients": 8}
+    config = parser.parse_object({"data": {"class_path": "TextFiles", "init_args": init_args}})
+    data = parser.instantiate(parser.parse_string(parser.dump(config))).data
+    assert (data.text, data.num_classes, data.num_clients) == ([text] if isinstance(text, str) else text, 2, 8)
+    assert data.classes == [str(name) for name in classes]

@@ -1,0 +1,225 @@
+"""Image datasets from every kind of file, made small here; the real ones where LIGHTNING_FED_DATA points to them."""
+
+import os
+import struct
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from lightning_fed.data import CIFAR10, CIFAR100, IID, Digits, FashionMNIST, FederatedDataModule
+from lightning_fed.data.vision.images import resize
+from lightning_fed.errors import FederationError
+
+real = pytest.mark.skipif(
+    "LIGHTNING_FED_DATA" not in os.environ,
+    reason="set LIGHTNING_FED_DATA to a folder with cifar10/ and fashion-mnist/ to test the real data",
+)
+
+
+def write_parquet(path: Path, count: int, image: str = "img", label: str = "label", size: int = 32) -> np.ndarray:
+    """Random PNG images in the hub's schema; returns them."""
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    images = np.random.default_rng(0).integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    files = []
+    for pixels in images:
+        png = BytesIO()
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(png, "PNG")
+        files.append({"bytes": png.getvalue(), "path": None})
+    features = datasets.Features({image: datasets.Image(decode=False), label: datasets.Value("int64")})
+    table = datasets.Dataset.from_dict({image: files, label: [k % 10 for k in range(count)]}, features=features)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.cast_column(image, datasets.Image()).to_parquet(path)
+    return images
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """The file format of MNIST."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def everything(data: FederatedDataModule) -> tuple[torch.Tensor, torch.Tensor]:
+    shared = data.pooled().data
+    return shared.images, shared.labels
+
+
+def test_digits() -> None:
+    images, labels = everything(Digits(seed=3))
+    assert images.shape == (1797, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    assert labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    scaled = images[:, 0] / 255
+    assert Digits.mean[0] == pytest.approx(float(scaled.mean()), abs=1e-4)
+    assert Digits.std[0] == pytest.approx(float(scaled.std()), abs=1e-4)
+    assert everything(Digits(image_size=8))[0].shape == (1797, 3, 8, 8)
+
+
+def test_fashion_mnist_in_torchvisions_folder(tmp_path: Path) -> None:
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 28, 28))
+    for name, part in (("train", slice(0, 100)), ("t10k", slice(100, 120))):
+        write_idx(raw / f"{name}-images-idx3-ubyte", pixels[part])
+        write_idx(raw / f"{name}-labels-idx1-ubyte", np.arange(120)[part] % 10)
+    images, labels = everything(FashionMNIST(str(tmp_path), num_clients=2, partition=IID(), image_size=28))
+    assert np.array_equal(images.numpy(), np.repeat(pixels[:, None], 3, axis=1))
+    assert labels.tolist() == [k % 10 for k in range(120)]
+    assert labels.dtype == torch.int64
+    assert FashionMNIST(str(tmp_path), num_clients=2, partition=IID()).client(0).data.images.shape == (120, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "label"),
+    [(CIFAR10, "img", "label"), (CIFAR100, "img", "fine_label"), (FashionMNIST, "image", "label")],
+)
+def test_parquet_files(tmp_path: Path, kind: Any, image: str, label: str) -> None:
+    train = write_parquet(tmp_path / "plain_text" / "train-00000-of-00001.parquet", 50, image, label)
+    test = write_parquet(tmp_path / "plain_text" / "test-00000-of-00001.parquet", 20, image, label)
+    data = kind(str(tmp_path), num_clients=2, partition=IID(), split="official")
+    images, labels = everything(data)
+    assert images.is_contiguous()
+    assert np.array_equal(images.numpy(), np.concatenate([train, test]))
+    assert labels.tolist() == [k % 10 for k in range(50)] + [k % 10 for k in range(20)]
+    assert [c.num_test for c in data.clients] == [10, 10]
+
+
+def test_parquet_files_leave_the_cache_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    write_parquet(tmp_path / "data" / "train.parquet", 50)
+    write_parquet(tmp_path / "data" / "test.parquet", 20)
+    capfd.readouterr()
+    CIFAR10(str(tmp_path / "data"), num_clients=2, partition=IID()).setup()
+    assert capfd.readouterr() == ("", "")
+    assert sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) == 0
+
+
+def test_hub_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    expected = write_parquet(tmp_path / "train.parquet", 50)
+    sets = {"train": datasets.Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path / "cache"))}
+    asked: list[str] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or sets)
+    with pytest.raises(FederationError, match="uoft-cs/cifar10 has the sets train, but train and test are needed"):
+        CIFAR10("hf://uoft-cs/cifar10").setup()
+    sets["test"] = sets["train"].select(range(20))
+    images, _ = everything(CIFAR10("hf://uoft-cs/cifar10", num_clients=2, partition=IID()))
+    assert np.array_equal(images[:50].numpy(), expected)
+    assert asked == ["uoft-cs/cifar10"] * 2
+
+
+def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def offline(name: str) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(FederationError, match=r"Could not load a/b from the Hugging Face hub \(no route"):
+        CIFAR10("hf://a/b").setup()
+
+
+def test_missing_data_say_where_and_what(tmp_path: Path) -> None:
+    with pytest.raises(FederationError) as caught:
+        CIFAR10(str(tmp_path / "nowhere")).setup()
+    message = str(caught.value)
+    for part in ("Found no CIFAR10", str(tmp_path / "nowhere"), "parquet", "data.init_args.root", "download true"):
+        assert part in message
+
+
+def test_another_dataset_is_noticed(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_parquet(tmp_path / f"{part}.parquet", 20, label="fine_label")
+    with pytest.raises(FederationError, match="columns img, fine_label, but one named label is needed"):
+        CIFAR10(str(tmp_path)).setup()
+
+
+def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-0.parquet", 20)
+    write_parquet(tmp_path / "train-1.parquet", 20, size=28)
+    write_parquet(tmp_path / "test.parquet", 20)
+    with pytest.raises(FederationError, match=r"Images have 2 sizes, such as \[\(28, 28\), \(32, 32\)\]"):
+        CIFAR10(str(tmp_path)).setup()
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.parquet").touch()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(FederationError, match=r'pip install "lightning-fed\[hub\]"'):
+        CIFAR10(str(tmp_path)).setup()
+
+
+def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
+    def fail(root: str, train: bool, download: bool) -> None:
+        raise RuntimeError("Error downloading")
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", fail)
+    with pytest.raises(FederationError, match="Could not download CIFAR10"):
+        CIFAR10(str(tmp_path), download=True).prepare_data()
+
+
+def test_resize_keeps_bytes_and_constant_images() -> None:
+    images = torch.full((2, 1, 8, 8), 200, dtype=torch.uint8)
+    resized = resize(images, 32)
+    assert resized.dtype == torch.uint8
+    assert resized.shape == (2, 3, 32, 32)
+    assert (resized == 200).all()
+    with pytest.raises(FederationError, match="image_size=0"):
+        CIFAR10("", image_size=0)
+
+
+def test_the_command_line_builds_data_and_partition() -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    partition = {"class_path": "DirichletPerClient", "init_args": {"alpha": 0.1}}
+    init_args = {"root": "here", "num_clients": 5, "split": "official", "partition": partition}
+    data = parser.instantiate(parser.parse_object({"data": {"class_path": "CIFAR10", "init_args": init_args}})).data
+    assert (data.num_classes, data.num_clients, data.partition.alpha) == (10, 5, 0.1)
+
+
+@real
+def test_real_cifar10() -> None:
+    data = CIFAR10(os.environ["LIGHTNING_FED_DATA"] + "/cifar10", split="official")
+    images, labels = everything(data)
+    assert images.shape == (60_000, 3, 32, 32)
+    assert labels[:50_000].bincount().tolist() == [5000] * 10
+    mean = (images[:50_000].float() / 255).mean((0, 2, 3))
+    torch.testing.assert_close(mean, torch.tensor(CIFAR10.mean), atol=1e-3, rtol=0)
+
+
+@real
+def test_real_fashion_mnist() -> None:
+    data = FashionMNIST(os.environ["LIGHTNING_FED_DATA"] + "/fashion-mnist", image_size=28)
+    images, labels = everything(data)
+    assert images.shape == (70_000, 3, 28, 28)
+    assert labels.bincount().tolist() == [7000] * 10
+    mean = (images[:60_000, 0].float() / 255).mean()
+    assert float(mean) == pytest.approx(FashionMNIST.mean[0], abs=1e-3)
+
+
+def test_a_portion_of_the_training_set(tmp_path: Path) -> None:
+    images = write_parquet(tmp_path / "train.parquet", 10)
+    test = write_parquet(tmp_path / "test.parquet", 4)
+    options: dict[str, Any] = {"num_clients": 2, "partition": IID(), "split": "pooled"}
+    halves = [CIFAR10(str(tmp_path), portion=portion, **options).load() for portion in ((0, 0.5), (0.5, 1))]
+    assert [np.array_equal(half[0], part) for half, part in zip(halves, (images[:5], images[5:]), strict=True)] == [True, True]
+    assert [half[1].tolist() for half in halves] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert all(np.array_equal(half[2], test) for half in halves)
+
+
+@pytest.mark.parametrize("portion", [(0.5, 0.5), (1, 0), (-0.1, 1), (0, 1.1)])
+def test_a_portion_that_is_none(portion: tuple[float, float]) -> None:
+    with pytest.raises(FederationError, match="give where it begins and where it ends, between 0 and 1"):
+        CIFAR10("here", portion=portion)

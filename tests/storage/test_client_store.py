@@ -1,0 +1,164 @@
+"""Private states between memory and disk."""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import same
+
+import lightning_fed.storage.client_store
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State, count_bytes
+from lightning_fed.storage.client_store import ClientStore, read_state, write_state
+
+SIZE = 4 * 100 + 8
+"""Bytes of a state below."""
+
+
+def new_state(client: int, round: int = 0) -> State:
+    return {"weight": torch.full((100,), client + round / 100), "count": torch.tensor(client)}
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files in the order in which they are written."""
+    names: list[str] = []
+
+    def noting(path: Path, state: State) -> lightning_fed.storage.client_store.FileRecord:
+        names.append(path.name)
+        return write_state(path, state)
+
+    monkeypatch.setattr(lightning_fed.storage.client_store, "write_state", noting)
+    return names
+
+
+def test_size_of_a_state() -> None:
+    assert count_bytes(new_state(0)) == SIZE
+
+
+def test_states_come_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=2 * SIZE)
+    for client in range(10):
+        store.put(client, new_state(client), round=1)
+    for client in (3, 9, 0, 0, 5):
+        assert same(store.get(client), new_state(client))
+
+
+def test_memory_stays_within_the_limit_and_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    references: list[weakref.ref[torch.Tensor]] = []
+    peak = 0
+
+    def measure(path: Path, state: State) -> lightning_fed.storage.client_store.FileRecord:
+        nonlocal peak
+        peak = max(peak, sum(reference() is not None for reference in references))
+        return write_state(path, state)
+
+    monkeypatch.setattr(lightning_fed.storage.client_store, "write_state", measure)
+    store = ClientStore(tmp_path / "clients", memory_limit=3 * SIZE)
+    for client in range(20):
+        state = new_state(client)
+        references.append(weakref.ref(state["weight"]))
+        store.put(client, state, round=1)
+        del state
+        assert sum(reference() is not None for reference in references) <= 3
+    assert peak == 4
+
+
+def test_the_state_last_used_is_kept_however_large(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=1)
+    state = new_state(0)
+    store.put(0, state, round=1)
+    assert store.get(0) is state
+
+
+def test_the_least_recently_used_state_goes_first(tmp_path: Path, written: list[str]) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=2 * SIZE)
+    store.put(0, new_state(0), round=1)
+    store.put(1, new_state(1), round=1)
+    store.get(0)
+    store.put(2, new_state(2), round=1)
+    assert written == ["client_000001_round_000001.safetensors"]
+
+
+def test_replacing_a_state_frees_its_memory(tmp_path: Path, written: list[str]) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=2 * SIZE)
+    for round in range(10):
+        store.put(0, new_state(0, round), round)
+        store.put(1, new_state(1, round), round)
+    assert written == []
+    assert same(store.get(0), new_state(0, 9))
+
+
+def test_flush_writes_only_what_changed(tmp_path: Path, written: list[str]) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
+    for client in range(3):
+        store.put(client, new_state(client), round=1)
+    first = store.flush()
+    assert len(written) == 3
+    store.put(1, new_state(1, 2), round=2)
+    second = store.flush()
+    assert written[3:] == ["client_000001_round_000002.safetensors"]
+    assert store.flush() == second
+    assert len(written) == 4
+    assert {client for client in second if second[client] != first[client]} == {1}
+    assert same(read_state(store.folder, first[1]), new_state(1))
+    assert same(read_state(store.folder, second[1]), new_state(1, 2))
+
+
+def test_a_state_evicted_before_flush_is_written_once(tmp_path: Path, written: list[str]) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
+    for client in range(3):
+        store.put(client, new_state(client), round=1)
+    records = store.flush()
+    assert len(written) == len(set(written)) == 3
+    assert all(same(read_state(store.folder, records[client]), new_state(client)) for client in range(3))
+
+
+def test_restore_continues_from_flush(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
+    store.put(4, new_state(4), round=1)
+    records = store.flush()
+    store.put(4, new_state(4, 2), round=2)
+    store.put(5, new_state(5), round=2)
+    store.restore(records)
+    assert 5 not in store
+    assert same(store.get(4), new_state(4))
+
+
+def test_prune_keeps_what_is_in_use_or_named(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
+    files = []
+    for round in (1, 2, 3):
+        store.put(0, new_state(0, round), round)
+        files.append(store.flush()[0]["file"])
+    store.prune({files[1]})
+    assert {path.name for path in store.folder.iterdir()} == set(files[1:])
+
+
+def test_a_client_without_a_state() -> None:
+    store = ClientStore(Path("clients"), memory_limit=SIZE)
+    assert 0 not in store
+    with pytest.raises(KeyError):
+        store.get(0)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(("harm", "message"), [(truncate, "is damaged"), (flip, "is damaged"), (Path.unlink, "is missing")])
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
+    store.put(0, new_state(0), round=1)
+    store.put(1, new_state(1), round=1)
+    path = store.folder / "client_000000_round_000001.safetensors"
+    harm(path)
+    with pytest.raises(FederationError, match=f"{path.name} {message}"):
+        store.get(0)
