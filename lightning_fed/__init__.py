@@ -8,12 +8,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Federation": "lightning_fed.federation",
     "FederatedModule": "lightning_fed.module",
-    "Phase": "lightning_fed.module",
+    "Phase": "lightning_fed.phases",
+    "PhasedModule": "lightning_fed.phases",
     "Server": "lightning_fed.server",
     "FederationError": "lightning_fed.errors",
 }
 
-__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "Server"]
+__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "PhasedModule", "Server"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,14 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import lightning as L
 import safetensors.torch
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -21,54 +17,12 @@ from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.models import Backbone, Backbones, Transformer
+from lightning_fed.phases import MOMENTS, Phase, PhasedModule, default_optimizer
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 
 
-def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """SGD with learning rate 0.01, the client optimizer of the pFedLoRA experiments."""
-    return torch.optim.SGD(parameters, lr=0.01)
-
-
-MOMENTS = "optimizer/"
-"""What names of persistent optimizers' state begin with; no name of a module does."""
-
-
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """A stretch of local training in which one set of parameters learns and everything else is frozen.
-
-    Args:
-        name: how the phase is called in metrics (``train/<name>_loss``).
-        parameters: what learns. Everything else has ``requires_grad=False`` and no optimizer entry, so it stays bit-identical.
-        loss: the loss of a batch, a scalar. It depends on the module and the batch alone and has no data-dependent control flow.
-        optimizer: builds the phase's optimizer, fresh each time the phase starts.
-        epochs: passes over the client's data. Give either epochs or steps.
-        steps: optimizer steps, across epochs if need be. The next phase starts with a new epoch.
-        eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
-        persistent: whether the optimizer's state (moments) stays with the client, as private state, from one of its turns to the
-            next; else each turn begins with an empty one.
-    """
-
-    name: str
-    parameters: Sequence[nn.Parameter]
-    loss: Callable[[Any], Tensor]
-    optimizer: OptimizerCallable
-    epochs: int | None = None
-    steps: int | None = None
-    eval_modules: Sequence[nn.Module] = ()
-    persistent: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
-
-    def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
-        """Epochs that the phase spans, the last one possibly cut short."""
-        return self.epochs if self.epochs is not None else -(-(self.steps or 0) * batches_per_step // batches_per_epoch)
-
-
-class FederatedModule(L.LightningModule):
+class FederatedModule(PhasedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -116,9 +70,6 @@ class FederatedModule(L.LightningModule):
     centralised = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
-    batches_per_step = 1
-    """How many batches an optimizer step takes; with more than one, :meth:`client_step` gets a list of them."""
-
     def __init__(
         self,
         backbone: Backbones,
@@ -127,8 +78,7 @@ class FederatedModule(L.LightningModule):
         epochs: NonNegativeInt = 1,
         gradient_clip: PositiveFloat | None = None,
     ) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+        super().__init__(gradient_clip)
         self.save_hyperparameters(ignore=["backbone", "optimizer"])
         self.backbone_factories = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
@@ -141,11 +91,9 @@ class FederatedModule(L.LightningModule):
         self.num_classes = num_classes
         self.optimizer = optimizer
         self.epochs = epochs
-        self.gradient_clip = gradient_clip
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
-        self.last_step: Any = None
-        self._moments: State = {}
+        self._shared = self._private = self._statistics = self.frozen_names
         self._built = False
 
     # ------------------------------------------------------------------------------------------------- networks and state
@@ -186,8 +134,7 @@ class FederatedModule(L.LightningModule):
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
-        named = self.named_parameters(remove_duplicate=False)  # a state dict has tied parameters under every name
-        self.frozen_names = frozenset(name for name, p in named if not p.requires_grad)
+        self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics = frozenset(self.statistics_names())
         self._built = True
@@ -293,112 +240,6 @@ class FederatedModule(L.LightningModule):
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
         return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
-
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Set the gradients of a step of the running phase; returns the loss. Default: those of the phase's loss. This is also
-        what FLOPs are counted of.
-        """
-        loss: Tensor = self.phase.loss(batch)
-        self.manual_backward(loss)
-        return loss.detach()
-
-    def client_step(self, batch: Any) -> Tensor:
-        """One optimizer step of the running phase; returns the loss."""
-        optimizers = self.optimizers()
-        optimizer = optimizers[self._phases.index(self.phase)] if isinstance(optimizers, list) else optimizers
-        optimizer.zero_grad()
-        loss = self.compute_gradients(batch)
-        if self.gradient_clip is not None:
-            self.clip_gradients(optimizer.optimizer, self.gradient_clip, "norm")
-        optimizer.step()
-        return loss
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One optimizer per phase."""
-        self._phases = [phase for phase in self.phases() if phase.epochs or phase.steps]
-        return [phase.optimizer(phase.parameters) for phase in self._phases]
-
-    def num_epochs(self, batches_per_epoch: int) -> int:
-        """Trainer epochs that one run through the phases takes."""
-        return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in self.phases())
-
-    def on_fit_start(self) -> None:
-        """Refuse what would clip wrongly."""
-        if self.gradient_clip is not None and self.trainer.precision == "16-mixed":
-            raise FederationError(
-                f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
-                "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
-            )
-
-    def on_train_epoch_start(self) -> None:
-        """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
-        batches = int(self.trainer.num_training_batches)
-        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(batches, self.batches_per_step))]
-        epoch = self.current_epoch % len(schedule)
-        if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
-            self._enter(schedule[epoch])
-        self._losses: list[tuple[Tensor, int]] = []
-
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self._steps_left = phase.steps
-        learning = {id(p) for p in phase.parameters}
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(id(parameter) in learning and name not in self.frozen_names)
-            parameter.grad = None
-        self._waiting: list[Any] = []
-        optimizer = self.trainer.optimizers[self._phases.index(phase)]
-        optimizer.state.clear()
-        if phase.persistent:
-            for name, parameter in self.named_parameters():
-                prefix = f"{MOMENTS}{phase.name}/{name}/"
-                state = {key.removeprefix(prefix): t for key, t in self._moments.items() if key.startswith(prefix)}
-                if state:  # a counter of steps stays on the CPU, where PyTorch has it
-                    optimizer.state[parameter] = {
-                        k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
-                    }
-        self.train()
-        for module in phase.eval_modules:
-            module.eval()
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """End the epoch early when a phase counted in steps is over."""
-        return -1 if self._steps_left == 0 else None
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One :meth:`client_step`, once there are enough batches for it."""
-        self._waiting.append(batch)
-        self.last_step = None
-        if len(self._waiting) == self.batches_per_step:
-            step = self._waiting if self.batches_per_step > 1 else batch
-            self._waiting = []
-            self._losses.append((self.client_step(step), extract_batch_size(batch)))
-            self.last_step = step
-            if self._steps_left is not None:
-                self._steps_left -= 1
-
-    def on_train_epoch_end(self) -> None:
-        """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step."""
-        if not self._losses:
-            return
-        losses, sizes = zip(*self._losses, strict=True)
-        weights = torch.tensor(sizes, device=self.device) / sum(sizes)
-        self.log(f"train/{self.phase.name}_loss", (torch.stack(losses) * weights).sum())
-
-    def on_fit_end(self) -> None:
-        """Leave the module as :meth:`build` made it: trainable where it was, in train mode, without gradients. Take what persistent
-        optimizers have to remember.
-        """
-        self.last_step = None
-        for phase, optimizer in zip(self._phases, self.trainer.optimizers, strict=True):
-            if phase.persistent:
-                for name, parameter in self.named_parameters():
-                    for key, tensor in optimizer.state.get(parameter, {}).items():
-                        self._moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name not in self.frozen_names)
-            parameter.grad = None
-        self.train()
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 

@@ -14,7 +14,8 @@ from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo
 from lightning_fed.methods import FedAvg, PFedLoRA, Standalone
-from lightning_fed.module import FederatedModule, Phase
+from lightning_fed.module import FederatedModule
+from lightning_fed.phases import Phase
 from lightning_fed.seeding import TURN, derive_seed
 
 CLIENT = ClientInfo(1, 30, 5, 5, (10, 10, 5, 5))

@@ -14,9 +14,10 @@ from lightning_fed.aggregation import EntryMean, check_update
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbone, BackboneFactory
-from lightning_fed.module import FederatedModule, default_optimizer
+from lightning_fed.module import FederatedModule
 from lightning_fed.nn.masked_loss import mask_absent
 from lightning_fed.nn.static_batch_norm import running_statistics
+from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
 Assignment = Literal["fixed", "redrawn"]

@@ -13,7 +13,8 @@ from torchmetrics import MetricCollection
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import SharedTransformer, Transformer, TransformerFactory
-from lightning_fed.module import FederatedModule, Phase
+from lightning_fed.module import FederatedModule
+from lightning_fed.phases import Phase
 
 Headline = Literal["accuracy", "matthews", "f1", "exact_match", "bleu", "nist", "meteor", "rouge_l", "cider"]
 """What a headline can be: metrics of which more is better."""

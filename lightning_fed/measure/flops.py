@@ -35,10 +35,10 @@ class FlopMeter(L.Callback):
         """Note the kind of step that was done."""
         assert isinstance(pl_module, FederatedModule)
         assert pl_module.client is not None
-        if pl_module.last_step is None:
+        if pl_module.progress.last_step is None:
             return  # a step of several batches, which waits for more
         architecture, phase = pl_module.architecture(pl_module.client), pl_module.phase.name
-        step = (architecture, phase, _shapes(pl_module.last_step))
+        step = (architecture, phase, _shapes(pl_module.progress.last_step))
         if step not in self._cost:
             self._cost[step] = _count(pl_module)
         self._steps[step] += 1
@@ -57,7 +57,7 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 
 def _count(module: FederatedModule) -> int:
     """FLOPs of the step that the module did last."""
-    batch = module.last_step
+    batch = module.progress.last_step
     if module.flops_on_meta:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:

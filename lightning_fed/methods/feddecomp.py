@@ -10,8 +10,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning_fed.aggregation import weighted_mean
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule, Phase, default_optimizer
+from lightning_fed.module import FederatedModule
 from lightning_fed.nn.low_rank import Variant, decompose, factors
+from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 
 

@@ -14,7 +14,6 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory
-from lightning_fed.module import Phase, default_optimizer
 from lightning_fed.nn.factorise import (
     Factorised,
     Spectrum,
@@ -25,6 +24,7 @@ from lightning_fed.nn.factorise import (
     recover,
     unroll,
 )
+from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 
 Weights = Literal["paper", "uniform", "official"]

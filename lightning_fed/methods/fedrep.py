@@ -5,7 +5,7 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.methods.fedper import FedPer
 from lightning_fed.models import Backbones
-from lightning_fed.module import Phase, default_optimizer
+from lightning_fed.phases import Phase, default_optimizer
 
 
 class FedRep(FedPer):

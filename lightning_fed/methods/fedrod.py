@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy, linear
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule, default_optimizer
+from lightning_fed.module import FederatedModule
+from lightning_fed.phases import default_optimizer
 
 
 class FedRoD(FederatedModule):

@@ -12,8 +12,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import Backbone, BackboneFactory
-from lightning_fed.module import default_optimizer
 from lightning_fed.nn.scaler import scale_before_norms
+from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
 

@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule, Phase, default_optimizer
+from lightning_fed.module import FederatedModule
+from lightning_fed.phases import Phase, default_optimizer
 
 Batch = tuple[Tensor, Tensor]
 

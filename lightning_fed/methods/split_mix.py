@@ -13,7 +13,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory
-from lightning_fed.module import default_optimizer
+from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
 

@@ -19,7 +19,7 @@ from lightning_fed.families.lora import COMMON
 from lightning_fed.federation import Federation
 from lightning_fed.methods import HETLoRA
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
-from lightning_fed.module import MOMENTS
+from lightning_fed.phases import MOMENTS
 from lightning_fed.server import Server
 
 adam = partial(torch.optim.AdamW, lr=0.02)

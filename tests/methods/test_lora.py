@@ -33,7 +33,7 @@ from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
 from lightning_fed.models.transformer import TransformerClassifier
-from lightning_fed.module import MOMENTS
+from lightning_fed.phases import MOMENTS
 
 tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
 still = partial(TransformerClassifier, config=tiny_config | NO_DROPOUT | {"initializer_range": 0.5})
