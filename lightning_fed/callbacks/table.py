@@ -1,48 +1,79 @@
 """Metrics as CSV files."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Sequence
+import io
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback
-
-if TYPE_CHECKING:
-    from lightning_fed.federation import Federation
+from lightning_fed.run import Run
 
 
 class MetricsTable(FederationCallback):
-    """Keeps ``metrics.csv``, a row per round, and ``clients.csv``, a row per client as last measured."""
+    """Keeps ``metrics.csv``, a row per round, and ``clients.csv``, a row per client as last measured.
 
-    def on_round_end(self, federation: Federation) -> None:
-        """Rewrite both files: a continued run then needs no special care, and new columns may appear at any round."""
-        if federation.folder is None:
+    A round's row is appended; a kill leaves whole lines. Only new columns, which come with the first measurement, have the table
+    written anew.
+    """
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+
+    def on_fit_start(self, run: Run) -> None:
+        """Begin with the rounds that a continued run has behind it."""
+        self._columns = columns_of(run.history)
+        if run.folder is not None and run.history:
+            write_table(run.folder / "metrics.csv", run.history)
+
+    def on_round_end(self, run: Run) -> None:
+        """Add the round."""
+        if run.folder is None:
             return
-        write_table(federation.folder / "metrics.csv", federation.history)
-        if federation.results:
-            majority = federation.data.majority_accuracy()
-            write_table(
-                federation.folder / "clients.csv",
-                [
-                    {
-                        "client": client.id,
-                        "train": client.num_train,
-                        "val": client.num_val,
-                        "test": client.num_test,
-                        **({} if majority is None else {"majority_accuracy": majority[client.id].item()}),
-                        **federation.results[client.id],
-                    }
-                    for client in federation.clients
-                ],
-            )
+        row = run.history[-1]
+        if row.keys() <= set(self._columns):
+            append_row(run.folder / "metrics.csv", row, self._columns)
+        else:
+            self._columns = columns_of(run.history)
+            write_table(run.folder / "metrics.csv", run.history)
+        if run.headline("test") in row:
+            write_table(run.folder / "clients.csv", list(client_rows(run)))
+
+
+def client_rows(run: Run) -> Iterable[dict[str, Any]]:
+    """What is known of each client and what was last measured."""
+    majority = run.data.majority_accuracy()
+    for client in run.clients:
+        sizes = {"client": client.id, "train": client.num_train, "val": client.num_val, "test": client.num_test}
+        trivial = {} if majority is None else {"majority_accuracy": majority[client.id].item()}
+        measured = run.results.get(client.id, {})  # of a client whose turn was lost there is nothing
+        yield sizes | trivial | {name: value for name, value in measured.items() if name.startswith(("val/", "test/"))}
+
+
+def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The union of the rows' keys, in order of appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as CSV; the columns are the union of their keys, in order of appearance."""
-    columns = dict.fromkeys(key for row in rows for key in row)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(columns))
-        writer.writeheader()
-        writer.writerows(rows)
+    """Write rows as CSV, aside first: the file is there as a whole, or as it was before."""
+    columns = columns_of(rows)
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(_lines([dict(zip(columns, columns, strict=True)), *rows], columns), newline="")
+    aside.replace(path)
+
+
+def append_row(path: Path, row: dict[str, Any], columns: Sequence[str]) -> None:
+    """Add a line to a table that has these columns, in one write."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, _lines([row], columns).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _lines(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, list(columns)).writerows(rows)
+    return text.getvalue()

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import zlib
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,73 +13,112 @@ from typing import Any
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.storage.client_store import ClientStore, FileRecord, read_state, write_state
+from lightning_fed.storage.journal import Extent, Journal
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds besides tensors. Random state is not among it: every stream is a function of (seed, round, client).
+    """What a checkpoint's own file holds; the rest is in the journal and in the files of states.
 
     Args:
         round: the last finished round.
         identity: what must agree with a run that continues it: method, seed, data.
-        history: the metrics of every round so far.
+        threads: torch threads that the run has computed with: sums depend on it.
         server: the server's file.
-        clients: the file of each client's private state.
+        journal: how much of the journal belongs to it.
     """
 
     round: int
     identity: dict[str, Any]
-    history: list[dict[str, float]]
+    threads: int
     server: FileRecord
-    clients: dict[int, FileRecord] = field(default_factory=dict)
+    journal: Extent
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory: its manifest and the server's state."""
+    """A checkpoint in memory. Random state is not part of it: every stream is a function of (seed, round, client).
+
+    Args:
+        path: its folder.
+        run_folder: folder of its run.
+        manifest: what its own file holds.
+        server: the server's state.
+        history: the metrics of every round so far.
+        clients: the file of each client's private state.
+        since: round of each client's last fit turn that was merged.
+    """
 
     path: Path
     run_folder: Path
     manifest: Manifest
     server: State
+    history: list[dict[str, float]] = field(default_factory=list)
+    clients: dict[int, FileRecord] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)
 
 
 class Checkpoints:
-    """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}`` beside ``clients/``.
+    """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}`` beside ``journal.jsonl`` and
+    ``clients/``.
 
     A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept.
-    The private states lie in the store's folder under names that are never written twice; a checkpoint lists those that belong to
-    it, so that a round writes only what changed.
+    The private states lie in the store's folder under names that are never written twice; the journal lists them, and the rounds'
+    metrics: a checkpoint writes what is new since the last one, however long the run is.
 
     Args:
         run_folder: folder of the run.
+        continued: the checkpoint that the run goes on from.
         keep: how many checkpoints to keep.
     """
 
-    def __init__(self, run_folder: Path, keep: int = 2) -> None:
+    def __init__(self, run_folder: Path, continued: Checkpoint | None = None, keep: int = 2) -> None:
         self.run_folder = run_folder
         self.folder = run_folder / "checkpoints"
         self.clients_folder = run_folder / "clients"
         self.keep = keep
+        self.journal = Journal(run_folder / "journal.jsonl", *([continued.manifest.journal] if continued else []))
+        self._rows = len(continued.history) if continued else 0  # of the history, in the journal
+        self._replaced: deque[list[str]] = deque()  # files that the kept checkpoints need, the newest one does not
 
     def save(
-        self, round: int, identity: dict[str, Any], history: list[dict[str, float]], server: State, store: ClientStore
+        self,
+        round: int,
+        identity: dict[str, Any],
+        threads: int,
+        history: list[dict[str, float]],
+        server: State,
+        store: ClientStore,
+        since: Mapping[int, int],
     ) -> Path:
-        """Write the checkpoint of a finished round and drop those too old to keep."""
+        """Write the checkpoint of a finished round and drop those too old to keep.
+
+        Args:
+            round: its number.
+            identity: see :class:`Manifest`.
+            threads: see :class:`Manifest`.
+            history: the metrics of every round so far.
+            server: the server's state.
+            store: the private states.
+            since: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
+        """
         final = self.folder / f"round_{round:06d}"
         aside = self.folder / f".round_{round:06d}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        clients = store.flush()
-        manifest = Manifest(round, identity, history, write_state(aside / "server.safetensors", server), clients)
+        clients, replaced = store.flush()
+        extent = self.journal.append({"round": round, "history": history[self._rows :], "clients": clients, "since": dict(since)})
+        self._rows = len(history)
+        manifest = Manifest(round, identity, threads, write_state(aside / "server.safetensors", server), extent)
         _write_manifest(aside / "manifest.json", manifest)
-        for folder in (store.folder, aside):
-            _sync(folder)
+        for folder in (self.clients_folder, self.run_folder, aside):
+            if folder.is_dir():
+                _sync(folder)
         aside.rename(final)
         _sync(self.folder)
-        self._prune(store)
+        self._prune(store, replaced)
         return final
 
     def latest(self) -> tuple[Checkpoint, list[str]]:
@@ -104,30 +145,53 @@ class Checkpoints:
         """Read and verify one checkpoint. Raises :class:`FederationError` if any of its files is missing or damaged."""
         try:
             manifest = _read_manifest(path / "manifest.json")
-            server = read_state(path, manifest.server)
-            for record in manifest.clients.values():
+            checkpoint = Checkpoint(path, self.run_folder, manifest, read_state(path, manifest.server))
+            for entry in Journal(self.journal.path, manifest.journal).read():
+                checkpoint.history.extend(entry["history"])
+                checkpoint.clients.update({int(client): record for client, record in entry["clients"].items()})
+                checkpoint.since.update({int(client): round for client, round in entry["since"].items()})
+            for record in checkpoint.clients.values():
                 read_state(self.clients_folder, record)
         except FederationError as error:
             raise FederationError(f"Checkpoint {path} cannot be used: {error}") from error
-        return Checkpoint(path, self.run_folder, manifest, server)
+        return checkpoint
 
-    def discard_after(self, round: int) -> None:
-        """Drop the checkpoints of later rounds, when a run is continued from an earlier one."""
-        for path in self.paths():
-            if int(path.name.removeprefix("round_")) > round:
+    def discard_after(self, checkpoint: Checkpoint) -> None:
+        """Drop what later rounds left, when a run is continued from a checkpoint: their checkpoints, and files of states that none
+        of the others refers to. Of the earlier ones, those stay that a run keeps and that are not damaged.
+        """
+        kept = _files(checkpoint)
+        for path in reversed(self.paths()):  # a file goes with the last checkpoint that needs it
+            if path.name == checkpoint.path.name:
+                continue
+            if path.name > checkpoint.path.name or len(self._replaced) == self.keep - 1:
                 shutil.rmtree(path)
+                continue
+            try:
+                older = _files(self.load(path))
+            except FederationError:
+                shutil.rmtree(path)  # damaged: no use to anybody
+            else:
+                self._replaced.appendleft(sorted(older - kept))
+                kept |= older
+        if self.clients_folder.is_dir():
+            for file in self.clients_folder.iterdir():
+                if file.name not in kept:
+                    file.unlink()
 
-    def _prune(self, store: ClientStore) -> None:
+    def _prune(self, store: ClientStore, replaced: list[str]) -> None:
+        """Drop checkpoints too old to keep, then the files that only they referred to."""
         *old, _ = self.paths()
         for path in old[: -(self.keep - 1) or None]:
             shutil.rmtree(path)
-        kept: set[str] = set()
-        for path in self.paths()[:-1]:  # the newest one's files are the store's own
-            try:
-                kept |= {record["file"] for record in _read_manifest(path / "manifest.json").clients.values()}
-            except FederationError:
-                shutil.rmtree(path)  # damaged since it was written: no use to anybody, and no reason to stop
-        store.prune(kept)
+        self._replaced.append(replaced)
+        while len(self._replaced) >= self.keep:
+            store.discard(self._replaced.popleft())
+
+
+def _files(checkpoint: Checkpoint) -> set[str]:
+    """The files of private states that a checkpoint refers to."""
+    return {record["file"] for record in checkpoint.clients.values()}
 
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
@@ -151,8 +215,7 @@ def _read_manifest(path: Path) -> Manifest:
     if zlib.crc32(body.encode()) != crc32:
         raise FederationError(f"{path} is damaged (its checksum does not match)")
     fields = json.loads(body)
-    fields["clients"] = {int(client): record for client, record in fields["clients"].items()}
-    return Manifest(**fields)
+    return Manifest(**fields | {"journal": Extent(*fields["journal"])})
 
 
 def _sync(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -47,21 +47,23 @@ class ClientStore:
     """One private state per client that has one, bounded in memory.
 
     A state is written once: when memory runs short or when a checkpoint asks for it, whichever comes first, and under a new name
-    each time, so that the files of an earlier checkpoint stay as they are until :meth:`prune`.
+    each time, so that the files of an earlier checkpoint stay as they are until :meth:`discard`. What a checkpoint costs depends on
+    what has changed since the last one, not on how many clients there are.
 
     Args:
-        folder: where the files go; created if need be.
+        folder: where the files go; created when the first is written.
         memory_limit: bytes of states to keep in memory. The state last used is always kept.
     """
 
     def __init__(self, folder: Path, memory_limit: int) -> None:
         self.folder = folder
         self.memory_limit = memory_limit
-        folder.mkdir(parents=True, exist_ok=True)
         self._memory: OrderedDict[int, State] = OrderedDict()
         self._bytes = 0
         self._dirty: dict[int, int] = {}  # client → round of the state that is in memory only
         self._records: dict[int, FileRecord] = {}
+        self._changed: dict[int, FileRecord] = {}
+        self._replaced: list[str] = []
 
     def __contains__(self, client: int) -> bool:
         return client in self._memory or client in self._records
@@ -73,35 +75,51 @@ class ClientStore:
         self._memory.move_to_end(client)
         return self._memory[client]
 
+    def find(self, client: int) -> State | None:
+        """The state of a client, None if it has none."""
+        return self.get(client) if client in self else None
+
     def put(self, client: int, state: State, round: int) -> None:
         """Replace the state of a client by the one it has after ``round``."""
         self._forget(client)
         self._dirty[client] = round
         self._remember(client, state)
 
-    def flush(self) -> dict[int, FileRecord]:
-        """Write what is in memory only; returns the file of every client's state."""
+    def flush(self) -> tuple[dict[int, FileRecord], list[str]]:
+        """Write what is in memory only.
+
+        Returns:
+            The files of the states that changed since the last call, by client, and the names of the files that they replace.
+        """
         for client in list(self._dirty):
             self._write(client)
-        return dict(self._records)
+        changed, replaced = self._changed, self._replaced
+        self._changed, self._replaced = {}, []
+        return changed, replaced
 
-    def restore(self, records: dict[int, FileRecord]) -> None:
-        """Continue from what :meth:`flush` returned."""
+    def restore(self, records: Mapping[int, FileRecord]) -> None:
+        """Continue from what the calls of :meth:`flush` returned, taken together."""
         self._memory.clear()
         self._dirty.clear()
         self._bytes = 0
-        self._records = dict(records)
+        self._records, self._changed, self._replaced = dict(records), {}, []
 
-    def prune(self, keep: Collection[str]) -> None:
-        """Delete the files that are neither in use nor named in ``keep``."""
-        used = {record["file"] for record in self._records.values()} | set(keep)
-        for path in self.folder.iterdir():
-            if path.name not in used:
-                path.unlink()
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete files that nobody needs any more."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _write(self, client: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         name = f"client_{client:06d}_round_{self._dirty.pop(client):06d}.safetensors"
-        self._records[client] = write_state(self.folder / name, self._memory[client])
+        before = self._records.get(client)
+        in_checkpoint = client not in self._changed
+        self._records[client] = self._changed[client] = write_state(self.folder / name, self._memory[client])
+        if before is not None and before["file"] != name:
+            if in_checkpoint:
+                self._replaced.append(before["file"])
+            else:
+                self.discard([before["file"]])
 
     def _remember(self, client: int, state: State) -> None:
         self._memory[client] = state

@@ -1,6 +1,9 @@
 """Checkpoints are complete or absent, and what is damaged is noticed."""
 
+import random
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,19 @@ from tiny import assert_same_end, new_data, new_federation, new_method, same
 import lightning_fed.storage.checkpoint
 import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
-from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.exchange import State
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.client_store import ClientStore, read_state
+from lightning_fed.storage.journal import Journal
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}
 IDENTITY = {"method": "PFedLoRA", "seed": 0}
-HISTORY = [{"round": 1.0, "accuracy": 0.1 + 0.2}]
+
+
+def history(rounds: int) -> list[dict[str, float]]:
+    """So many rounds, of which the second brings a new metric."""
+    rows = [{"round": float(round), "accuracy": 0.1 + 0.2 * round} for round in range(1, rounds + 1)]
+    return [row | ({"other": -0.0} if row["round"] == 2 else {}) for row in rows]
 
 
 @pytest.fixture
@@ -31,28 +41,64 @@ def store(checkpoints: Checkpoints) -> ClientStore:
 
 def save(checkpoints: Checkpoints, store: ClientStore, round: int) -> Path:
     """A round in which client 0 changed and, once, client 1."""
+    since = {0: round}
     store.put(0, {"x": torch.tensor([float(round)])}, round)
     if round == 1:
         store.put(1, {"x": torch.tensor([-1.0])}, round)
-    return checkpoints.save(round, IDENTITY, HISTORY, STATE, store)
+        since[1] = round
+    return checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, since)
 
 
-def test_what_is_saved_comes_back_bit_for_bit(checkpoints: Checkpoints, store: ClientStore) -> None:
-    path = save(checkpoints, store, 1)
+def client_files(run_folder: Path = Path("run")) -> set[str]:
+    """Names of the files of private states."""
+    return {path.name for path in (run_folder / "clients").iterdir()}
+
+
+def referred_to(checkpoints: Checkpoints) -> set[str]:
+    """Names of the files of private states that the checkpoints there are need."""
+    return {record["file"] for path in checkpoints.paths() for record in checkpoints.load(path).clients.values()}
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_what_is_saved_comes_back_bit_for_bit(checkpoints: Checkpoints, store: ClientStore, rounds: int) -> None:
+    *_, path = [save(checkpoints, store, round) for round in range(1, rounds + 1)]
     checkpoint, problems = checkpoints.latest()
     assert (checkpoint.path, checkpoint.run_folder, problems) == (path, Path("run"), [])
     assert same(checkpoint.server, STATE)
-    assert checkpoint.manifest.round == 1
+    assert checkpoint.manifest.round == rounds
     assert checkpoint.manifest.identity == IDENTITY
-    assert checkpoint.manifest.history == HISTORY
-    assert checkpoint.manifest.clients.keys() == {0, 1}
+    assert checkpoint.manifest.threads == 1
+    assert repr(checkpoint.history) == repr(history(rounds))  # -0.0 is not 0.0
+    assert checkpoint.since == {0: rounds, 1: 1}
+    assert checkpoint.clients.keys() == {0, 1}
+    assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([float(rounds)])})
+    assert same(read_state(checkpoints.clients_folder, checkpoint.clients[1]), {"x": torch.tensor([-1.0])})
+
+
+def test_each_checkpoint_has_what_was_so_when_it_was_made(store: ClientStore) -> None:
+    checkpoints = Checkpoints(Path("run"), keep=4)
+    for round in range(1, 5):
+        save(checkpoints, store, round)
+    for round, path in enumerate(checkpoints.paths(), start=1):
+        checkpoint = checkpoints.load(path)
+        assert (checkpoint.history, checkpoint.since) == (history(round), {0: round, 1: 1})
+        assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([float(round)])})
+
+
+def test_a_round_that_changed_no_private_state(checkpoints: Checkpoints, store: ClientStore) -> None:
+    for round in (1, 2):
+        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {})
+    checkpoint, problems = checkpoints.latest()
+    assert (checkpoint.history, checkpoint.clients, checkpoint.since, problems) == (history(2), {}, {}, [])
+    checkpoints.discard_after(checkpoint)
+    assert not checkpoints.clients_folder.exists()
 
 
 def test_the_last_two_are_kept_with_the_files_they_need(checkpoints: Checkpoints, store: ClientStore) -> None:
     for round in range(1, 5):
         save(checkpoints, store, round)
     assert [path.name for path in checkpoints.paths()] == ["round_000003", "round_000004"]
-    assert {path.name for path in checkpoints.clients_folder.iterdir()} == {
+    assert client_files() == {
         "client_000000_round_000003.safetensors",
         "client_000000_round_000004.safetensors",
         "client_000001_round_000001.safetensors",
@@ -63,10 +109,180 @@ def test_the_last_two_are_kept_with_the_files_they_need(checkpoints: Checkpoints
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_keep(store: ClientStore, keep: int) -> None:
-    checkpoints = Checkpoints(Path("run"), keep)
+    checkpoints = Checkpoints(Path("run"), keep=keep)
     for round in range(1, 6):
         save(checkpoints, store, round)
-    assert len(checkpoints.paths()) == keep
+        assert len(checkpoints.paths()) == min(round, keep)
+        assert client_files() == referred_to(checkpoints)
+
+
+class Played:
+    """A run of random turns, which remembers what every client had after every round.
+
+    Args:
+        keep: how many checkpoints to keep.
+        every: rounds between checkpoints.
+        memory_limit: of the store, in states.
+    """
+
+    def __init__(self, keep: int, every: int, memory_limit: int) -> None:
+        self.keep, self.every, self.memory_limit = keep, every, 8 * memory_limit
+        self.expected: dict[int, dict[int, State]] = {0: {}}
+        self.since: dict[int, int] = {}
+        self.stream = random.Random(keep)
+        self.open(None)
+
+    def open(self, checkpoint: Checkpoint | None) -> None:
+        """Begin, or go on from a checkpoint, as a new process does."""
+        self.checkpoints = Checkpoints(Path("run"), checkpoint, self.keep)
+        self.store = ClientStore(self.checkpoints.clients_folder, self.memory_limit)
+        self.round = 0
+        if checkpoint:
+            self.store.restore(checkpoint.clients)
+            self.round = checkpoint.manifest.round
+            self.checkpoints.discard_after(checkpoint)
+
+    def play(self, rounds: int) -> None:
+        """Rounds with three of eight clients each."""
+        for _ in range(rounds):
+            self.round += 1
+            self.expected[self.round] = dict(self.expected[self.round - 1])
+            for client in self.stream.sample(range(8), 3):
+                state = {"x": torch.rand(2)}
+                self.store.put(client, state, self.round)
+                self.expected[self.round][client] = state
+                self.since[client] = self.round
+            if self.round % self.every == 0:
+                self.checkpoints.save(self.round, IDENTITY, 1, history(self.round), STATE, self.store, self.since)
+                self.since = {}
+                self.check()
+
+    def check(self) -> None:
+        """Kept checkpoints are what they were, and nothing else lies about."""
+        for path in self.checkpoints.paths():
+            checkpoint = self.checkpoints.load(path)
+            expected = self.expected[checkpoint.manifest.round]
+            assert checkpoint.clients.keys() == checkpoint.since.keys() == expected.keys()
+            assert all(same(read_state(Path("run/clients"), checkpoint.clients[client]), expected[client]) for client in expected)
+            assert checkpoint.history == history(checkpoint.manifest.round)
+        assert client_files() == referred_to(self.checkpoints)
+        assert not list(self.checkpoints.folder.glob(".*"))
+        assert Path("run/journal.jsonl").stat().st_size == checkpoint.manifest.journal.bytes
+
+
+@pytest.mark.parametrize("memory_limit", [1, 100])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_files_are_those_that_kept_checkpoints_need(keep: int, every: int, memory_limit: int) -> None:
+    run = Played(keep, every, memory_limit)
+    run.play(10 * every)
+    for place in (-1, 0, -1, 0):  # the newest, the oldest
+        run.play(1)  # of which no checkpoint knows, and with which files may have been written
+        checkpoints = Checkpoints(Path("run"))
+        run.open(checkpoints.load(checkpoints.paths()[place]))
+        run.play(6 * every)
+    assert len(run.checkpoints.paths()) == keep
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_continued_after_a_kill_before_the_old_checkpoints_went(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Played(keep, every=1, memory_limit=1)
+    run.play(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_prune", fail)
+        with pytest.raises(DiskFullError):
+            run.play(1)
+    assert len(run.checkpoints.paths()) == keep + 1
+    run.open(Checkpoints(Path("run")).latest()[0])
+    assert client_files() == referred_to(run.checkpoints)
+    run.since = {}
+    run.play(5)
+
+
+def test_what_later_rounds_left_is_dropped(checkpoints: Checkpoints, store: ClientStore) -> None:
+    for round in (1, 2, 3):
+        save(checkpoints, store, round)
+    aside = checkpoints.clients_folder / "client_000007_round_000004.safetensors"
+    aside.write_bytes(b"of a run that was killed")
+    older, _ = checkpoints.paths()
+    chosen = checkpoints.load(older)
+    continued = Checkpoints(Path("run"), chosen)
+    continued.discard_after(chosen)
+    assert continued.paths() == [older]
+    assert client_files() == {record["file"] for record in chosen.clients.values()}
+    found = continued.load(older)
+    assert (found.manifest, found.history, found.since) == (chosen.manifest, chosen.history, chosen.since)
+
+
+def test_an_older_checkpoint_that_is_damaged_goes_when_a_run_is_continued(checkpoints: Checkpoints, store: ClientStore) -> None:
+    for round in (1, 2):
+        save(checkpoints, store, round)
+    older, newest = checkpoints.paths()
+    flip(older / "server.safetensors")
+    checkpoint, problems = checkpoints.latest()
+    assert problems == []
+    continued = Checkpoints(Path("run"), checkpoint)
+    continued.discard_after(checkpoint)
+    assert continued.paths() == [newest]
+    assert client_files() == referred_to(continued)
+    store.restore(checkpoint.clients)
+    for round in (3, 4, 5):
+        save(continued, store, round)
+        assert client_files() == referred_to(continued)
+    assert len(continued.paths()) == 2
+
+
+def test_an_older_checkpoint_that_is_damaged_does_not_stop_a_run(checkpoints: Checkpoints, store: ClientStore) -> None:
+    for round in (1, 2):
+        save(checkpoints, store, round)
+    flip(checkpoints.paths()[0] / "manifest.json")
+    for round in (3, 4):
+        save(checkpoints, store, round)
+    assert client_files() == referred_to(checkpoints)
+
+
+def written_by(checkpoints: Checkpoints, save: Callable[[], Path]) -> tuple[int, int, int]:
+    """What the checkpoint of a round writes, the server's state aside: characters of its manifest and of the journal's new line,
+    where a number is one character, and bytes of private states.
+    """
+    folder, journal = checkpoints.clients_folder, checkpoints.journal
+    files, before = set(folder.iterdir()) if folder.exists() else set(), journal.extent.bytes
+    path = save()
+    texts = (path / "manifest.json").read_bytes(), journal.path.read_bytes()[before:]
+    manifest, line = (len(re.sub(rb"-?[0-9][-+.e0-9]*", b"0", text)) for text in texts)
+    return manifest, line, sum(file.stat().st_size for file in set(folder.iterdir()) - files)
+
+
+def test_what_a_checkpoint_writes_depends_on_what_changed_only() -> None:
+    """Neither on the rounds played nor on the clients that did nothing."""
+    found = []
+    for clients in (2, 500):
+        checkpoints = Checkpoints(Path(f"run_{clients}"))
+        store = ClientStore(checkpoints.clients_folder, memory_limit=10**6)
+        rows = [{"round": float(round), "accuracy": 1 / round} for round in range(1, 41)]
+        for client in range(clients):
+            store.put(client, {"x": torch.rand(1)}, 1)
+        checkpoints.save(1, IDENTITY, 1, rows[:1], STATE, store, dict.fromkeys(range(clients), 1))
+        for round in range(2, 41):
+            store.put(round % 2, {"x": torch.rand(1)}, round)
+            save = partial(checkpoints.save, round, IDENTITY, 1, rows[:round], STATE, store, {round % 2: round})
+            found.append(written_by(checkpoints, save))
+    assert len(set(found)) == 1
+
+
+def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four clients takes part in each round; the last round is measured."""
+    found = {}
+    save = Checkpoints.save
+
+    def noting(self: Checkpoints, round: int, *args: Any) -> None:
+        found[round] = written_by(self, lambda: save(self, round, *args))
+
+    monkeypatch.setattr(Checkpoints, "save", noting)
+    federation = new_federation(31, "run", participation=0.25, evaluate_every=0)
+    federation.fit(new_method("FedRep"), new_data(size=80))
+    assert len(federation.run.since) == 4
+    assert found[30] == found[3]
 
 
 class DiskFullError(OSError):
@@ -82,6 +298,7 @@ def fail(*args: Any, **kwargs: Any) -> None:
     [
         (lightning_fed.storage.checkpoint, "write_state"),
         (lightning_fed.storage.client_store, "write_state"),
+        (Journal, "append"),
         (lightning_fed.storage.checkpoint, "_write_manifest"),
         (lightning_fed.storage.checkpoint, "_sync"),
         (Path, "rename"),
@@ -98,7 +315,10 @@ def test_a_checkpoint_that_fails_is_absent(
     checkpoint, problems = checkpoints.latest()
     assert (checkpoint.manifest.round, problems) == (1, [])
     save(checkpoints, store, 2)
-    assert checkpoints.latest()[0].manifest.round == 2
+    checkpoint, problems = checkpoints.latest()
+    assert (checkpoint.manifest.round, checkpoint.history, problems) == (2, history(2), [])
+    assert (checkpoint.clients.keys(), checkpoint.since) == ({0, 1}, {0: 2, 1: 1})
+    assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([2.0])})
 
 
 def truncate(path: Path) -> None:
@@ -113,6 +333,16 @@ def flip(path: Path) -> None:
 
 def empty(path: Path) -> None:
     path.write_bytes(b"")
+
+
+def truncate_last_line(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip_last_line(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
 
 
 HARMS = [truncate, flip, empty, Path.unlink]
@@ -141,6 +371,46 @@ def test_a_damaged_checkpoint_is_passed_over(
         checkpoints.load(newest)
 
 
+def test_no_bit_of_a_manifest_may_change(checkpoints: Checkpoints, store: ClientStore) -> None:
+    path = save(checkpoints, store, 1)
+    data = (path / "manifest.json").read_bytes()
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        (path / "manifest.json").write_bytes(changed)
+        with pytest.raises(FederationError, match="cannot be used"):
+            checkpoints.load(path)
+
+
+@pytest.mark.parametrize("harm", [truncate_last_line, flip_last_line])
+def test_a_checkpoint_whose_line_of_the_journal_is_damaged_is_passed_over(
+    checkpoints: Checkpoints, store: ClientStore, harm: Callable[[Path], None]
+) -> None:
+    save(checkpoints, store, 1)
+    newest = save(checkpoints, store, 2)
+    harm(Path("run/journal.jsonl"))
+    checkpoint, [problem] = checkpoints.latest()
+    assert (checkpoint.manifest.round, checkpoint.history) == (1, history(1))
+    assert str(newest) in problem
+    assert "journal.jsonl is damaged" in problem
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_without_its_journal_no_checkpoint_is_complete(
+    checkpoints: Checkpoints, store: ClientStore, harm: Callable[[Path], None]
+) -> None:
+    """Its first line belongs to all of them."""
+    for round in (1, 2):
+        save(checkpoints, store, round)
+        if round == 1:
+            size = Path("run/journal.jsonl").stat().st_size
+    with Path("run/journal.jsonl").open("r+b") as file:
+        file.truncate(size)
+    harm(Path("run/journal.jsonl"))
+    with pytest.raises(FederationError, match=r"No complete checkpoint .*journal\.jsonl is (damaged|missing)"):
+        checkpoints.latest()
+
+
 def test_without_a_complete_checkpoint_the_message_says_why(checkpoints: Checkpoints, store: ClientStore) -> None:
     truncate(save(checkpoints, store, 1) / "server.safetensors")
     with pytest.raises(FederationError, match=r"No complete checkpoint .*server\.safetensors is damaged .*without --ckpt_path"):
@@ -149,17 +419,17 @@ def test_without_a_complete_checkpoint_the_message_says_why(checkpoints: Checkpo
 
 def test_a_manifest_of_another_format_is_refused(checkpoints: Checkpoints, store: ClientStore) -> None:
     manifest = save(checkpoints, store, 1) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(FederationError, match="has format 99, this version reads 1"):
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
+    with pytest.raises(FederationError, match="has format 99, this version reads 2"):
         checkpoints.latest()
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", [*VICTIMS, "journal.jsonl"])
 def test_a_run_continues_from_the_checkpoint_before_and_says_so(victim: str, capsys: pytest.CaptureFixture[str]) -> None:
     new_federation(rounds=3, run_dir="whole").fit(new_method("PFedLoRA"), new_data())
     new_federation(rounds=2, run_dir="stopped").fit(new_method("PFedLoRA"), new_data())
     damaged = Path("stopped/version_0") / victim.replace("client_000000", "client_000001")
-    flip(damaged)
+    (flip_last_line if damaged.suffix == ".jsonl" else flip)(damaged)
     new_federation(rounds=3, run_dir="stopped").fit(new_method("PFedLoRA"), new_data(), ckpt_path="last")
     said = capsys.readouterr().out
     assert str(damaged) in said

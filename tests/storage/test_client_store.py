@@ -95,14 +95,14 @@ def test_flush_writes_only_what_changed(tmp_path: Path, written: list[str]) -> N
     store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
     for client in range(3):
         store.put(client, new_state(client), round=1)
-    first = store.flush()
-    assert len(written) == 3
+    first, replaced = store.flush()
+    assert (sorted(written), replaced) == ([first[client]["file"] for client in range(3)], [])
     store.put(1, new_state(1, 2), round=2)
-    second = store.flush()
+    second, replaced = store.flush()
     assert written[3:] == ["client_000001_round_000002.safetensors"]
-    assert store.flush() == second
+    assert (second.keys(), replaced) == ({1}, ["client_000001_round_000001.safetensors"])
+    assert store.flush() == ({}, [])
     assert len(written) == 4
-    assert {client for client in second if second[client] != first[client]} == {1}
     assert same(read_state(store.folder, first[1]), new_state(1))
     assert same(read_state(store.folder, second[1]), new_state(1, 2))
 
@@ -111,35 +111,67 @@ def test_a_state_evicted_before_flush_is_written_once(tmp_path: Path, written: l
     store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
     for client in range(3):
         store.put(client, new_state(client), round=1)
-    records = store.flush()
+    records, replaced = store.flush()
     assert len(written) == len(set(written)) == 3
     assert all(same(read_state(store.folder, records[client]), new_state(client)) for client in range(3))
+    assert replaced == []
+    store.put(2, new_state(2, 2), round=2)
+    for client in range(2):
+        store.get(client)
+    assert written[3:] == ["client_000002_round_000002.safetensors"]
+    records, replaced = store.flush()
+    assert (records.keys(), replaced) == ({2}, ["client_000002_round_000001.safetensors"])
+    assert len(written) == 4
 
 
-def test_restore_continues_from_flush(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
+def test_restore_continues_from_all_flushes_together(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
+    store.put(3, new_state(3), round=1)
     store.put(4, new_state(4), round=1)
-    records = store.flush()
+    first, _ = store.flush()
     store.put(4, new_state(4, 2), round=2)
-    store.put(5, new_state(5), round=2)
-    store.restore(records)
+    second, _ = store.flush()
+    for client in (4, 5, 6):  # in memory and, evicted, on disk
+        store.put(client, new_state(client, 3), round=3)
+    store.restore(first | second)
     assert 5 not in store
-    assert same(store.get(4), new_state(4))
+    assert 6 not in store
+    assert same(store.get(3), new_state(3))
+    assert same(store.get(4), new_state(4, 2))
+    assert store.flush() == ({}, [])
+    store.put(3, new_state(3, 3), round=3)
+    changed, replaced = store.flush()
+    assert (changed.keys(), replaced) == ({3}, [first[3]["file"]])
 
 
-def test_prune_keeps_what_is_in_use_or_named(tmp_path: Path) -> None:
+def test_files_stay_until_they_are_discarded(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
     files = []
     for round in (1, 2, 3):
         store.put(0, new_state(0, round), round)
-        files.append(store.flush()[0]["file"])
-    store.prune({files[1]})
+        changed, replaced = store.flush()
+        files.append(changed[0]["file"])
+        assert replaced == files[-2:-1]
+    assert {path.name for path in store.folder.iterdir()} == set(files)
+    store.discard([files[0], "which_is_not_there"])
     assert {path.name for path in store.folder.iterdir()} == set(files[1:])
+
+
+def test_what_no_flush_has_returned_goes_when_it_is_replaced(tmp_path: Path) -> None:
+    """However long a run goes without a checkpoint, a client has one file of its own."""
+    store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
+    for round in range(1, 6):
+        for client in range(3):
+            store.put(client, new_state(client, round), round)
+    assert len(list(store.folder.iterdir())) <= 3
+    changed, replaced = store.flush()
+    assert ({record["file"] for record in changed.values()}, replaced) == ({path.name for path in store.folder.iterdir()}, [])
 
 
 def test_a_client_without_a_state() -> None:
     store = ClientStore(Path("clients"), memory_limit=SIZE)
     assert 0 not in store
+    assert store.find(0) is None
     with pytest.raises(KeyError):
         store.get(0)
 

@@ -1,11 +1,13 @@
 """A run killed at any moment, continued, ends as one that was never killed."""
 
+import csv
+import io
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,61 +21,128 @@ from lightning_fed.__main__ import main
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import PFedLoRA
 from lightning_fed.module import FederatedModule
+from lightning_fed.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
-def fit(run_dir: str, ckpt_path: str | None = None) -> None:
-    """Three rounds, two of three clients in each, measured at the end."""
-    federation = new_federation(3, run_dir, participation=0.7, evaluate_every=0)
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is killed does not tidy up."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def fit(run_dir: str, ckpt_path: Path | str | None = None) -> None:
+    """Four rounds, two of three clients in each, measured at the end. The third brings no new column to the table."""
+    federation = new_federation(4, run_dir, participation=0.7, evaluate_every=0)
     federation.fit(new_method("PFedLoRA"), new_data(3), ckpt_path)
 
 
-class Countdown:
-    """Passes calls on until the n-th, at which the process kills itself."""
+class Disk:
+    """Knows how much of each file is on the disk: until it is synced, what was written since may be missing.
 
-    def __init__(self, calls: int) -> None:
+    Args:
+        folder: what it holds when a process starts is on the disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.synced: dict[int, int] = {}
+        for path in self._files():
+            self.sync(os.open(path, os.O_RDONLY))
+
+    def sync(self, descriptor: int) -> None:
+        """A file was synced."""
+        status = os.fstat(descriptor)
+        self.synced[status.st_ino] = status.st_size
+        os.dup(descriptor)  # an inode that is open is given to no other file
+
+    def cut(self, descriptor: int, size: int) -> None:
+        """A file is about to be cut off at a size."""
+        inode = os.fstat(descriptor).st_ino
+        self.synced[inode] = min(self.synced.get(inode, 0), size)
+
+    def tear(self) -> None:
+        """Lose half of what files got since they were last synced."""
+        for path in self._files():
+            status = path.stat()
+            synced = self.synced.get(status.st_ino, 0)
+            if status.st_size > synced:
+                os.truncate(path, (synced + status.st_size) // 2)
+
+    def _files(self) -> list[Path]:
+        """Tables are not among them: nothing depends on them."""
+        return [path for path in self.folder.rglob("*") if path.suffix in (".json", ".jsonl", ".safetensors")]
+
+
+class Updated(io.BufferedRandom):
+    """A file opened for reading and writing, whose ``truncate`` can be watched: that of Python's own cannot."""
+
+    def truncate(self, size: int | None = None) -> int:
+        return super().truncate(size)
+
+
+FSYNC, TRUNCATE, OPEN = os.fsync, Updated.truncate, Path.open
+
+
+def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    return Updated(io.FileIO(path, "r+")) if mode == "r+b" else OPEN(path, mode, *args, **kwargs)
+
+
+class Countdown:
+    """Passes calls on until the n-th, at which the process kills itself, and the machine with it."""
+
+    def __init__(self, calls: int, folder: Path) -> None:
         self.left = calls
+        self.disk = Disk(folder)
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.left -= 1
             if self.left == 0:
-                if function is os.fsync:
-                    tear(args[0])
+                self.disk.tear()
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 
         return counted
 
 
-def tear(descriptor: int) -> None:
-    """Until it is synced, half of a file may be missing."""
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode):
-        os.ftruncate(descriptor, status.st_size // 2)
+Arm = Callable[[int, Path], None]
 
 
-def watch(*places: tuple[Any, str]) -> Callable[[int], None]:
+def watch(*places: tuple[Any, str]) -> Arm:
     """Arm the functions named: the n-th call of any of them kills the process."""
 
-    def arm(calls: int) -> None:
-        countdown = Countdown(calls)
+    def arm(calls: int, folder: Path) -> None:
+        countdown = Countdown(calls, folder)
+
+        def fsync(descriptor: int) -> None:
+            FSYNC(descriptor)
+            countdown.disk.sync(descriptor)
+
+        def truncate(file: Updated, size: int) -> int:
+            countdown.disk.cut(file.fileno(), size)
+            return TRUNCATE(file, size)
+
+        for owner, name, function in ((os, "fsync", fsync), (Updated, "truncate", truncate), (Path, "open", opened)):
+            setattr(owner, name, function)
         for owner, name in places:
             setattr(owner, name, countdown.before(getattr(owner, name)))
 
     return arm
 
 
-WRITING = watch((os, "fsync"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir"), (shutil, "rmtree"))
+CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "write")
+WRITING = watch((Updated, "truncate"), *((os, name) for name in CHANGES))
+TABLES = watch((os, "replace"), (os, "write"))
 TRAINING = watch((Worker, "take"), (FederatedModule, "client_step"), (PFedLoRA, "shared_state"))
 
 
-def dies(arm: Callable[[int], None], calls: int, run_dir: str) -> bool:
+def dies(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None = None) -> bool:
     """Run :func:`fit` in a fork; whether it was killed before it ended. A fork need not import anything again."""
     child = os.fork()
     if child == 0:
-        run_armed(arm, calls, run_dir)
+        run_armed(arm, calls, run_dir, ckpt_path)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -82,33 +151,104 @@ def dies(arm: Callable[[int], None], calls: int, run_dir: str) -> bool:
     return False
 
 
-def run_armed(arm: Callable[[int], None], calls: int, run_dir: str) -> NoReturn:
+def run_armed(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None) -> NoReturn:
     try:
-        arm(calls)
-        fit(run_dir)
+        arm(calls, Path(run_dir))
+        fit(run_dir, ckpt_path)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file that consists of whole lines, without what they took."""
+    text = path.read_bytes().decode()
+    assert text.endswith("\r\n")
+    header, *rows = csv.reader(io.StringIO(text, newline=""))
+    assert rows
+    assert {len(row) for row in rows} == {len(header)}
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in named]
+
+
+def assert_whole_lines(run_folder: Path) -> None:
+    """At any moment, the tables that are there are tables."""
+    for path in run_folder.glob("[!.]*.csv"):
+        rows = table(path)
+        if path.name == "metrics.csv":
+            assert [float(row["round"]) for row in rows] == list(range(1, len(rows) + 1))
+
+
+def assert_ended_as(run_folder: Path, whole: Path) -> None:
+    """A run ended as one that was never stopped, and nothing that was left by the way lies about."""
+    assert_same_end(run_folder, whole)
+    ours, theirs = ({path.relative_to(folder) for path in folder.rglob("*")} for folder in (run_folder, whole))
+    assert ours == theirs
+    for path in whole.glob("*.csv"):
+        assert table(run_folder / path.name) == table(path)
+    checkpoints = Checkpoints(run_folder)
+    kept = [checkpoints.load(path) for path in checkpoints.paths()]
+    assert len(kept) == 2
+    referred_to = {record["file"] for checkpoint in kept for record in checkpoint.clients.values()}
+    assert {path.name for path in checkpoints.clients_folder.iterdir()} == referred_to
+    assert checkpoints.journal.path.stat().st_size == kept[-1].manifest.journal.bytes
+
+
 @pytest.mark.parametrize(
     ("arm", "first", "step"),
     [
-        pytest.param(WRITING, 1, 5, id="writing"),
+        pytest.param(WRITING, 1, 9, id="writing"),
+        pytest.param(TABLES, 1, 1, id="tables"),
         pytest.param(TRAINING, 1, 11, id="training"),
-        *(pytest.param(WRITING, first, 5, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 6)),
+        *(pytest.param(WRITING, first, 9, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 10)),
     ],
 )
-def test_killed_anywhere_and_continued(arm: Callable[[int], None], first: int, step: int) -> None:
+def test_killed_anywhere_and_continued(arm: Arm, first: int, step: int) -> None:
     fit("whole")
     kills = 0
     while dies(arm, first + kills * step, f"run_{kills}"):
+        assert_whole_lines(Path(f"run_{kills}/version_0"))
         fit(f"run_{kills}", ckpt_path="last")
         newest = max(Path(f"run_{kills}").iterdir())  # killed before its first checkpoint, a run is started anew
-        assert_same_end(newest, Path("whole/version_0"))
+        assert_ended_as(newest, Path("whole/version_0"))
         kills += 1
     assert kills >= 5  # the run was not over before it began
+
+
+@pytest.mark.parametrize(("first", "step"), [(1, 5), *(pytest.param(first, 5, marks=pytest.mark.slow) for first in range(2, 6))])
+def test_killed_while_it_plays_rounds_again_and_continued(first: int, step: int) -> None:
+    """A run of four rounds goes on from the third: what it has left of the fourth is in the way."""
+    fit("whole")
+    kills = 0
+    while True:
+        run = Path(f"run_{kills}/version_0")
+        shutil.copytree("whole/version_0", run)
+        if not dies(WRITING, first + kills * step, f"run_{kills}", run / "checkpoints/round_000003"):
+            break
+        assert_whole_lines(run)
+        fit(f"run_{kills}", ckpt_path="last")
+        assert_ended_as(run, Path("whole/version_0"))
+        kills += 1
+    assert kills >= 4
+
+
+def test_a_tear_takes_half_of_what_was_not_synced() -> None:
+    Path("old.json").write_bytes(bytes(10))
+    disk = Disk(Path())
+    file = os.open("journal.jsonl", os.O_WRONLY | os.O_CREAT)
+    sizes = []
+    for length, cut, synced in ((100, None, True), (150, None, False), (90, 40, False), (90, None, True)):
+        if cut is not None:
+            disk.cut(file, cut)
+        os.ftruncate(file, length)
+        if synced:
+            disk.sync(file)
+        Path("new.json").write_bytes(bytes(10))
+        disk.tear()
+        sizes.append(os.fstat(file).st_size)
+    assert sizes == [100, 125, 65, 90]
+    assert (Path("old.json").stat().st_size, Path("new.json").stat().st_size) == (10, 5)
 
 
 CONFIG = """

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tiny import Net, assert_same_end, new_data, new_federation, new_method, private_states, same, without_seconds
 
+from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
 
@@ -21,13 +22,13 @@ def test_a_continued_run_equals_an_uninterrupted_one(method: str) -> None:
     whole = fit(method, 4, "whole")
     fit(method, 2, "stopped")
     continued = fit(method, 4, "stopped", ckpt_path="last")
-    assert without_seconds(continued.history) == without_seconds(whole.history)
-    assert len(whole.history) == 4
-    assert same(continued.server.state_dict(), whole.server.state_dict())
+    assert without_seconds(continued.run.history) == without_seconds(whole.run.history)
+    assert len(whole.run.history) == 4
+    assert same(continued.run.server.state_dict(), whole.run.server.state_dict())
     ours, theirs = private_states(continued), private_states(whole)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[client], theirs[client]) for client in ours)
-    assert continued.results == whole.results
+    assert continued.run.results == whole.run.results
     assert_same_end(Path("stopped/version_0"), Path("whole/version_0"))
 
 
@@ -41,23 +42,23 @@ def test_continuing_from_a_chosen_checkpoint_plays_the_later_rounds_again() -> N
 
 def test_a_run_folder_is_a_checkpoint_too() -> None:
     fit("PFedLoRA", 1, "runs")
-    assert fit("PFedLoRA", 2, "runs", ckpt_path="runs/version_0").round == 2
+    assert fit("PFedLoRA", 2, "runs", ckpt_path="runs/version_0").run.round == 2
 
 
 def test_last_is_the_newest_run() -> None:
     fit("FedAvg", 1, "runs")
     fit("FedAvg", 2, "runs")
-    assert fit("FedAvg", 3, "runs", ckpt_path="last").folder == Path("runs/version_1")
+    assert fit("FedAvg", 3, "runs", ckpt_path="last").run.folder == Path("runs/version_1")
 
 
 def test_last_without_a_run_starts_one() -> None:
-    assert fit("FedAvg", 1, "runs", ckpt_path="last").folder == Path("runs/version_0")
+    assert fit("FedAvg", 1, "runs", ckpt_path="last").run.folder == Path("runs/version_0")
 
 
 def test_a_finished_run_is_left_as_it_is() -> None:
     fit("FedAvg", 2, "runs")
     before = {path: path.read_bytes() for path in Path("runs/version_0/checkpoints").rglob("*.*")}
-    assert len(fit("FedAvg", 2, "runs", ckpt_path="last").history) == 2
+    assert len(fit("FedAvg", 2, "runs", ckpt_path="last").run.history) == 2
     assert {path: path.read_bytes() for path in Path("runs/version_0/checkpoints").rglob("*.*")} == before
 
 
@@ -90,3 +91,31 @@ def test_a_checkpoint_of_another_network_is_refused() -> None:
     new_federation(1, "runs").fit(new_method("FedAvg"), new_data())
     with pytest.raises(FederationError, match=r"server state of checkpoint .* has 'backbone.fc1.weight' of shape"):
         new_federation(2, "runs").fit(new_method("FedAvg", backbone=lambda c: Net(c, hidden=9)), new_data(), ckpt_path="last")
+
+
+def test_a_checkpoint_made_with_other_threads_gives_a_warning_line(capsys: pytest.CaptureFixture[str]) -> None:
+    new_federation(1, "runs", engine=InProcess(threads=2)).fit(new_method("FedAvg"), new_data())
+    new_federation(2, "runs", engine=InProcess(threads=2)).fit(new_method("FedAvg"), new_data(), ckpt_path="last")
+    assert "torch threads" not in capsys.readouterr().out
+    federation = new_federation(3, "runs", engine=InProcess(threads=1))
+    federation.fit(new_method("FedAvg"), new_data(), ckpt_path="last")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "torch threads" in line]
+    assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with 2 torch threads, this run has 1: ")
+    assert federation.run.round == 3
+
+
+def test_what_a_checkpoint_knows_of_threads_is_those_of_the_run_that_made_it(capsys: pytest.CaptureFixture[str]) -> None:
+    new_federation(1, "runs", engine=InProcess(threads=2)).fit(new_method("FedAvg"), new_data())
+    new_federation(2, "runs").fit(new_method("FedAvg"), new_data(), ckpt_path="last")
+    assert "torch threads" in capsys.readouterr().out
+    new_federation(3, "runs").fit(new_method("FedAvg"), new_data(), ckpt_path="last")
+    assert "torch threads" not in capsys.readouterr().out
+
+
+def test_continuing_leaves_nothing_of_the_rounds_played_again() -> None:
+    fit("PFedLoRA", 4, "runs")
+    fit("PFedLoRA", 4, "runs", ckpt_path="runs/version_0/checkpoints/round_000003")
+    fit("PFedLoRA", 4, "whole")
+    ours, theirs = ({path.relative_to(run) for path in Path(run).rglob("*")} for run in ("runs", "whole"))
+    assert ours == theirs
+    assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
