@@ -29,10 +29,12 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
-    from lightning_fed.cli.fit import run
     from lightning_fed.errors import FederationError
+    from lightning_fed.signals import Terminated
 
     try:
+        from lightning_fed.cli.fit import run
+
         run(args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
@@ -40,6 +42,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("lightning-fed: interrupted. Continue with --ckpt_path last.", file=sys.stderr)
         raise SystemExit(130) from None
+    except Terminated:
+        print("lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last.", file=sys.stderr)
+        raise
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -1,13 +1,21 @@
 """What crosses the wire between server and clients: plain data, nothing else."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederationError
 
 State = dict[str, Tensor]
 """A payload or a part of a state dict: tensors by name."""
+
+RANK = "rank/"
+"""What the names of effective ranks of adapters begin with, among the metrics of an evaluate turn."""
+
+SERVER = -1
+"""The id under which everybody's pooled data are measured."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,24 @@ def check_fits(state: State, expected: State, what: str) -> None:
             raise FederationError(f"{what} has {name!r} of shape {tuple(state[name].shape)}, expected {tuple(like.shape)}.")
 
 
+def check_finite(state: State, what: str) -> None:
+    """Check that there is no NaN and no infinity.
+
+    Args:
+        state: the tensors.
+        what: what ``state`` is, the subject of the error's sentence.
+
+    Raises:
+        FederationError: naming the tensor.
+    """
+    for name, tensor in state.items():
+        # The sum of a tensor with a NaN or an infinity is one too; looking at every entry takes ten times as long.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            raise FederationError(
+                f"{what} holds NaN or infinity in {name!r}: its training diverged; lower the learning rate or set gradient_clip."
+            )
+
+
 def _and_more(names: list[str]) -> str:
     return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
 
@@ -97,3 +123,52 @@ class ClientUpdate:
     num_examples: int
     state: State
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one client is to do in a round: all that a worker, wherever it runs, needs to know beside the client's private state.
+
+    Args:
+        verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
+            ``"gather"`` passes the training data through it and sends its statistics.
+        client: whose turn it is; id -1 is the server, whose data are everybody's pooled.
+        round: number of the round, from 1.
+        broadcast: what the server sent.
+        evaluate: whether a fit turn also measures the trained model, before aggregation.
+        since: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
+            has to start from is of that round.
+    """
+
+    verb: Literal["fit", "evaluate", "gather"]
+    client: ClientInfo
+    round: int
+    broadcast: Broadcast
+    evaluate: bool = False
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker hands to its engine, which passes the update on and keeps the private state.
+
+    Args:
+        update: what the client sends.
+        private: the client's private state after the turn; None: the turn left it as it was, or the client has none.
+    """
+
+    update: ClientUpdate
+    private: State | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A turn that came to nothing, where an engine may go on without it.
+
+    Args:
+        client: whose turn it was.
+        reason: what happened, for people.
+    """
+
+    client: int
+    reason: str

@@ -17,7 +17,7 @@ from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.models import Backbone, Backbones, Transformer
-from lightning_fed.phases import MOMENTS, Phase, PhasedModule, default_optimizer
+from lightning_fed.phases import MOMENTS, Phase, PhasedModule, Progress, default_optimizer
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 
@@ -93,7 +93,7 @@ class FederatedModule(PhasedModule):
         self.epochs = epochs
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
-        self._shared = self._private = self._statistics = self.frozen_names
+        self._shared = self._private = self._statistics = self._given = self.frozen_names
         self._built = False
 
     # ------------------------------------------------------------------------------------------------- networks and state
@@ -125,12 +125,27 @@ class FederatedModule(PhasedModule):
             module.configure_model()
         return module
 
+    def blank(self) -> Self:
+        """This method as it was before its networks were built, to be built again elsewhere. Networks that ``__init__`` was given
+        stay.
+        """
+        module = copy.copy(self)
+        if self._built:
+            for name in vars(self).keys() - self._given:
+                del vars(module)[name]
+            for place in ("_parameters", "_buffers", "_modules"):
+                vars(module)[place] = {name: value for name, value in vars(self)[place].items() if name in self._given}
+        module._trainer, module._built = None, False
+        module.progress, module._phase, module._phases, module._moments = Progress(), None, [], {}
+        return module
+
     def configure_model(self) -> None:
         """Lightning's hook for late model creation: calls :meth:`build` once."""
         if self._built:
             return
         if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
+        self._given = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
@@ -246,6 +261,12 @@ class FederatedModule(PhasedModule):
     def configure_metrics(self) -> MetricCollection:
         """Metrics of validation and test data. Default: accuracy."""
         return MetricCollection({"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)})
+
+    def inspect(self) -> dict[str, float]:
+        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
+        Default: nothing.
+        """
+        return {}
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch ``(images, labels)`` into the metrics."""

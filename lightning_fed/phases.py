@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 
@@ -60,16 +61,20 @@ class Progress:
     """Where a phase is. An object beside the module: to set an attribute of a module takes long, next to a small step.
 
     Args:
+        phase: its name; None: no phase is running.
         steps_left: of a phase that is counted in steps.
         waiting: batches of a step that waits for more.
         last_step: the batch, or the batches, of the last call of ``training_step`` if it stepped.
+        optimizer: the phase's.
         losses: of the epoch's steps.
         sizes: number of examples of each.
     """
 
+    phase: str | None = None
     steps_left: int | None = None
     waiting: list[Any] = field(default_factory=list)
     last_step: Any = None
+    optimizer: LightningOptimizer | None = None
     losses: list[Tensor] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
@@ -126,8 +131,8 @@ class PhasedModule(L.LightningModule):
 
     def client_step(self, batch: Any) -> Tensor:
         """One optimizer step of the running phase; returns the loss."""
-        optimizers = self.optimizers()
-        optimizer = optimizers[self._phases.index(self.phase)] if isinstance(optimizers, list) else optimizers
+        optimizer = self.progress.optimizer
+        assert optimizer is not None  # of the running phase
         optimizer.zero_grad()
         loss = self.compute_gradients(batch)
         if self.gradient_clip is not None:
@@ -156,6 +161,7 @@ class PhasedModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Refuse what would clip wrongly."""
+        self.progress = Progress()  # a fit that failed left its own
         if self.gradient_clip is not None and self.trainer.precision == "16-mixed":
             raise FederationError(
                 f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
@@ -173,13 +179,16 @@ class PhasedModule(L.LightningModule):
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self.progress = Progress(phase.steps)
+        place = self._phases.index(phase)
+        optimizers = self.optimizers()
+        wrapped = optimizers[place] if isinstance(optimizers, list) else optimizers
+        self.progress = Progress(phase.name, phase.steps, optimizer=wrapped)
         frozen = self.frozen_names or ()
         learning = {id(p) for p in phase.parameters}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(id(parameter) in learning and name not in frozen)
             parameter.grad = None
-        optimizer = self.trainer.optimizers[self._phases.index(phase)]
+        optimizer = self.trainer.optimizers[place]
         optimizer.state.clear()
         if phase.persistent:
             for name, parameter in self.named_parameters():

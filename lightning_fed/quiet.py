@@ -1,27 +1,17 @@
-"""What makes a run that builds thousands of Trainers bearable: neither their messages nor their search for plugins."""
+"""What surrounds a run: no messages of thousands of Trainers, and a number of threads."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import entry_points
-from unittest.mock import patch
+
+import torch
 
 _EXPECTED = (
     r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.15
     r".*GPU available but not used.*",  # the user said so in the trainer block
 )
-
-
-@contextmanager
-def plugins_searched_once() -> Iterator[None]:
-    """Every Trainer asks all installed packages for callback plugins, which takes longer than the rest of its construction; the
-    answer does not change during a run.
-    """
-    with patch("lightning.fabric.utilities.registry.entry_points", cache(entry_points)):
-        yield
 
 
 @contextmanager
@@ -39,3 +29,15 @@ def quiet_lightning() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Compute with so many torch threads; None: with as many as there are."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

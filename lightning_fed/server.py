@@ -50,7 +50,8 @@ class Server:
         """
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default.
+        """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have
+        been lost: what is decided by who takes part is decided by whose update arrives. If nobody's does, the state stays.
 
         Raises:
             FederationError: for an update that does not fit or is not finite; the server's state is then unchanged.
@@ -59,8 +60,7 @@ class Server:
         for update in updates:
             check_update(update, self.state)
             mean.add(update.state, update.num_examples if self.weighting == "examples" else 1)
-        if self.state:
-            self.state = mean.result()
+        self.state = mean.result() or self.state
         return {}
 
     def state_dict(self) -> State:

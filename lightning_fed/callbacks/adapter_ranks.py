@@ -10,12 +10,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.table import write_table
-from lightning_fed.families.lora import LoRAModule
+from lightning_fed.exchange import RANK
+from lightning_fed.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from lightning_fed.federation import Federation
 
 
 class AdapterRanks(FederationCallback):
@@ -29,34 +28,31 @@ class AdapterRanks(FederationCallback):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_round_end(self, federation: Federation) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Write and draw the ranks."""
-        measured = federation.headline("test") in federation.history[-1]
-        due = federation.round % self.every == 0 or federation.round == federation.rounds
-        boards = [logger for logger in federation.loggers if isinstance(logger, TensorBoardLogger)]
-        seen = boards or federation.folder is not None
-        if not (isinstance(federation.model, LoRAModule) and measured and due and seen):
+        measured = run.headline("test") in run.history[-1]
+        due = run.round % self.every == 0 or run.round == run.rounds
+        boards = [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
+        seen = boards or run.folder is not None
+        if not (measured and due and seen):
             return
-        ranks = {client.id: ranks_of(federation, client.id) for client in federation.clients}
-        layers = list(next(iter(ranks.values())))
+        ranks = {client: ranks_of(result) for client, result in run.results.items()}
+        layers = list(next(iter(ranks.values()), ()))
         if not layers:
             return
-        if federation.folder is not None:
+        if run.folder is not None:
             rows = [
                 {"client": client, "layer": layer, "rank": rank} for client, own in ranks.items() for layer, rank in own.items()
             ]
-            write_table(federation.folder / "ranks.csv", rows)
+            write_table(run.folder / "ranks.csv", rows)
         for logger in boards:
             values = np.array([list(own.values()) for own in ranks.values()])
-            logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=federation.round)
+            logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=run.round)
 
 
-def ranks_of(federation: Federation, client: int) -> dict[str, int]:
-    """The effective rank of a client's adapters, by layer."""
-    info = federation.clients[client]
-    module = federation.worker.load(info, federation.server.measured(info))
-    assert isinstance(module, LoRAModule)
-    return module.adapter_ranks()
+def ranks_of(result: dict[str, float]) -> dict[str, int]:
+    """The effective rank of a client's adapters, by layer, from what its evaluate turn found."""
+    return {name.removeprefix(RANK): int(value) for name, value in result.items() if name.startswith(RANK)}
 
 
 def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:

@@ -1,18 +1,12 @@
 """What a person sees in the terminal."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.exchange import ClientUpdate
-
-if TYPE_CHECKING:
-    from lightning_fed.federation import Federation
+from lightning_fed.run import Run
 
 
 class ProgressBar(FederationCallback):
@@ -20,8 +14,11 @@ class ProgressBar(FederationCallback):
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._turns = 0
+        self._accuracy = ""
 
-    def on_fit_start(self, federation: Federation) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Show the bar, from the round at which the run starts or continues."""
         self._progress = Progress(
             TextColumn("Round"),
@@ -32,34 +29,32 @@ class ProgressBar(FederationCallback):
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        self._task = self._progress.add_task("", total=federation.rounds, completed=federation.round, status="")
+        self._task = self._progress.add_task("", total=run.rounds, completed=run.round, status="")
         self._turns = 0
         self._accuracy = ""
         self._progress.start()
 
-    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
         """Move a little within the round, so that a long one is seen to live."""
         assert self._progress is not None
         self._turns += 1
-        done = federation.round - 1 + self._turns / (federation.cohort_size + 1)
-        self._progress.update(
-            self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{federation.cohort_size}"
-        )
+        done = run.round - 1 + self._turns / (run.cohort_size + 1)
+        self._progress.update(self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{run.cohort_size}")
 
-    def on_round_end(self, federation: Federation) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Complete the round and show the accuracy."""
         assert self._progress is not None
         self._turns = 0
-        mean = federation.history[-1].get(federation.headline("test"))
+        mean = run.history[-1].get(run.headline("test"))
         if mean is not None:
-            self._accuracy = f"{federation.metric} {mean:.4f}"
-        self._progress.update(self._task, completed=federation.round, status=self._accuracy)
+            self._accuracy = f"{run.metric} {mean:.4f}"
+        self._progress.update(self._task, completed=run.round, status=self._accuracy)
 
-    def on_fit_end(self, federation: Federation) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Make room for what is printed at the end."""
-        self.teardown(federation)
+        self.teardown(run)
 
-    def teardown(self, federation: Federation) -> None:
+    def teardown(self, run: Run) -> None:
         """Leave the terminal as it was."""
         if self._progress is not None:
             self._progress.stop()
@@ -69,20 +64,18 @@ class ProgressBar(FederationCallback):
 class Summary(FederationCallback):
     """The table at the end of a run."""
 
-    def on_fit_end(self, federation: Federation) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Print what was reached, beside the trivial baseline, and what it cost."""
         console = Console()
-        console.print(summary_table(federation))
-        if federation.model.alone and federation.model.alone != federation.method:
-            console.print(
-                f"What is the sharing worth? The same clients alone: add --model {federation.model.alone}", highlight=False
-            )
-        if federation.folder is not None:
-            console.print(f"tensorboard --logdir {federation.folder}", style="bold", highlight=False, soft_wrap=True)
+        console.print(summary_table(run))
+        if run.model.alone and run.model.alone != run.method:
+            console.print(f"What is the sharing worth? The same clients alone: add --model {run.model.alone}", highlight=False)
+        if run.folder is not None:
+            console.print(f"tensorboard --logdir {run.folder}", style="bold", highlight=False, soft_wrap=True)
 
-    def on_measure_end(self, federation: Federation, metrics: dict[str, float]) -> None:
+    def on_measure_end(self, run: Run, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
-        table = Table(title=f"{federation.method} after round {federation.round}", title_justify="left")
+        table = Table(title=f"{run.method} after round {run.round}", title_justify="left")
         table.add_column("metric")
         table.add_column("value", justify="right")
         for name, value in metrics.items():
@@ -90,10 +83,16 @@ class Summary(FederationCallback):
         Console().print(table)
 
 
-def summary_table(federation: Federation) -> Table:
+def seconds_of(run: Run) -> tuple[float, float]:
+    """What all rounds took for training, participants' measurement in their turns included, and for measuring all clients."""
+    training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
+    return training, measuring
+
+
+def summary_table(run: Run) -> Table:
     """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
-    metric, last = federation.metric, federation.history[-1]
-    table = Table(title=f"{federation.method}: {len(federation.clients)} clients, round {federation.round} of {federation.rounds}")
+    metric, last = run.metric, run.history[-1]
+    table = Table(title=f"{run.method}: {len(run.clients)} clients, round {run.round} of {run.rounds}")
     for column in (f"test {metric}", "mean", "worst client", "best client"):
         table.add_column(column, justify="left" if column.startswith("test") else "right")
 
@@ -104,21 +103,25 @@ def summary_table(federation: Federation) -> Table:
         name = f"{stage}/test_{metric}"
         if f"{name}/mean" in last:
             add(label, last[f"{name}/mean"], last[f"{name}/min"], last[f"{name}/max"])
-    for name in federation.server.models():
+    for name in run.server.models():
         if f"{name}/test_{metric}" in last:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
         add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
-    majority = federation.data.majority_accuracy()
+    majority = run.data.majority_accuracy()
     if metric == "accuracy" and majority is not None:
         add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
     table.add_section()
     table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")
     table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
-    if federation.target is not None:
+    training, measuring = seconds_of(run)
+    table.add_row("seconds training", f"{training:,.1f}")
+    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {run.evaluate_every} rounds")
+    table.add_row(f"seconds measuring, {often}", f"{measuring:,.1f}")
+    if run.target is not None:
         reached = "target/round" in last
-        table.add_row(f"{metric} of {federation.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
+        table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
         if reached:
             table.add_row("  bytes sent until then", f"{last['target/bytes']:,.0f}")
             table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")

@@ -9,12 +9,11 @@ import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
-
-    from lightning_fed.federation import Federation
 
 
 class TensorBoardFigures(FederationCallback):
@@ -27,33 +26,34 @@ class TensorBoardFigures(FederationCallback):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_fit_start(self, federation: Federation) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Draw the labels."""
-        self._show(federation, "clients/labels", lambda: label_figure(federation.data.label_counts().numpy()))
+        self._show(run, "clients/labels", lambda: label_figure(run.data.label_counts().numpy()))
 
-    def on_round_end(self, federation: Federation) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Draw the accuracies."""
-        if federation.results and (federation.round % self.every == 0 or federation.round == federation.rounds):
-            name = f"test/{federation.metric}"
-            majority = federation.data.majority_accuracy() if federation.metric == "accuracy" else None
-            values = np.array([result[name] for result in federation.results.values()])
-            self._show(federation, f"clients/{federation.metric}", lambda: spread_figure(values, majority, federation.metric))
+        measured = run.headline("test") in run.history[-1]
+        if measured and (run.round % self.every == 0 or run.round == run.rounds):
+            name = f"test/{run.metric}"
+            majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
+            values = np.array([result[name] for result in run.results.values()])
+            self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
 
-    def on_fit_end(self, federation: Federation) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Log hyperparameters beside what they led to."""
-        last = federation.history[-1]
-        metrics = {name: last[name] for name in (f"after/test_{federation.metric}/mean",) if name in last}
-        for logger in federation.loggers:
+        last = run.history[-1]
+        metrics = {name: last[name] for name in (f"after/test_{run.metric}/mean",) if name in last}
+        for logger in run.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(federation.hyperparameters, metrics, step=federation.round)
+                logger.log_hyperparams(run.hyperparameters, metrics, step=run.round)
             else:
-                logger.log_hyperparams(federation.hyperparameters)
+                logger.log_hyperparams(run.hyperparameters)
 
     @staticmethod
-    def _show(federation: Federation, tag: str, draw: Callable[[], Figure]) -> None:
-        for logger in federation.loggers:
+    def _show(run: Run, tag: str, draw: Callable[[], Figure]) -> None:
+        for logger in run.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(tag, draw(), global_step=federation.round)
+                logger.experiment.add_figure(tag, draw(), global_step=run.round)
 
 
 def label_figure(counts: np.ndarray) -> Figure:

@@ -20,6 +20,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
+from lightning_fed.run import Run
 
 PER_CLIENT_TRAINER_ONLY = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
@@ -54,6 +55,12 @@ class FederationCLI(LightningCLI):
             parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed"},
             args=list(args),
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What jsonargparse makes (an optimizer to be built, say) refers to the command line that it came from, and so to all its
+        objects. Where it travels to, there is no command line.
+        """
+        return type(None), ()
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -103,10 +110,10 @@ class SaveConfig(FederationCallback):
     def __init__(self, cli: FederationCLI) -> None:
         self._parser, self._config = cli._parser(cli.subcommand), cli.config[cli.subcommand]
 
-    def on_fit_start(self, federation: Federation) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Write ``config.yaml``; a continued run replaces it, since it may have more rounds."""
-        if federation.folder is not None:
-            path = federation.folder / "config.yaml"
+        if run.folder is not None:
+            path = run.folder / "config.yaml"
             self._parser.save(self._config, path, skip_unset=False, multifile=False, overwrite=True)
 
 

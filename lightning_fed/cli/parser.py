@@ -7,9 +7,11 @@ from typing import NoReturn
 from lightning.pytorch.cli import LightningArgumentParser
 
 import lightning_fed.data
+import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
 from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.engines import Engine
 from lightning_fed.models import Backbone
 
 _NOISE = (
@@ -44,7 +46,7 @@ def shorten(message: str) -> str:
     told = re.sub(r"Expected a dot import path string: (\S+)", r"there is no '\1'", told)
     if classes := re.findall(r"Problem with given class_path '(?:\w+\.)*(\w+)':", message):
         told = told.replace("is not accepted", f"is not accepted by {classes[-1]}")
-    if keys and ("there is no" in told or "has no attribute" in told) and (names := known(keys[-1])):
+    if keys and ("there is no" in told or "has no attribute" in told) and (names := known(keys[-1].rpartition(".")[2])):
         told += f"; known are {', '.join(names)}"
     if "unrecognized arguments" in told or "not accept" in told:
         told += "; see lightning-fed fit --help and, say, --model.help PFedLoRA"
@@ -58,6 +60,7 @@ def known(key: str) -> list[str]:
         "backbone": (lightning_fed.models, Backbone),
         "data": (lightning_fed.data, FederatedDataModule),
         "partition": (lightning_fed.data, Partitioner),
+        "engine": (lightning_fed.engines, Engine),
     }
     module, base = homes.get(key, (lightning_fed.methods, type(None)))
     found = {name: getattr(module, name) for name in module.__all__}

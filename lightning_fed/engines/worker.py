@@ -1,20 +1,19 @@
 """One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
 
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import lightning as L
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate
+from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Outcome, State, Turn, check_finite
 from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.seeding import TURN, seed_all
-from lightning_fed.storage.client_store import ClientStore
 
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
@@ -28,29 +27,6 @@ QUIET = {
 }
 """The federation reports, checkpoints and shows progress; its clients' Trainers do not."""
 
-SERVER = -1
-"""The id under which everybody's pooled data are measured."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What one client is to do in a round: all that a worker, wherever it runs, needs to know.
-
-    Args:
-        verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"gather"`` passes the training data through it and sends its statistics.
-        client: whose turn it is; id -1 is the server, whose data are everybody's pooled.
-        round: number of the round, from 1.
-        broadcast: what the server sent.
-        evaluate: whether a fit turn also measures the trained model, before aggregation.
-    """
-
-    verb: Literal["fit", "evaluate", "gather"]
-    client: ClientInfo
-    round: int
-    broadcast: Broadcast
-    evaluate: bool = False
-
 
 class Worker:
     """Takes the turns of many clients, one at a time, with one module per architecture in memory.
@@ -59,57 +35,61 @@ class Worker:
     random state changed; whoever runs them restores it, once.
 
     Args:
-        template: the method; it is copied, never trained.
+        template: the method, built; it is copied, never trained.
         data: the clients' data.
-        store: the clients' private states.
         new_trainer: builds the Trainer of a turn. A Trainer stops for good at its ``max_epochs``, so each turn needs its own.
         seed: the run's seed.
     """
 
-    def __init__(
-        self,
-        template: FederatedModule,
-        data: FederatedDataModule,
-        store: ClientStore,
-        new_trainer: TrainerFactory,
-        seed: int,
-    ) -> None:
+    def __init__(self, template: FederatedModule, data: FederatedDataModule, new_trainer: TrainerFactory, seed: int) -> None:
         self.template = template
         self.data = data
-        self.store = store
         self.new_trainer = new_trainer
         self.seed = seed
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
+        self._activity = ""  # what a turn is at, besides training
         self._evaluator: L.Trainer | None = None  # validate, test and predict, unlike fit, start afresh on every call
 
-    def take(self, turn: Turn) -> ClientUpdate:
-        """Carry out a turn. An evaluate turn returns an update without a payload."""
-        module = self.load(turn.client, turn.broadcast)
-        data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
-        data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
-        if turn.verb == "evaluate":
-            return ClientUpdate(turn.client.id, turn.client.num_train, {}, self._evaluate(module, data))
-        if turn.verb == "gather":
-            return self._gather(module, data)
-        update = self._fit(module, data, turn)
-        if private := module.private_state():
-            self.store.put(turn.client.id, private, turn.round)
-        if not turn.evaluate:
-            return update
-        if module.has_statistics:
-            self._gather(module, data)  # of this client's own data, for its own model
-        return replace(update, metrics=update.metrics | self._evaluate(module, data))
+    def take(self, turn: Turn, private: State | None) -> Outcome:
+        """Carry out a turn. An evaluate turn gives an update without a payload.
 
-    def module_of(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
+        Args:
+            turn: what to do.
+            private: the client's private state, None if it has none yet.
+
+        Raises:
+            FederationError: for what the user can change, naming client, round and phase; any other exception has a note that does.
+        """
+        with self._named(turn):
+            self._activity = ""
+            module = self.load(turn.client, turn.broadcast, private)
+            data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
+            data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
+            if turn.verb == "evaluate":
+                metrics = self._evaluate(module, data) | module.inspect()
+                return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
+            if turn.verb == "gather":
+                return Outcome(self._gather(module, data))
+            update = self._fit(module, data, turn)
+            kept = module.private_state() or None
+            if kept is not None:
+                check_finite(kept, "The private state")
+            if turn.evaluate:
+                if module.has_statistics:
+                    self._gather(module, data)  # of this client's own data, for its own model
+                update = replace(update, metrics=update.metrics | self._evaluate(module, data))
+            return Outcome(update, kept)
+
+    def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
         module = self.template.for_client(replace(client, capacity=broadcast.capacity), self.seed)
-        if client.id in self.store:
-            module.load_private_state(self.store.get(client.id))
+        if private is not None:
+            module.load_private_state(private)
         module.load_broadcast(broadcast)
         return module
 
-    def load(self, client: ClientInfo, broadcast: Broadcast) -> FederatedModule:
+    def load(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
         client = replace(client, capacity=broadcast.capacity)
         architecture = self.template.architecture(client)
@@ -118,8 +98,9 @@ class Worker:
             self._modules[architecture] = self.template.for_client(client, self.seed)
         module = self._modules[architecture]
         module.client = client
-        if client.id in self.store:
-            module.load_private_state(self.store.get(client.id))
+        module.progress.phase = None  # of a fit that failed
+        if private is not None:
+            module.load_private_state(private)
         elif module.has_private_state and not first:
             # What it starts from is drawn, not stored: clients that never take part cost no memory.
             module.load_private_state(self.template.for_client(client, self.seed).private_state())
@@ -135,22 +116,24 @@ class Worker:
             trainer.fit(module, datamodule=data)
             if trainer.global_step == 0:
                 raise FederationError(
-                    f"Client {turn.client.id} trained no step in round {turn.round}: check the trainer's limit_train_batches, "
-                    "max_steps and fast_dev_run."
+                    "no step was trained: check the trainer's limit_train_batches, max_steps and fast_dev_run, which apply to each "
+                    "turn."
                 )
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
             for optimizer in trainer.optimizers:
                 # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
                 optimizer.state.clear()
-            self._refuse_divergence(metrics, turn)
+            self._refuse_divergence(metrics)
         metrics["flops"] = float(self.flops.collect())
         return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
 
     def _gather(self, module: FederatedModule, data: ClientDataModule) -> ClientUpdate:
+        self._activity = "gathering statistics"
         batches = self._standing_trainer().predict(StatisticsPass(module), datamodule=data) or []
         return ClientUpdate(data.info.id, data.info.num_train, module.statistics(), {"batches": float(len(batches))})
 
     def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+        self._activity = "measured"
         trainer = self._standing_trainer()
         results = []
         if data.info.num_val:
@@ -164,10 +147,29 @@ class Worker:
         return self._evaluator
 
     @staticmethod
-    def _refuse_divergence(metrics: dict[str, float], turn: Turn) -> None:
+    def _refuse_divergence(metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise FederationError(
-                    f"Client {turn.client.id} got {name} = {value} in round {turn.round}: its training diverged; lower the "
-                    "learning rate or set gradient_clip. The last checkpoint is from before this round."
+                    f"{name} is {value}: the training diverged; lower the learning rate or set gradient_clip. The last checkpoint "
+                    "is from before this round."
                 )
+
+    @contextmanager
+    def _named(self, turn: Turn) -> Iterator[None]:
+        """Say of whatever goes wrong in a turn whose turn it was."""
+        try:
+            yield
+        except Exception as error:
+            place = self._place(turn)
+            if isinstance(error, FederationError):
+                raise FederationError(f"{place}: {error}") from error
+            error.add_note(f"In this turn: {place}.")
+            raise
+
+    def _place(self, turn: Turn) -> str:
+        who = "The server" if turn.client.id == SERVER else f"Client {turn.client.id}"
+        client = replace(turn.client, capacity=turn.broadcast.capacity)
+        module = self._modules.get(self.template.architecture(client))
+        phase = f"phase {module.progress.phase}" if module is not None and module.progress.phase else ""
+        return ", ".join(filter(None, (f"{who} in round {turn.round}", self._activity or phase)))

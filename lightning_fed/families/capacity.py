@@ -1,9 +1,10 @@
 """Clients of different capacity: one global model on the server, and smaller versions of it on the clients."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -97,6 +98,14 @@ class CapacityModule(FederatedModule):
         return self.shared_state(), clients, self.capacities, self.assignment, self.head_names()
 
 
+class Contribution(NamedTuple):
+    """A part of the whole that is averaged, the size that it is of, and which rows of some tensors it covers."""
+
+    state: State
+    capacity: float | None
+    rows: State | None = None
+
+
 class CapacityServer(Server):
     """Holds the global model, sends each client a version of its size, and averages each entry over those who trained it.
 
@@ -125,12 +134,10 @@ class CapacityServer(Server):
         self.heads = heads
         self.owned = {client.id: torch.tensor(client.label_counts) > 0 for client in clients}
         self.capacity = {client.id: capacities[client.id % len(capacities)] for client in clients}
-        self.cohort: Sequence[ClientInfo] = ()
         self._statistics: dict[float | None, State] = {}
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Redraw the sizes, if so asked."""
-        self.cohort = cohort
         if self.assignment == "redrawn":
             draws = torch.randint(len(self.capacities), (len(self.capacity),)).tolist()
             self.capacity = {client: self.capacities[draw] for client, draw in zip(self.capacity, draws, strict=True)}
@@ -139,20 +146,33 @@ class CapacityServer(Server):
     def version(self, capacity: float | None) -> State:
         """The global model in a size; None: the whole."""
 
-    def weight(self, capacity: float | None) -> float:
-        """What an update of a size counts. Default: all the same."""
-        return 1.0
+    def log_weight(self, capacity: float | None) -> float:
+        """Logarithm of what an update of a size counts. Default: all the same."""
+        return 0.0
 
     def embed(self, update: ClientUpdate) -> State:
         """An update as a part of the whole (see :class:`EntryMean`). Default: as it is."""
         return update.state
 
-    def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
-        """The mean of the updates where they cover the whole, and the whole where nobody does."""
+    def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
+        """What is averaged. Default: the updates."""
         for update in updates:
             check_update(update, self.expected(update.client))
             rows = dict.fromkeys(self.heads, self.owned[update.client])
-            mean.add(self.embed(update), self.weight(self.capacity[update.client]), rows)
+            yield Contribution(self.embed(update), self.capacity[update.client], rows)
+
+    def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
+        """The mean of the contributions where they cover the whole, and the whole where nobody does. Weights are relative to the
+        largest so far: nobody knows before which updates arrive, and exponentials can overflow.
+        """
+        largest = -math.inf
+        for state, capacity, rows in self.contributions(updates):
+            exponent = self.log_weight(capacity)
+            if exponent > largest:
+                if largest > -math.inf:
+                    mean.scale(math.exp(largest - exponent))
+                largest = exponent
+            mean.add(state, math.exp(exponent - largest), rows)
         return mean.result()
 
     def expected(self, client: int) -> State:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
+from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.nn.rank import effective_rank
@@ -165,6 +165,10 @@ class LoRAModule(FineTuning):
                 )
                 ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
         return ranks
+
+    def inspect(self) -> dict[str, float]:
+        """``rank/<layer>`` of :meth:`adapter_ranks`."""
+        return {f"{RANK}{layer}": float(rank) for layer, rank in self.adapter_ranks().items()}
 
     def _adapted(self) -> tuple[dict[str, Any], list[str]]:
         """The adapted layers, by name within the backbone, and the adapters that act together: the server has the common one."""

@@ -111,9 +111,13 @@ def training_means(updates: Sequence[ClientUpdate]) -> Metrics:
     return means
 
 
-def running_totals(history: Sequence[Metrics], row: Metrics) -> Metrics:
-    """Costs since the first round."""
-    before = history[-1] if history else {}
+def running_totals(before: Metrics, row: Metrics) -> Metrics:
+    """Costs since the first round.
+
+    Args:
+        before: the metrics of the round before; empty in the first.
+        row: the round's.
+    """
     totals = {
         "traffic/total_parameters": row["traffic/down_parameters"] + row["traffic/up_parameters"],
         "traffic/total_bytes": row["traffic/down_bytes"] + row["traffic/up_bytes"],
@@ -122,38 +126,46 @@ def running_totals(history: Sequence[Metrics], row: Metrics) -> Metrics:
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 
-def validation_selected(rows: Sequence[Metrics], headline: Callable[[str], str], metric: str) -> Metrics:
-    """The headline at the round at which it was best on validation data so far: what an honest user may report.
+class BestRound:
+    """Keeps the headline at the round at which it was best on validation data so far: what an honest user may report.
 
     Args:
-        rows: of all rounds.
         headline: the headline's column on ``"val"`` and on ``"test"`` data.
         metric: its name in the result, ``selected/test_<metric>``.
-
-    Returns:
-        That and ``selected/round``; nothing if there is no validation data.
     """
-    measured = [row for row in rows if headline("val") in row]
-    if not measured:
-        return {}
-    best = max(measured, key=lambda row: row[headline("val")])
-    return {f"selected/test_{metric}": best[headline("test")], "selected/round": best["round"]}
+
+    def __init__(self, headline: Callable[[str], str], metric: str) -> None:
+        self.headline = headline
+        self.metric = metric
+        self._best = -math.inf
+        self._selected: Metrics = {}
+
+    def update(self, row: Metrics) -> Metrics:
+        """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
+        value = row.get(self.headline("val"), -math.inf)
+        if value > self._best:
+            self._best = value
+            self._selected = {f"selected/test_{self.metric}": row[self.headline("test")], "selected/round": row["round"]}
+        return self._selected
 
 
-def target_reached(rows: Sequence[Metrics], headline: str, target: float) -> Metrics:
-    """What it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
+class Target:
+    """Keeps what it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
 
     Args:
-        rows: of all rounds.
         headline: the column that is to reach the target.
         target: its value.
-
-    Returns:
-        Nothing before the target is reached.
     """
-    for row in rows:
-        if row.get(headline, -math.inf) >= target:
+
+    def __init__(self, headline: str, target: float) -> None:
+        self.headline = headline
+        self.target = target
+        self._reached: Metrics = {}
+
+    def update(self, row: Metrics) -> Metrics:
+        """Take a round's metrics in, with totals; nothing is returned before the target is reached."""
+        if not self._reached and row.get(self.headline, -math.inf) >= self.target:
             costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
             costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
-            return {f"target/{name}": value for name, value in costs.items()}
-    return {}
+            self._reached = {f"target/{name}": value for name, value in costs.items()}
+        return self._reached

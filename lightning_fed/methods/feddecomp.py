@@ -137,7 +137,7 @@ class DecompServer(Server):
         metrics = super().aggregate(watched())
         if kept:
             metrics["server/drift"] = sum(distance(state, self.state) for state in kept) / len(kept)
-        if self.num_clients is not None and participants < self.num_clients:
+        if self.num_clients is not None and 0 < participants < self.num_clients:
             self.state = weighted_mean([self.state, previous], [participants, self.num_clients - participants])
         return metrics
 

@@ -1,7 +1,6 @@
 """FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -9,10 +8,9 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.aggregation import EntryMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution
 from lightning_fed.models import BackboneFactory
 from lightning_fed.nn.factorise import (
     Factorised,
@@ -202,21 +200,15 @@ class FedHMServer(CapacityServer):
                 whole[f"{layer}.bias"] = state[f"{layer}.1.bias"]
         return whole
 
-    @property
-    def anchored(self) -> bool:
-        """Whether the previous model takes part in this round."""
-        return self.anchor and all(self.capacity[client.id] is not None for client in self.cohort)
-
-    def weight(self, capacity: float | None) -> float:
-        """By rank ratio: a softmax up to its denominator, with the largest exponent of the round taken off lest it overflow."""
-        present = {self.capacity[client.id] for client in self.cohort} | ({None} if self.anchored else set())
-        return math.exp(self._exponent_of(capacity) - max(map(self._exponent_of, present)))
-
-    def _exponent_of(self, capacity: float | None) -> float:
+    def log_weight(self, capacity: float | None) -> float:
+        """By rank ratio."""
         return self.exponent(1.0 if capacity is None else capacity)
 
-    def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
-        """Let the previous model take part where it should."""
-        if self.anchored:
-            mean.add(self.state, self.weight(None))
-        return super().merge(updates, mean)
+    def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
+        """The updates, and the previous model where no full-size one is among those that arrived."""
+        sizes: set[float | None] = set()
+        for contribution in super().contributions(updates):
+            sizes.add(contribution.capacity)
+            yield contribution
+        if self.anchor and sizes and None not in sizes:
+            yield Contribution(self.state, None)

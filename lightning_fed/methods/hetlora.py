@@ -165,7 +165,7 @@ class HETLoRAServer(Server):
             if norm > 0:
                 by_norm.add(padded, norm)
                 weighed = True
-        self.state, self.ranks = (by_norm if weighed else equal).result(), ranks
+        self.state, self.ranks = (by_norm if weighed else equal).result() or self.state, ranks
         return {"server/rank_mean": sum(ranks.values()) / len(ranks)}
 
     def state_dict(self) -> State:

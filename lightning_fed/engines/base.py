@@ -1,0 +1,44 @@
+"""What runs turns: the contract of every engine."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.exchange import ClientInfo, ClientUpdate, Lost, Turn
+from lightning_fed.storage.client_store import ClientStore
+
+
+class Engine(ABC):
+    """Runs turns somewhere and keeps the clients' private states.
+
+    The same run gives the same numbers on every engine: a turn is a function of its inputs, and what comes of the turns is handed
+    on in their order, whatever the order in which they end. An engine may serve several runs, one after the other.
+    """
+
+    threads: int | None = None
+    """Torch threads of whatever computes, the server included; None: as many as the process has. Sums depend on it."""
+
+    def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
+        """Who there is, in order of the ids. Default: the data say."""
+        data.prepare_data()
+        data.setup()
+        return data.clients
+
+    @abstractmethod
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Get ready for a run.
+
+        Args:
+            recipe: makes a worker, in whatever process.
+            states: where the clients' private states are kept.
+        """
+
+    @abstractmethod
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """What comes of each turn, in the order of the turns. A turn is taken from ``turns`` when there is room for it, and starts
+        from the private state that the client's last turn left; closing the iterator drops the turns that are not done.
+        """
+
+    def close(self) -> None:  # noqa: B027 - there may be nothing to do
+        """End the run; nothing of it stays in memory."""

@@ -1,0 +1,348 @@
+"""One live run: the rounds, who takes part, what they learn, how it is merged, measured and kept."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from lightning_fed.aggregation import WeightedMean
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import TrainerFactory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_fits
+from lightning_fed.measure.meters import (
+    BestRound,
+    Metrics,
+    Stopwatch,
+    Target,
+    TrafficMeter,
+    running_totals,
+    spread_all,
+    training_means,
+)
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.client_store import ClientStore
+
+
+class Run:
+    """Method, data, server and engine brought together, from before the first round, or from a checkpoint, on.
+
+    What callbacks look at: ``round``, ``history`` (a dict of metrics per round), ``results`` (the last measured metrics by client),
+    ``clients``, ``data``, ``model``, ``server``, ``folder`` (the run's folder, or None) and ``loggers``.
+
+    Args:
+        model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
+        data: the clients' data.
+        engine: where turns run.
+        new_trainer: builds the Trainer of a turn.
+        rounds: how many rounds there are.
+        participation: share of the clients that take part in a round.
+        seed: of everything random.
+        evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
+            rounds as it takes a cohort to become everybody.
+        target: see :class:`lightning_fed.Federation`.
+        checkpoint_every: write a checkpoint every that many rounds, and after the last one; 0: never.
+        store_limit: bytes of memory for the clients' private states.
+        folder: the run's folder; None keeps nothing.
+        scratch: makes the folder for private states that exceed their memory; asked if there is no folder of the run.
+        logger: see :class:`lightning_fed.Federation`.
+        callbacks: what happens around the rounds: objects with the hooks of
+            :class:`lightning_fed.callbacks.FederationCallback`.
+        checkpoint: where to go on from.
+    """
+
+    def __init__(
+        self,
+        model: FederatedModule,
+        data: FederatedDataModule,
+        engine: Engine,
+        new_trainer: TrainerFactory,
+        *,
+        rounds: int,
+        participation: float,
+        seed: int,
+        evaluate_every: int | None,
+        target: float | None,
+        checkpoint_every: int,
+        store_limit: int,
+        folder: Path | None,
+        scratch: Callable[[], Path],
+        logger: Logger | bool,
+        callbacks: Sequence[Any],
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.model, self.data = model, data
+        self.engine: Engine = engine
+        self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
+        self.clients = list(engine.clients(data))
+        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.clients)))
+        cohorts = 1 if model.centralised else -(-len(self.clients) // self.cohort_size)
+        self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
+        with seeded(seed, INITIAL):
+            model.configure_model()
+        with seeded(seed, INITIAL):
+            self.server = model.configure_server(self.clients)
+        self.method, self.metric = type(model).__name__, model.headline_metric
+        self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
+        self.threads = torch.get_num_threads()
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder, checkpoint) if folder else None
+        self.store = ClientStore(self.checkpoints.clients_folder if self.checkpoints else scratch(), store_limit)
+        self.round = 0
+        self.history: list[Metrics] = []
+        self.results: dict[int, Metrics] = {}
+        self.since: dict[int, int] = {}
+        self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
+        self._gathered: int | None = None  # the round of which the statistics are
+        self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
+        self._best, self.target = BestRound(self.headline, self.metric), target
+        self._target = Target(self.headline("test"), target) if target is not None else None
+        self._callbacks, self._continued = callbacks, checkpoint
+        if checkpoint is not None:
+            self._continue_from(checkpoint)
+        self._recipe = Recipe(model, data, new_trainer, seed)
+        self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
+        engine.open(self._recipe, self.store)
+        self.loggers = self._make_loggers(logger)
+
+    def close(self) -> None:
+        """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
+        self.engine.close()
+        self.engine = InProcess()
+        self.engine.open(self._recipe, self.store)
+
+    # ------------------------------------------------------------------------------------------------------------ the rounds
+
+    def play(self) -> None:
+        """All rounds that are left."""
+        if self.checkpoints and self._continued:
+            self.checkpoints.discard_after(self._continued)
+        try:
+            self._call("on_fit_start")
+            while self.round < self.rounds:
+                self.round += 1
+                self.history.append(self._play_round())
+                self._report()
+                self._save_checkpoint()
+            self._call("on_fit_end")
+        finally:
+            self._call("teardown")
+            for logger in self.loggers:
+                logger.finalize("success" if self.round == self.rounds else "failed")
+
+    def _play_round(self) -> Metrics:
+        """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""
+        cohort = self._open_round()
+        measure = self._is_due(self.evaluate_every)
+        updates: list[ClientUpdate] = []  # without payloads
+        with self._stopwatch("aggregate"):
+            merging = self.server.aggregate(self._received(cohort, measure, updates))
+        self._merged |= dict.fromkeys((update.client for update in updates), self.round)
+        self.since |= self._merged
+        row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
+        row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
+        if lost := len(cohort) - len(updates):
+            row["round/lost"] = float(lost)
+        row |= running_totals(self.history[-1] if self.history else {}, row)
+        if measure:
+            row |= spread_all("before", [update.metrics for update in updates])
+            row |= self._evaluate()
+        row |= self._noted(row)
+        return row | self._stopwatch.collect()
+
+    def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """The cohort's updates in client order, each counted, noted without its payload, and passed on."""
+        for _, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
+            self._traffic.up(update)
+            noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
+            self._call("on_turn_end", update)
+            yield update
+
+    def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
+        for client in cohort:
+            broadcast = self.server.broadcast(client)
+            self._traffic.down(client.id, broadcast)
+            yield Turn("fit", client, self.round, broadcast, measure, self.since.get(client.id, 0))
+
+    def _carried_out(self, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
+        """Turns and what comes of them, in their order, without those that were lost."""
+        due: deque[Turn] = deque()
+        waiting = iter(turns)
+
+        def noted() -> Iterator[Turn]:
+            for turn in waiting:
+                due.append(turn)
+                yield turn
+
+        for result in self.engine.run(noted()):
+            if not due or result.client != due[0].client.id:
+                raise FederationError(
+                    f"{type(self.engine).__name__} returned something of client {result.client}"
+                    + (f" when client {due[0].client.id}'s turn was due" if due else ", whose turn it was not")
+                    + ": an engine hands on what comes of turns in their order."
+                )
+            turn = due.popleft()
+            if isinstance(result, Lost):
+                print(f"Round {self.round}: the turn of client {result.client} was lost: {result.reason}")
+            else:
+                yield turn, result
+        if due or next(waiting, None) is not None:
+            raise FederationError(f"{type(self.engine).__name__} did not carry out all turns of round {self.round}.")
+
+    def _open_round(self) -> list[ClientInfo]:
+        """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
+        stream = np.random.default_rng([self.seed, COHORT, self.round])
+        cohort = [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        if self.model.centralised:
+            cohort = [self.data.pooled().info]
+        with seeded(self.seed, SERVER_ROUND, self.round):
+            self.server.open_round(self.round, cohort)
+        return cohort
+
+    # ------------------------------------------------------------------------------------------------------------- measuring
+
+    def measure(self, kind: str) -> Metrics:
+        """Measure all clients as they are, on ``"val"`` or ``"test"`` data."""
+        metrics = {name: value for name, value in self._evaluate().items() if f"/{kind}_" in name}
+        self._call("on_measure_end", metrics)
+        return metrics
+
+    def headline(self, kind: str) -> str:
+        """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
+        return f"global/{kind}_{self.metric}" if self.model.headline_model == "global" else f"after/{kind}_{self.metric}/mean"
+
+    def _evaluate(self) -> Metrics:
+        """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's."""
+        with self._stopwatch("evaluate"):
+            self._gather()
+            models = self.server.models()
+            everybody = self.data.pooled().info if models else None
+
+            def turns() -> Iterator[Turn]:
+                for model in models.values():  # which take longest, and so come first
+                    assert everybody is not None
+                    yield Turn("evaluate", everybody, self.round, model)
+                for client in self.clients:
+                    yield Turn("evaluate", client, self.round, self.server.measured(client), since=self.since.get(client.id, 0))
+
+            self.results = {}
+            of_models: Metrics = {}
+            for turn, update in self._carried_out(turns()):
+                if update.client == SERVER:
+                    name = next(name for name, model in models.items() if model is turn.broadcast)
+                    of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
+                    of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
+                else:
+                    self.results[update.client] = update.metrics
+        return spread_all("after", self.results.values()) | of_models
+
+    def _gather(self) -> None:
+        """Statistics of the models as they are after this round, once."""
+        if self.model.has_statistics and self._gathered != self.round:
+            self.server.gather(self._statistics_of)
+            self._gathered = self.round
+
+    def _statistics_of(self, model: Broadcast) -> State:
+        """Mean of all clients' statistics of a model, each batch counting the same."""
+        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.clients)
+        mean = WeightedMean()
+        for _, update in self._carried_out(turns):
+            mean.add(update.state, update.metrics["batches"])
+        if not (statistics := mean.result()):
+            raise FederationError(f"Nobody gathered statistics in round {self.round}: without them no model can be measured.")
+        return statistics
+
+    def _noted(self, row: Metrics) -> Metrics:
+        """What is kept of the best round and of the target."""
+        selected = self._best.update(row)
+        reached = self._target.update(row) if self._target else {}
+        return (selected if self.headline("val") in row else {}) | reached
+
+    def _is_due(self, every: int) -> bool:
+        return self.round == self.rounds or (every > 0 and self.round % every == 0)
+
+    # ------------------------------------------------------------------------------------------------- models, for elsewhere
+
+    def client_module(self, client: int) -> FederatedModule:
+        """A client's model as it is now, with the server's broadcast loaded."""
+        if not 0 <= client < len(self.clients):
+            raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
+        self._gather()
+        info = self.clients[client]
+        return self.local.module_of(info, self.server.measured(info), self.store.find(client))
+
+    def server_module(self) -> FederatedModule:
+        """The shared part, as the server has it: the global model where there is one."""
+        self._gather()
+        broadcast = self.server.models().get("global", Broadcast(self.server.state))
+        if broadcast.capacity is not None:  # a version of the model that the template is not
+            return self.local.module_of(self.data.pooled().info, broadcast, self.store.find(SERVER))
+        self.model.load_broadcast(broadcast)
+        return self.model
+
+    # -------------------------------------------------------------------------------------------------- reports, checkpoints
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What a logger should remember of this run's settings."""
+        settings = {**self.model.hparams, "method": self.method, "rounds": self.rounds, "participation": self.participation}
+        settings["seed"] = self.seed
+        for phase in self.model.phases():
+            defaults = phase.optimizer(phase.parameters).defaults
+            settings |= {f"{phase.name}/{key}": value for key, value in defaults.items() if isinstance(value, int | float)}
+        return settings
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(self, *args)
+
+    def _report(self) -> None:
+        with self._stopwatch("report"):
+            for logger in self.loggers:
+                logger.log_metrics({name: value for name, value in self.history[-1].items() if name != "round"}, step=self.round)
+            self._call("on_round_end")
+
+    def _save_checkpoint(self) -> None:
+        if self.checkpoints and self.checkpoint_every and self._is_due(self.checkpoint_every):
+            with self._stopwatch("checkpoint"):
+                state = self.server.state_dict()
+                self.checkpoints.save(self.round, self.identity, self.threads, self.history, state, self.store, self._merged)
+            self._merged = {}
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        """Bring server, store and history to where the checkpoint is."""
+        manifest = checkpoint.manifest
+        for key, mine in self.identity.items():
+            if manifest.identity.get(key) != mine:
+                raise FederationError(
+                    f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
+                    "continue with the configuration of that run, or start a new run without --ckpt_path."
+                )
+        if manifest.threads != self.threads:
+            print(
+                f"Checkpoint {checkpoint.path} was made with {manifest.threads} torch threads, this run has {self.threads}: "
+                "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
+            )
+        check_fits(checkpoint.server, self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}")
+        self.server.load_state_dict(checkpoint.server)
+        self.store.restore(checkpoint.clients)
+        self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
+        for row in self.history:
+            self._noted(row)
+        self._open_round()
+
+    def _make_loggers(self, logger: Logger | bool) -> list[Logger]:
+        if isinstance(logger, Logger):
+            return [logger]
+        if not logger or self.folder is None:
+            return []
+        # purge_step hides what a killed run had logged of rounds that are now played again.
+        return [TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False, purge_step=self.round + 1)]

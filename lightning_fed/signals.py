@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM end a run; what a run holds is let go on the way out."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Terminated(SystemExit):
+    """The process was asked to end (SIGTERM). Uncaught, it ends with exit code 143, as shells expect."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+class _Stop(BaseException):
+    """What travels up instead of a KeyboardInterrupt, which a Trainer would take for itself: it would end the process with code 1
+    and without a word.
+    """
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Within the block, SIGINT raises :class:`KeyboardInterrupt` and SIGTERM :class:`Terminated`, past every client's Trainer,
+    which would swallow them. A second signal does what it did before the block. In other threads than the main one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        raise _Stop
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    except _Stop:
+        raise (KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()) from None
+    finally:
+        restore()
