@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tiny import TINY_TRANSFORMER, TINY_VIT, final_checkpoint
+from tiny import TINY_TRANSFORMER, TINY_VIT, assert_same_end, final_checkpoint
 from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad, write_webnlg
 
 import lightning_fed.data
@@ -39,6 +39,50 @@ WRITTEN = {"E2E": write_e2e, "WebNLG": write_webnlg}
 """Data of texts that are generated."""
 
 
+def made_small(path: Path) -> dict[str, Any]:
+    """A shipped configuration on data and networks that fit in a test, written to ``config.yaml``."""
+    config = yaml.safe_load(path.read_text())
+    like = config["data"]["class_path"]
+    small = {"batch_size": 4, "eval_batch_size": 4}
+    if like == "GLUE":
+        config["data"]["init_args"] |= small | {
+            "num_clients": 2,
+            "root": write_glue(config["data"]["init_args"]["task"], Path("glue").absolute()),
+            "tokenizer": save_tokenizer(Path("tokenizer").absolute()),
+        }
+        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
+    elif like == "SQuAD":
+        root = write_squad(Path("squad").absolute(), config["data"]["init_args"]["version"])
+        tokenizer = save_tokenizer(Path("tokenizer").absolute())
+        own = {"num_clients": 2, "root": root, "tokenizer": tokenizer, "max_length": 12, "stride": 2}
+        config["data"]["init_args"] |= small | own
+        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
+    elif like in WRITTEN:
+        root, tokenizer = WRITTEN[like](Path("texts").absolute()), save_word_tokenizer(Path("tokenizer").absolute())
+        config["data"]["init_args"] |= small | {"num_clients": 2, "root": root, "tokenizer": tokenizer, "metrics": ["bleu"]}
+        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
+    else:
+        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
+    config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
+    limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
+    config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
+    for option in config["model"]["init_args"]:
+        if option.endswith("epochs"):
+            config["model"]["init_args"][option] = 1
+    if config["model"]["class_path"] == "FedHM":  # the singular values of wide layers take seconds
+        backbone = config["model"]["init_args"]["backbone"]
+        name = backbone if isinstance(backbone, str) else backbone["class_path"]
+        config["model"]["init_args"]["backbone"] = {"class_path": name, "init_args": {"width": 0.25}}
+    backbone = config["model"]["init_args"]["backbone"]
+    if isinstance(backbone, dict) and backbone["class_path"] == "VisionTransformer":
+        backbone["init_args"] = {"config": TINY_VIT}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    return config
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 class TestConfig:
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
@@ -51,47 +95,18 @@ class TestConfig:
         assert yaml.safe_load(capsys.readouterr().out)["federation"]["run_dir"].startswith("runs/")
 
     def test_runs(self, path: Path) -> None:
-        config = yaml.safe_load(path.read_text())
-        like = config["data"]["class_path"]
-        small = {"batch_size": 4, "eval_batch_size": 4}
-        if like == "GLUE":
-            config["data"]["init_args"] |= small | {
-                "num_clients": 2,
-                "root": write_glue(config["data"]["init_args"]["task"], Path("glue").absolute()),
-                "tokenizer": save_tokenizer(Path("tokenizer").absolute()),
-            }
-            config["model"]["init_args"]["local_steps"] = 1
-            config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
-        elif like == "SQuAD":
-            root = write_squad(Path("squad").absolute(), config["data"]["init_args"]["version"])
-            tokenizer = save_tokenizer(Path("tokenizer").absolute())
-            own = {"num_clients": 2, "root": root, "tokenizer": tokenizer, "max_length": 12, "stride": 2}
-            config["data"]["init_args"] |= small | own
-            config["model"]["init_args"]["local_steps"] = 1
-            config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
-        elif like in WRITTEN:
-            root, tokenizer = WRITTEN[like](Path("texts").absolute()), save_word_tokenizer(Path("tokenizer").absolute())
-            config["data"]["init_args"] |= small | {"num_clients": 2, "root": root, "tokenizer": tokenizer, "metrics": ["bleu"]}
-            config["model"]["init_args"]["local_steps"] = 1
-            config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
-        else:
-            config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
-        config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
-        limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
-        config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
-        for option in config["model"]["init_args"]:
-            if option.endswith("epochs"):
-                config["model"]["init_args"][option] = 1
-        if config["model"]["class_path"] == "FedHM":  # the singular values of wide layers take seconds
-            backbone = config["model"]["init_args"]["backbone"]
-            name = backbone if isinstance(backbone, str) else backbone["class_path"]
-            config["model"]["init_args"]["backbone"] = {"class_path": name, "init_args": {"width": 0.25}}
-        backbone = config["model"]["init_args"]["backbone"]
-        if isinstance(backbone, dict) and backbone["class_path"] == "VisionTransformer":
-            backbone["init_args"] = {"config": TINY_VIT}
-        Path("config.yaml").write_text(yaml.safe_dump(config))
+        config = made_small(path)
         main(["fit", "--config", "config.yaml"])
         round, identity, history, _, _ = final_checkpoint(Path("runs/version_0"))
         assert (round, identity["method"], identity["clients"]) == (1, config["model"]["class_path"], 2)
+        like = yaml.safe_load(path.read_text())["data"]["class_path"]
         metric = "bleu" if like in WRITTEN else "f1" if like == "SQuAD" else "accuracy"
         assert 0 <= history[-1][f"after/test_{metric}/mean"] <= 1
+
+    @pytest.mark.slow
+    def test_runs_alike_on_worker_processes(self, path: Path) -> None:
+        made_small(path)
+        for engine, run_dir in (("InProcess", "here"), ("Processes", "there")):
+            options = ["--federation.engine", engine, "--federation.engine.init_args.threads", "1", "--federation.run_dir", run_dir]
+            main(["fit", "--config", "config.yaml", *options])
+        assert_same_end(Path("here/version_0"), Path("there/version_0"))

@@ -1,0 +1,128 @@
+"""Memory that several processes of this machine map, and pipes that hand it on."""
+
+import io
+import mmap
+import os
+import pickle
+import socket
+import sys
+import weakref
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.multiprocessing  # so that a block can be pickled where it has no descriptor of its own
+from torch import Tensor
+
+from lightning_fed.errors import FederationError
+
+ANONYMOUS = sys.platform == "linux"
+"""Whether memory can be shared without a name: it goes with the last process that maps it, and ``/dev/shm`` does not limit it."""
+
+
+class Block:
+    """Bytes that other processes can map.
+
+    Args:
+        size: how many.
+        descriptor: of a block that came from another process; None makes a new one.
+
+    Raises:
+        FederationError: if there is not enough memory.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        try:
+            self.descriptor = _new_descriptor(size) if descriptor is None and ANONYMOUS else descriptor
+            self.bytes: Tensor = _mapped(size, self.descriptor)
+        except (OSError, RuntimeError) as error:
+            raise FederationError(
+                f"{size / 2**20:.1f} MiB of shared memory cannot be had ({error}): set federation.engine.init_args.workers lower, "
+                "or use the engine InProcess. A container has what it was started with (docker run --memory=16g --shm-size=8g)."
+            ) from error
+        if self.descriptor is not None:
+            weakref.finalize(self, os.close, self.descriptor)
+
+
+def _new_descriptor(size: int) -> int:
+    descriptor = os.memfd_create("lightning-fed")
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # now, rather than with a bus error when it is written to
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _mapped(size: int, descriptor: int | None) -> Tensor:
+    if descriptor is None:
+        return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+    memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the mapping
+
+
+class Pipe:
+    """A connection between two processes through which objects and blocks go. A block's descriptor follows its message at once, so
+    that what has been sent arrives, whatever becomes of the sender.
+
+    Args:
+        connection: one end of ``multiprocessing.Pipe()``.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def send(self, thing: Any) -> None:
+        """Send an object. Raises :class:`OSError` if nobody is at the other end."""
+        if not ANONYMOUS:
+            self.connection.send(thing)
+            return
+        pickler = _BlockPickler(file := io.BytesIO())
+        pickler.dump(thing)
+        self.connection.send_bytes(pickle.dumps(([len(block.bytes) for block in pickler.blocks], file.getvalue())))
+        if pickler.blocks:
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+                socket.send_fds(ours, [b"."], [block.descriptor for block in pickler.blocks if block.descriptor is not None])
+
+    def recv(self) -> Any:
+        """Wait for an object. Raises :class:`EOFError` or :class:`OSError` if nobody is at the other end."""
+        if not ANONYMOUS:
+            return self.connection.recv()
+        sizes, data = pickle.loads(self.connection.recv_bytes())
+        blocks: list[Block] = []
+        if sizes:
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+                _, descriptors, _, _ = socket.recv_fds(ours, 1, len(sizes))
+            if len(descriptors) != len(sizes):
+                raise EOFError("the sender died in the middle of a message")
+            blocks = [Block(size, descriptor) for size, descriptor in zip(sizes, descriptors, strict=True)]
+        return _BlockUnpickler(data, blocks).load()
+
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+
+class _BlockPickler(pickle.Pickler):
+    """Collects blocks."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.blocks: list[Block] = []
+
+    def persistent_id(self, thing: Any) -> int | None:
+        if not isinstance(thing, Block):
+            return None
+        self.blocks.append(thing)
+        return len(self.blocks) - 1
+
+
+class _BlockUnpickler(pickle.Unpickler):
+    """Puts them in again."""
+
+    def __init__(self, data: bytes, blocks: list[Block]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._blocks = blocks
+
+    def persistent_load(self, place: int) -> Block:
+        return self._blocks[place]

@@ -1,0 +1,147 @@
+"""Objects for another process of this machine: a few bytes, and all their tensors in one block of shared memory.
+
+Never for bytes from elsewhere: they are unpickled.
+"""
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_fed.engines.block import Block
+from lightning_fed.errors import FederationError
+
+ALIGNMENT = 64
+"""Bytes; of every tensor in a block, as in PyTorch's own memory."""
+
+
+class Packed(NamedTuple):
+    """An object as it travels.
+
+    Args:
+        head: the object, pickled without its tensors.
+        block: their bytes, in shared memory; None if it has no tensors.
+    """
+
+    head: bytes
+    block: Block | None
+
+
+class Place(NamedTuple):
+    """Where in a block a tensor is, and how it is laid out."""
+
+    start: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, block: Tensor) -> Tensor:
+        """The tensor, a view of the block."""
+        count = torch.Size(self.size).numel()
+        flat = block[self.start : self.start + count * self.dtype.itemsize].view(self.dtype)
+        return flat.as_strided(self.size, self.stride)
+
+
+def pack(thing: Any, move: bool = False) -> Packed:
+    """Pack an object. A view takes no more room than its values; the same tensor, met twice, is packed once.
+
+    Args:
+        thing: what to pack.
+        move: let the object's own tensors lie in the block from now on, so that they are in memory once.
+
+    Raises:
+        FederationError: if there is not enough shared memory.
+        Exception: whatever pickling raises; :func:`unpicklable` finds out where.
+    """
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(thing)
+    block = Block(packer.bytes) if packer.bytes else None
+    if block is not None:
+        for tensor, place in packer.tensors.values():
+            view = place.of(block.bytes)
+            view.copy_(tensor)
+            if move:
+                tensor.data = view
+    return Packed(file.getvalue(), block)
+
+
+def unpack(packed: Packed) -> Any:
+    """The object. Its tensors are views of the block: who changes or keeps them copies them."""
+    return _Unpacker(packed).load()
+
+
+def unpicklable(name: str, thing: Any, seen: frozenset[int] = frozenset()) -> str | None:
+    """The path to what cannot be pickled, such as ``trainer.callbacks[0].lock``, or None if everything can be.
+
+    Args:
+        name: what ``thing`` is called.
+        thing: what to look into.
+        seen: ids of what it is a part of.
+    """
+    if id(thing) in seen:
+        return None
+    try:
+        pack(thing)
+    except FederationError:
+        raise
+    except Exception:
+        within = seen | {id(thing)}
+        return next((found for path, part in _parts(name, thing) if (found := unpicklable(path, part, within))), name)
+    return None
+
+
+def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, Mapping):
+        yield from ((f"{name}[{key!r}]", value) for key, value in thing.items())
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from ((f"{name}[{place}]", value) for place, value in enumerate(thing))
+    elif hasattr(thing, "func") and hasattr(thing, "keywords"):  # a partial
+        yield from _parts(name, [thing.func, *thing.args])
+        yield from ((f"{name}.{key}", value) for key, value in thing.keywords.items())
+    elif not isinstance(thing, type):
+        yield from ((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
+
+
+class _Packer(pickle.Pickler):
+    """Pickles everything but ordinary tensors, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: dict[int, tuple[Tensor, Place]] = {}
+        self.bytes = 0
+
+    def persistent_id(self, thing: Any) -> Place | None:
+        if type(thing) is not Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided or thing.requires_grad:
+            return None
+        if id(thing) not in self.tensors:
+            stride = thing.stride() if is_dense(thing) else torch.empty(thing.shape, device="meta").stride()
+            self.tensors[id(thing)] = thing, Place(self.bytes, thing.dtype, tuple(thing.shape), tuple(stride))
+            self.bytes += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
+        return self.tensors[id(thing)][1]
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads what a packer wrote; the tensors come from the block."""
+
+    def __init__(self, packed: Packed) -> None:
+        super().__init__(io.BytesIO(packed.head))
+        self._bytes = packed.block.bytes if packed.block is not None else torch.empty(0, dtype=torch.uint8)
+        self._tensors: dict[Place, Tensor] = {}
+
+    def persistent_load(self, place: Place) -> Tensor:
+        if place not in self._tensors:
+            self._tensors[place] = place.of(self._bytes)
+        return self._tensors[place]
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's values lie side by side in some order of its dimensions, as those of channels-last images do: sums over it
+    run in this order, so that it has to be kept.
+    """
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
+    return tensor.permute(order).is_contiguous()

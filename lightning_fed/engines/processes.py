@@ -1,0 +1,387 @@
+"""Turns in processes of their own, on this machine."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+
+from lightning_fed.engines.base import Engine
+from lightning_fed.engines.block import Pipe
+from lightning_fed.engines.packing import Packed, pack, unpack, unpicklable
+from lightning_fed.engines.pool import Crew, Died, Job, carry_out
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import QUIET, Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.lean import lean_lightning
+from lightning_fed.quiet import quiet_lightning
+from lightning_fed.storage.client_store import ClientStore
+
+NAME = "lightning-fed worker"
+"""What worker processes are called, in front of their number."""
+
+GRACE = 5.0
+"""Seconds that a process has to end when asked, before it is killed."""
+
+
+class WorkerError(RuntimeError):
+    """An exception in a worker process, as text: type, message and traceback."""
+
+
+class Processes(Engine):
+    """Carries turns out in worker processes on this machine.
+
+    The numbers are those of ``InProcess`` with as many threads, whatever the number of workers; on GPUs, with the trainer's
+    ``deterministic: true``.
+
+    Data, tokens and frozen networks are in shared memory, once for all workers. Processes start with the first turn and stay for
+    later runs of this engine. This process merges updates and keeps the private states; at most twice as many updates as there are
+    workers are in memory. A turn whose worker dies (killed, out of memory) is started again, once.
+
+    Args:
+        workers: how many; with several GPUs they are dealt out to the workers in turn, so that more workers than GPUs share them.
+            None: one per GPU that the trainer may use; without any, as many as there are cores for.
+        threads: torch threads of each worker, and of this process during a run.
+    """
+
+    def __init__(self, workers: PositiveInt | None = None, threads: PositiveInt = 1) -> None:
+        self.workers = workers
+        self.threads: int = threads
+        self._crew: _Processes | None = None
+        self._opened: tuple[Packed, ClientStore] | None = None
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Pack the recipe, and let go of processes that were for another number of workers.
+
+        Raises:
+            FederationError: for what cannot be sent to another process, or if this is a worker process itself.
+        """
+        if multiprocessing.current_process().name.startswith(NAME):
+            # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
+            raise SystemExit(1)
+        recipe = recipe.unbuilt()
+        gpus = _gpus() if _on_gpu(recipe) else []
+        size = self.workers or len(gpus) or max(1, len(os.sched_getaffinity(0)) // self.threads)
+        settings = _Settings(self.threads, Numerics.of_this_process(), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
+        self._opened = _packed(recipe), states
+        if self._crew is None or self._crew.settings != settings or self._crew.size != size:
+            self._stop()
+            self._crew = _Processes(size, settings)
+        self._crew.recipe = self._opened[0]
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """One update per turn."""
+        assert self._opened is not None, "open() comes first"
+        assert self._crew is not None
+        self._crew.sent.clear()
+        return carry_out(self._crew, turns, self._opened[1])
+
+    def close(self) -> None:
+        """Let go of the run; the processes wait for the next one."""
+        self._opened = None
+        if self._crew is not None:
+            self._crew.forget()
+
+    def _stop(self) -> None:
+        if self._crew is not None:
+            self._crew.stop()
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
+
+    dtype: torch.dtype
+    matmul_precision: str
+    deterministic: bool
+
+    @classmethod
+    def of_this_process(cls) -> "Numerics":
+        """As they are."""
+        return cls(torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+
+    def set(self) -> None:
+        """Set them."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.use_deterministic_algorithms(self.deterministic)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What worker processes have in common: torch threads, numerics, and the GPU of each, by its name in CUDA_VISIBLE_DEVICES."""
+
+    threads: int
+    numerics: Numerics
+    gpus: list[str]
+
+
+@dataclass
+class _Slot:
+    """A place for a process: the one that is in it, this end of its pipe, and what it has been told."""
+
+    process: "ForkServerProcess | SpawnProcess"
+    pipe: Pipe
+    ready: bool = False
+    recipe: Packed | None = None
+    broadcast: Packed | None = None
+
+
+class _Processes(Crew):
+    """Worker processes, each with a pipe of its own: whose worker dies is then known."""
+
+    def __init__(self, size: int, settings: _Settings) -> None:
+        self.size = size
+        self.settings = settings
+        self.recipe: Packed | None = None
+        self.sent: OrderedDict[tuple[Any, ...], tuple[Broadcast, Packed]] = OrderedDict()
+        self._slots: dict[int, _Slot] = {}
+        # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
+        self._finalizer = weakref.finalize(self, _end, self._slots)
+        atexit.register(self._finalizer)
+
+    def send(self, worker: int, job: Job) -> None:
+        slot = self._slots.get(worker) or self._start(worker)
+        broadcast = self._packed_broadcast(job.turn.broadcast)
+        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private))
+        try:
+            if slot.recipe is not self.recipe:
+                slot.pipe.send(self.recipe)
+                slot.recipe = self.recipe
+            slot.pipe.send((turn, None if slot.broadcast is broadcast else broadcast))
+            slot.broadcast = broadcast
+        except OSError:
+            pass  # it has died; wait() will find out, and that is told once
+
+    def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
+        by_pipe = {self._slots[worker].pipe.connection: worker for worker in busy}
+        answers: list[tuple[int, Outcome | Exception | Died]] = []
+        for pipe in wait(list(by_pipe)):
+            assert isinstance(pipe, Connection)
+            worker = by_pipe[pipe]
+            slot = self._slots[worker]
+            try:
+                answer = slot.pipe.recv()
+            except (EOFError, OSError):
+                answer = None
+            if answer is None:
+                answers.append((worker, self._died(slot)))
+            elif isinstance(answer, _Ready):
+                slot.ready = True
+            elif isinstance(answer, Packed):
+                answers.append((worker, unpack(answer)))
+            else:
+                answers.append((worker, answer.error()))
+        return answers
+
+    def replace(self, worker: int) -> None:
+        self._slots.pop(worker).pipe.close()
+        self._start(worker)
+
+    def drop(self, busy: Iterable[int]) -> None:
+        _end({worker: self._slots.pop(worker) for worker in busy if worker in self._slots}, gently=False)
+
+    def forget(self) -> None:
+        """Let the workers' networks and data go."""
+        self.recipe = None
+        self.sent.clear()
+        for worker, slot in list(self._slots.items()):
+            slot.recipe = slot.broadcast = None
+            try:
+                slot.pipe.send(None)
+            except OSError:  # it has died, with nothing to do
+                self.drop([worker])
+
+    def stop(self) -> None:
+        """End all processes."""
+        atexit.unregister(self._finalizer)
+        self._finalizer()
+
+    def _packed_broadcast(self, broadcast: Broadcast) -> Packed:
+        """What is sent to many is packed once; the last few are kept, with their tensors, so that no id is used twice."""
+        tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
+        key = (broadcast.capacity, *((name, id(tensor)) for name, tensor in tensors.items()))
+        if key not in self.sent:
+            self.sent[key] = broadcast, pack(broadcast)
+            while len(self.sent) > 2 * self.size:
+                self.sent.popitem(last=False)
+        self.sent.move_to_end(key)
+        return self.sent[key][1]
+
+    def _start(self, worker: int) -> _Slot:
+        context = _context()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
+        process.start()
+        theirs.close()  # the last copy is the worker's: when it dies, this end sees it
+        self._slots[worker] = _Slot(process, Pipe(ours))
+        return self._slots[worker]
+
+    @staticmethod
+    def _died(slot: _Slot) -> Died:
+        slot.process.join(GRACE)
+        code = slot.process.exitcode
+        if not slot.ready:
+            raise FederationError(
+                f"A worker process ended while it started (exit code {code}); what it printed is above. A script that uses worker "
+                'processes must run them under `if __name__ == "__main__":`, for they import the script'
+                + (f" {sys.argv[0]}." if sys.argv and sys.argv[0] else ".")
+            )
+        if code is not None and code < 0:
+            number = signal.Signals(-code)
+            guess = ", perhaps out of memory" if number == signal.SIGKILL else ""
+            return Died(f"by signal {number.value} ({number.name}{guess})")
+        return Died(f"with exit code {code}")
+
+
+def _end(slots: Mapping[int, _Slot], gently: bool = True) -> None:
+    """End processes: idle ones go by themselves when their pipe is closed, busy ones are told to, and then killed."""
+    for slot in slots.values():
+        slot.pipe.close()
+        if not gently:
+            slot.process.terminate()
+    deadline = time.monotonic() + GRACE
+    for slot in slots.values():
+        slot.process.join(max(0.0, deadline - time.monotonic()))
+        if slot.process.is_alive():
+            slot.process.kill()
+            slot.process.join()
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Where there is one, a server that has everything imported and from which workers are forked: they start in a second."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *(name for name in ("transformers", "peft") if name in sys.modules)])
+    return context
+
+
+def _packed(recipe: Recipe) -> Packed:
+    try:
+        return pack(recipe, move=True)
+    except FederationError:
+        raise
+    except Exception as error:
+        culprits = (unpicklable(name, part) for name, part in recipe.parts().items())
+        raise FederationError(
+            f"{next(filter(None, culprits), 'The recipe')} cannot be sent to worker processes ({error}): give something that can "
+            "be pickled, such as a function of a module instead of a lambda, or use the engine InProcess."
+        ) from error
+
+
+def _on_gpu(recipe: Recipe) -> bool:
+    """Whether turns will compute on a GPU. Where there is none, the trainer need not be asked."""
+    if not torch.cuda.is_available():
+        return False
+    with quiet_lightning(), lean_lightning():
+        return recipe.new_trainer(**QUIET).strategy.root_device.type == "cuda"
+
+
+def _gpus() -> list[str]:
+    """This process's GPUs, by the names that CUDA_VISIBLE_DEVICES has."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
+
+
+# ------------------------------------------------------------------------------------------------- in the worker's process
+
+
+class _Ready:
+    """A worker's first word."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception as text: not all exceptions can be unpickled, and one that cannot would end the reader."""
+
+    kind: str
+    message: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Failure":
+        """An exception, with its notes."""
+        kind = "refused" if isinstance(error, FederationError) else type(error).__name__
+        return cls(kind, str(error), "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """What to raise in its place."""
+        if self.kind == "refused":
+            return FederationError(self.message)
+        return WorkerError(f"{self.kind} in a worker process: {self.message}\n\n{self.trace}")
+
+
+def _serve(connection: Connection, number: int, settings: _Settings) -> None:
+    """A worker process: carries out what comes through the connection until that is closed."""
+    pipe = Pipe(connection)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if settings.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpus[number]
+    torch.set_num_threads(settings.threads)
+    settings.numerics.set()
+    pipe.send(_Ready())
+    worker: Worker | _Failure | None = None
+    broadcast = Broadcast({})
+    with quiet_lightning(), lean_lightning():
+        while True:
+            try:
+                message = pipe.recv()
+                if message is None:
+                    worker, broadcast = None, Broadcast({})
+                elif isinstance(message, Packed):
+                    worker = _made(message)
+                else:
+                    packed, new = message
+                    if new is not None:
+                        broadcast = unpack(new)
+                    pipe.send(_answer(worker, packed, broadcast))
+            except (EOFError, OSError):  # nobody is at the other end any more
+                return
+
+
+def _made(packed: Packed) -> "Worker | _Failure":
+    try:
+        recipe: Recipe = unpack(packed)
+        return recipe.worker()
+    except (AttributeError, ImportError) as error:
+        hint = FederationError(
+            f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
+            "processes. Put it into a module that can be imported, or use the engine InProcess."
+        )
+        return _Failure.of(hint)
+    except Exception as error:
+        return _Failure.of(error)
+
+
+def _answer(worker: "Worker | _Failure | None", packed: Packed, broadcast: Broadcast) -> "Packed | _Failure":
+    if isinstance(worker, _Failure):
+        return worker
+    assert worker is not None, "the recipe comes first"
+    try:
+        turn, private = unpack(packed)
+        return pack(worker.take(replace(turn, broadcast=broadcast), private))
+    except Exception as error:
+        return _Failure.of(error)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,383 @@
+"""Worker processes: the same numbers as in one process, and no end of trouble survived."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from tiny import (
+    METHODS,
+    Net,
+    assert_same_end,
+    data_for,
+    new_data,
+    new_federation,
+    new_method,
+    new_trainer,
+    private_states,
+    same,
+    without_seconds,
+)
+from torch import Tensor
+
+from lightning_fed.__main__ import main
+from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines.processes import NAME, WorkerError
+from lightning_fed.errors import FederationError
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, PFedLoRA
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Processes]:
+    """Two workers for all tests of this file: they stay from run to run."""
+    engine = Processes(workers=2)
+    yield engine
+    engine._stop()
+
+
+def fit(engine: InProcess | Processes, name: str = "PFedLoRA", rounds: int = 2, **options: Any) -> Federation:
+    """Two of three clients in a round, everybody measured in each."""
+    options = {"participation": 0.7, "evaluate_every": 1} | options
+    federation = new_federation(rounds, engine=engine, **options)
+    federation.fit(new_method(name), data_for(name, num_clients=3, size=100), "last" if "run_dir" in options else None)
+    return federation
+
+
+def assert_same(one: Federation, other: Federation) -> None:
+    assert without_seconds(one.run.history) == without_seconds(other.run.history)
+    assert one.run.results == other.run.results
+    assert same(one.run.server.state_dict(), other.run.server.state_dict())
+    ours, theirs = private_states(one), private_states(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def in_shared_memory(tensor: Tensor) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= tensor.data_ptr() < int(end, 16):
+            return "/memfd:lightning-fed" in line
+    raise AssertionError("nowhere in memory")
+
+
+def worker_pids(engine: Processes) -> dict[int, int]:
+    assert engine._crew is not None
+    return {worker: slot.process.pid for worker, slot in engine._crew._slots.items() if slot.process.pid is not None}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_are_those_of_one_process(name: str, engine: Processes) -> None:
+    """Also with a store without memory."""
+    assert_same(fit(engine, name, store_limit_mb=1e-6), fit(InProcess(threads=1), name))
+
+
+@pytest.mark.parametrize("order", ["forth", "back"])
+def test_a_run_continues_on_the_other_engine(order: str, engine: Processes) -> None:
+    whole, here = fit(InProcess(threads=1), rounds=4), InProcess(threads=1)
+    first, second = (here, engine) if order == "forth" else (engine, here)
+    fit(first, rounds=2, run_dir="runs")
+    assert_same(fit(second, rounds=4, run_dir="runs"), whole)
+
+
+def test_the_number_of_workers_changes_nothing(engine: Processes) -> None:
+    three = Processes(workers=3)
+    assert_same(fit(three, "FedHM"), fit(engine, "FedHM"))
+    three._stop()
+
+
+@needs_proc
+def test_data_and_frozen_networks_are_in_memory_once(engine: Processes) -> None:
+    data = new_data(3)
+    before = data.setup() or data._data.images.clone()  # type: ignore[union-attr]
+    new_federation(1, engine=engine).fit(new_method("FedAvg"), data)
+    assert data._data is not None
+    assert in_shared_memory(data._data.images)
+    assert torch.equal(data._data.images, before)
+
+
+@needs_proc
+def test_private_states_do_not_stay_in_shared_memory(engine: Processes) -> None:
+    assert not any(in_shared_memory(tensor) for state in private_states(fit(engine)).values() for tensor in state.values())
+
+
+def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes) -> None:
+    fit(engine)
+    pids = worker_pids(engine)
+    fit(engine, "FedAvg")
+    assert worker_pids(engine) == pids
+    assert len(pids) == 2
+
+
+# --------------------------------------------------------------------------------------------------------- what goes wrong
+
+
+class Dying(PFedLoRA):
+    """A worker that takes a certain turn kills itself, as often as it is told to."""
+
+    dies_in: tuple[str, int, int] = ("", 0, 0)  # the stage, the client, how often
+
+    def die(self, stage: str) -> None:
+        """In a worker process alone; how often it happened lies in a file."""
+        wanted, client, times = self.dies_in
+        assert self.client is not None
+        notes = Path(self.hparams["notes"])
+        if stage == wanted and self.client.id == client and len(notes.read_bytes()) < times:
+            with notes.open("ab") as file:
+                file.write(b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __init__(self, notes: str, **kwargs: Any) -> None:
+        super().__init__(Net, **kwargs)
+        self.hparams["notes"] = notes
+        Path(notes).touch()
+
+    def client_step(self, batch: Any) -> Tensor:
+        loss = super().client_step(batch)
+        self.die("fit")
+        return loss
+
+    def on_test_start(self) -> None:
+        self.die("evaluate")
+
+
+def dying(*how: Any) -> Dying:
+    module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
+    module.dies_in = how
+    return module
+
+
+@pytest.mark.parametrize("stage", ["fit", "evaluate"])
+def test_a_worker_that_is_killed_is_replaced(stage: str, engine: Processes) -> None:
+    federation = new_federation(2, engine=engine, evaluate_every=1)
+    federation.fit(dying(stage, 1, 1), new_data(3))
+    assert Path("notes").read_bytes() == b"x"
+    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
+    undisturbed.fit(dying("", 0, 0), new_data(3))
+    assert_same(federation, undisturbed)
+
+
+def test_two_deaths_end_the_run_with_client_round_signal_and_remedy(engine: Processes) -> None:
+    federation = new_federation(3, engine=engine, run_dir="runs")
+    with pytest.raises(
+        FederationError,
+        match=r"Two workers that trained client 2 in round 1 died, the last one by signal 9 \(SIGKILL, perhaps out of memory\): "
+        r"set federation.engine.init_args.workers lower",
+    ):
+        federation.fit(dying("fit", 2, 2), new_data(3))
+    assert Path("notes").read_bytes() == b"xx"
+    fit(engine)  # it works again
+
+
+class Failing(FedAvg):
+    """Divides by zero in a phase of client 1."""
+
+    def client_loss(self, batch: Any) -> Tensor:
+        assert self.client is not None
+        if self.client.id == 1:
+            1 / 0  # noqa: B018
+        return super().client_loss(batch)
+
+
+class Refusing(FedAvg):
+    """Cannot be measured; in the last round participants are, before aggregation, in their fit turns."""
+
+    def on_test_start(self) -> None:
+        raise FederationError("no test: give another")
+
+
+def test_an_exception_arrives_with_traceback_and_client(engine: Processes) -> None:
+    with pytest.raises(WorkerError) as error:
+        new_federation(1, engine=engine).fit(Failing(Net, 4), new_data(3))
+    assert "ZeroDivisionError in a worker process: division by zero" in str(error.value)
+    assert "1 / 0" in str(error.value)
+    assert "In this turn: Client 1 in round 1, phase local." in str(error.value)
+
+
+def test_a_refusal_arrives_as_one_line(engine: Processes) -> None:
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, measured: no test: give another$"):
+        new_federation(1, engine=engine).fit(Refusing(Net, 4), new_data(3))
+
+
+def test_what_cannot_be_pickled_is_named(engine: Processes) -> None:
+    model = FedAvg(Net, 4, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    with pytest.raises(FederationError, match=r"^model\.optimizer cannot be sent to worker processes .*: give something that can"):
+        new_federation(1, engine=engine, run_dir="runs").fit(model, new_data(3))
+    assert not any(Path("runs").iterdir())
+    trainer = partial(L.Trainer, accelerator="cpu", devices=1, callbacks=[Locked()])
+    with pytest.raises(FederationError, match=r"^trainer\.callbacks\[0\]\.lock cannot be sent"):
+        new_federation(1, engine=engine, trainer=trainer).fit(FedAvg(Net, 4), new_data(3))
+
+
+class Locked(L.Callback):
+    """Holds what no process can hand on."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.lock = threading.Lock()
+
+
+def test_too_little_shared_memory_is_one_line(engine: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(FederationError, match=r"MiB of shared memory cannot be had .*federation.engine.init_args.workers lower"):
+        new_federation(1, engine=engine).fit(FedAvg(Net, 4), new_data(3))
+
+
+# ------------------------------------------------------------------------------------------------- from outside, for real
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path!r}
+from tiny import Net, new_data, new_federation
+from lightning_fed.engines import Processes
+from lightning_fed.methods import FedAvg
+
+def main():
+    new_federation({rounds}, "runs", engine=Processes(2)).fit(FedAvg(Net, 4), new_data(4))
+"""
+GUARDED, UNGUARDED = 'if __name__ == "__main__":\n    main()\n', "main()\n"
+
+
+def start(tail: str, rounds: int = 1) -> subprocess.Popen[str]:
+    path = [str(Path(__file__).parents[1])]
+    Path("script.py").write_text(SCRIPT.format(path=path, rounds=rounds) + tail)
+    command = [sys.executable, "script.py"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def family(leader: int) -> list[int]:
+    """Living processes of the session that a process leads: itself, its workers, their server."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            if fields[0] != "Z" and int(fields[3]) == leader:
+                found.append(int(folder.name))
+    return found
+
+
+def gone_within(leader: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while family(leader):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@needs_proc
+def test_a_script_without_a_main_guard_is_told_so() -> None:
+    process = start(UNGUARDED)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert 'must run them under `if __name__ == "__main__":`, for they import the script script.py.' in output
+    assert output.count("Traceback") == 1
+    assert gone_within(process.pid, 6)
+    assert [path.name for path in Path("runs").iterdir()] == ["version_0"]  # its workers did not get as far
+
+
+CONFIG = """
+data: {class_path: Digits, init_args: {num_clients: 4, image_size: 32}}
+model: {class_path: FedAvg, init_args: {backbone: CNN5}}
+federation: {rounds: 500, evaluate_every: 0, progress: false, logger: false}
+trainer: {accelerator: cpu}
+"""
+COMMAND = "from lightning_fed.__main__ import main\n\nif __name__ == '__main__':\n    main()\n"
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        pytest.param(signal.SIGINT, 130, "lightning-fed: interrupted. Continue with --ckpt_path last.", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last."),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_command_leaves_nothing_but_its_checkpoints(number: int, code: int, line: str) -> None:
+    Path("config.yaml").write_text(CONFIG)
+    Path("command.py").write_text(COMMAND)
+    named = set(Path("/dev/shm").iterdir())
+    options = ["--federation.engine", "Processes", "--federation.engine.init_args.workers", "2", "--federation.run_dir", "runs"]
+    command = [sys.executable, "command.py", "fit", "--config", "config.yaml", *options]
+    with Path("output").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        while not Path("runs/version_0/checkpoints/round_000002").exists():
+            assert process.poll() is None, Path("output").read_text()
+            time.sleep(0.01)
+        assert len(family(process.pid)) >= 4  # itself, the server, two workers
+        os.kill(process.pid, number)
+        assert process.wait(30) == code
+    assert gone_within(process.pid, 6)
+    assert set(Path("/dev/shm").iterdir()) <= named
+    assert Path("output").read_text().strip() == line
+    newest = max(int(path.name[-6:]) for path in Path("runs/version_0/checkpoints").glob("round_*"))
+    for run_dir in ("runs", "whole"):
+        own = ["--federation.rounds", str(newest + 1), "--federation.run_dir", run_dir, "--ckpt_path", "last"]
+        main(["fit", "--config", "config.yaml", *own])
+    assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
+
+
+@pytest.mark.slow
+@needs_proc
+def test_workers_do_not_outlive_the_interpreter() -> None:
+    process = start(GUARDED)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert gone_within(process.pid, 6)
+
+
+@pytest.mark.slow
+def test_a_notebook_is_told_what_to_do() -> None:
+    """As in a notebook, the main module is no file."""
+    code = SCRIPT.format(path=[str(Path(__file__).parents[1])], rounds=1).replace("FedAvg(Net, 4)", "Mine(Net, 4)")
+    code += "class Mine(FedAvg):\n    pass\n\nmain()\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert "what is defined in a notebook, or at a prompt, is unknown to other processes. Put it into a module" in run.stderr
+
+
+def test_a_worker_never_starts_workers(monkeypatch: pytest.MonkeyPatch, engine: Processes) -> None:
+    monkeypatch.setattr("multiprocessing.current_process", lambda: type("Process", (), {"name": f"{NAME} 0"}))
+    with pytest.raises(SystemExit):
+        new_federation(1, engine=engine).fit(FedAvg(Net, 4), new_data(3))
+
+
+def test_threads_are_those_asked_for_during_a_run_alone() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    class Noting(FedAvg):
+        def on_test_start(self) -> None:
+            seen.append(torch.get_num_threads())
+
+    new_federation(1, engine=InProcess(threads=2), trainer=new_trainer).fit(Noting(Net, 4), new_data(2))
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == before
+
+
+def test_the_command_line_knows_engines_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text(CONFIG)
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "config.yaml", "--federation.engine", "Proceses"])
+    assert "federation.engine: there is no 'Proceses'; known are InProcess, Processes" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "config.yaml", "--federation.engine", "InProcess", "--federation.engine.init_args.threads", "0"])
+    assert "threads" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""A turn: what it says of its mistakes, and that it is a function of its inputs."""
+
+import copy
+import math
+import pickle
+import random
+import traceback
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, METHODS, Net, NoisyNet, data_for, momentum, new_data, new_federation, new_method, new_trainer, same, sgd
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.engines import InProcess
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, State, Turn
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer
+from lightning_fed.module import FederatedModule
+from lightning_fed.phases import Phase
+from lightning_fed.run import Run
+from lightning_fed.storage.client_store import ClientStore
+
+
+def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
+    federation = new_federation(rounds, **options)
+    federation.fit(model, new_data(3, 120))
+    return federation
+
+
+# ---------------------------------------------------------------------------------------------------------------- mistakes
+
+
+class Mistaken(FedAvg):
+    """Makes a mistake of some kind in client 2's second turn."""
+
+    error: Exception = ValueError()
+    turns = 0
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self.client is not None and self.client.id == 2:
+            type(self).turns += 1
+
+    def client_loss(self, batch: Any) -> Tensor:
+        if self.turns == 2 and self.client is not None and self.client.id == 2:
+            raise type(self).error
+        return super().client_loss(batch)
+
+
+@pytest.fixture
+def mistaken(monkeypatch: pytest.MonkeyPatch) -> type[Mistaken]:
+    monkeypatch.setattr(Mistaken, "turns", 0)
+    return Mistaken
+
+
+def test_a_mistake_of_the_user_is_named(mistaken: type[Mistaken], monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FederationError("the labels are not what they should be: look at the data.")
+    monkeypatch.setattr(mistaken, "error", error)
+    with pytest.raises(FederationError) as found:
+        fit(mistaken(Net, CLASSES, optimizer=momentum))
+    assert str(found.value) == f"Client 2 in round 2, phase local: {error}"
+    assert found.value.__cause__ is error
+
+
+def test_any_other_mistake_keeps_its_type_and_traceback(mistaken: type[Mistaken], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mistaken, "error", ZeroDivisionError("division by zero"))
+    with pytest.raises(ZeroDivisionError) as found:
+        fit(mistaken(Net, CLASSES, optimizer=momentum))
+    assert found.value is mistaken.error
+    assert found.value.__notes__ == ["In this turn: Client 2 in round 2, phase local."]
+    last = traceback.extract_tb(found.value.__traceback__)[-1]
+    assert (last.name, last.filename) == ("client_loss", __file__)
+    assert last.line == "raise type(self).error"
+
+
+class HeadLast(FedPer):
+    """The body, then the head, whose loss fails."""
+
+    def phases(self) -> list[Phase]:
+        body = [p for name, p in self.backbone.named_parameters() if not name.startswith("head.")]
+        head = list(self.backbone.head.parameters())
+        return [Phase("body", body, self.client_loss, sgd, epochs=1), Phase("head", head, self.head_loss, sgd, epochs=1)]
+
+    def head_loss(self, batch: Any) -> Tensor:
+        return self.client_loss(batch) * (1 / 0)
+
+
+def test_the_phase_is_the_one_that_runs() -> None:
+    with pytest.raises(ZeroDivisionError) as found:
+        fit(HeadLast(Net, CLASSES))
+    assert found.value.__notes__ == ["In this turn: Client 0 in round 1, phase head."]
+
+
+class Unmeasurable(FedAvg):
+    """Cannot be measured as some clients."""
+
+    def __init__(self, *clients: int) -> None:
+        super().__init__(Net, CLASSES, momentum)
+        self.clients = clients
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        if self.client is not None and self.client.id in self.clients:
+            raise IndexError("no such label")
+        super().update_metrics(metrics, batch)
+
+
+@pytest.mark.parametrize(("client", "who"), [(1, "Client 1"), (-1, "The server")])
+def test_what_goes_wrong_in_measuring_says_so(client: int, who: str) -> None:
+    with pytest.raises(IndexError, match="no such label") as found:
+        fit(Unmeasurable(client), evaluate_every=0, participation=0.3)  # client 1 trains in no round
+    assert found.value.__notes__ == [f"In this turn: {who} in round 2, measured."]
+
+
+class Ungatherable(FedHM):
+    """Has no statistics as client 0."""
+
+    def statistics(self) -> State:
+        if self.client is not None and self.client.id == 0:
+            raise KeyError("running_mean")
+        return super().statistics()
+
+
+def test_what_goes_wrong_in_gathering_says_so() -> None:
+    with pytest.raises(KeyError) as found:
+        fit(Ungatherable(NoisyNet, CLASSES, ratios=[0.5]), rounds=1, participation=0.3)  # in which client 0 does not train
+    assert found.value.__notes__ == ["In this turn: Client 0 in round 1, gathering statistics."]
+
+
+def test_before_the_first_phase_there_is_none_to_name() -> None:
+    """A payload that does not fit is refused when it is loaded."""
+    worker = worker_of("PFedLoRA")
+    turn = Turn("fit", worker.data.clients[1], 4, Broadcast({}))
+    with pytest.raises(FederationError, match=r"^Client 1 in round 4: The shared state for PFedLoRA lacks "):
+        worker.take(turn, None)
+
+
+class Exploding(FedPer):
+    """Its private head explodes in its last step, when asked to; the loss of that step, and all that is shared, are finite."""
+
+    rate = 0.1
+
+    def phases(self) -> list[Phase]:
+        body = [p for name, p in self.backbone.named_parameters() if not name.startswith("head.")]
+        head = list(self.backbone.head.parameters())
+        explode = partial(torch.optim.SGD, lr=type(self).rate)
+        return [Phase("body", body, self.client_loss, sgd, epochs=1), Phase("head", head, self.client_loss, explode, steps=1)]
+
+
+class ExplodeAfter(FederationCallback):
+    """Lets heads explode after a round."""
+
+    def __init__(self, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.round = round
+        self.monkeypatch = monkeypatch
+
+    def on_round_end(self, run: Run) -> None:
+        if run.round == self.round:
+            self.monkeypatch.setattr(Exploding, "rate", math.inf)
+
+
+def test_a_private_state_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent is finite, so that the server would not notice. The round before can be continued from."""
+    federation = new_federation(3, run_dir="runs", callbacks=[ExplodeAfter(1, monkeypatch)])
+    message = r"^Client 0 in round 2: The private state holds NaN or infinity in 'backbone\.head\.\w+': its training diverged"
+    with pytest.raises(FederationError, match=message):
+        federation.fit(Exploding(Net, CLASSES), new_data(3, 120))
+    assert [path.name for path in Path("runs/version_0/checkpoints").iterdir()] == ["round_000001"]
+    assert all(torch.isfinite(tensor).all() for client in range(3) for tensor in federation.run.store.get(client).values())
+    monkeypatch.setattr(Exploding, "rate", 0.1)
+    federation = new_federation(2, run_dir="runs")
+    federation.fit(Exploding(Net, CLASSES), new_data(3, 120), ckpt_path="last")
+    assert [row["round"] for row in federation.run.history] == [1, 2]
+
+
+def test_what_is_shared_would_have_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above is about what only the client sees."""
+    monkeypatch.setattr(Exploding, "rate", math.inf)
+    data = new_data(3, 120)
+    data.setup()
+    module = Exploding(Net, CLASSES).for_client(data.clients[0])
+    new_trainer(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(module, data.client(0))
+    assert all(torch.isfinite(tensor).all() for tensor in module.shared_state().values())
+    assert not all(torch.isfinite(tensor).all() for tensor in module.private_state().values())
+
+
+# --------------------------------------------------------------------------------------------------------------- a function
+
+
+def recipe_of(name: str) -> Recipe:
+    data = data_for(name, num_clients=3, size=100)
+    data.setup()
+    return Recipe(new_method(name), data, new_trainer, 0)
+
+
+def worker_of(name: str) -> Worker:
+    return recipe_of(name).worker()
+
+
+class Noting(InProcess):
+    """Keeps what went into every turn and what came of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[tuple[Turn, State | None, Outcome]] = []
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        super().open(recipe, states)
+        self.recipe = recipe
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        assert self._opened is not None
+        worker, states = self._opened
+        for turn in turns:
+            private = copy.deepcopy(states.find(turn.client.id))
+            outcome = worker.take(turn, private)
+            self.taken.append((copy.deepcopy(turn), private, outcome))
+            if outcome.private is not None:
+                states.put(turn.client.id, outcome.private, turn.round)
+            yield outcome.update
+
+
+@cache
+def noted(name: str) -> tuple[Noting, bytes]:
+    """Two rounds of two of three clients, measured at the end; and the recipe as it travels to another process."""
+    engine = Noting()
+    federation = new_federation(2, participation=0.7, evaluate_every=0, engine=engine)
+    federation.fit(new_method(name), data_for(name, num_clients=3, size=100))
+    return engine, pickle.dumps(engine.recipe.unbuilt())
+
+
+def equal(one: Outcome, other: Outcome) -> bool:
+    privates = [{} if outcome.private is None else outcome.private for outcome in (one, other)]
+    return (
+        (one.update.client, one.update.num_examples, one.update.metrics)
+        == (other.update.client, other.update.num_examples, other.update.metrics)
+        and same(one.update.state, other.update.state)
+        and (one.private is None) == (other.private is None)
+        and same(*privates)
+    )
+
+
+def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, Outcome]]) -> None:
+    for turn, private, outcome in taken:
+        sent, before = copy.deepcopy(turn.broadcast), copy.deepcopy(private)
+        again = worker.take(turn, private)
+        assert equal(again, outcome), f"{turn.verb} of client {turn.client.id} in round {turn.round}"
+        assert same(turn.broadcast.state, sent.state)
+        assert same(turn.broadcast.statistics, sent.statistics)
+        assert private is before is None or same(private or {}, before or {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
+    """On another worker, from last to first; and on one that was made from what can travel, in some other order."""
+    engine, travelled = noted(name)
+    assert {turn.verb for turn, _, _ in engine.taken} >= {"fit", "evaluate"}
+    assert_a_function(engine.recipe.worker(), reversed(engine.taken))
+    taken = list(engine.taken)
+    random.Random(3).shuffle(taken)
+    recipe = pickle.loads(travelled)
+    assert_a_function(recipe.worker(), taken)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_recipe_travels_without_networks(name: str) -> None:
+    """And what was built from it stays as it is."""
+    engine, travelled = noted(name)
+    template = engine.recipe.template
+    before = {key: tensor.clone() for key, tensor in template.state_dict().items()}
+    recipe = pickle.loads(travelled)
+    assert not hasattr(recipe.template, "val_metrics")
+    worker = recipe.worker()
+    worker.template.load_shared_state({key: tensor + 1 for key, tensor in worker.template.shared_state().items()})
+    assert same(template.state_dict(), before)
+
+
+def test_networks_with_parametrised_weights_cannot_travel() -> None:
+    """Which is why they are built where they are needed."""
+    module = FedDecomp(Net, CLASSES)
+    module.configure_model()
+    with pytest.raises(Exception, match="parametrized"):
+        pickle.dumps(module)
+    data = new_data(3, 120)
+    data.setup()
+    recipe = Recipe(module, data, new_trainer, 0)
+    travelled = pickle.loads(pickle.dumps(recipe.unbuilt()))
+    one, other = (
+        worker.template for worker in (Recipe(FedDecomp(Net, CLASSES), data, new_trainer, 0).worker(), travelled.worker())
+    )
+    assert same(one.state_dict(), other.state_dict())
+
+
+def test_a_module_of_ones_own_does_not_notice_later_turns() -> None:
+    engine, _ = noted("PFedLoRA")
+    worker = engine.recipe.worker()
+    turn, private, _ = next(entry for entry in engine.taken if entry[0].verb == "evaluate" and entry[1] is not None)
+    module = worker.module_of(turn.client, turn.broadcast, private)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert same(worker.load(turn.client, turn.broadcast, private).state_dict(), before)
+    assert_a_function(worker, engine.taken)
+    assert same(module.state_dict(), before)
