@@ -10,8 +10,6 @@ else. Turn and loops alternate in one process; the ratio of each pair is what co
 import argparse
 import statistics
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import lightning as L
@@ -19,13 +17,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.data import IID, InMemory
-from lightning_fed.engines.worker import Turn, Worker
-from lightning_fed.exchange import Broadcast
+from lightning_fed.engines.worker import Worker
+from lightning_fed.exchange import Broadcast, Turn
+from lightning_fed.lean import lean_lightning
 from lightning_fed.methods.feddecomp import FedDecomp
 from lightning_fed.models import ResNet8
 from lightning_fed.nn.low_rank import decompose, factors
-from lightning_fed.quiet import plugins_searched_once, quiet_lightning
-from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.quiet import quiet_lightning
 
 SAMPLES, BATCH, LORA_EPOCHS, GLOBAL_EPOCHS = 500, 100, 2, 3
 
@@ -64,12 +62,13 @@ def main() -> None:
     template = FedDecomp(ResNet8, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS)
     template.configure_model()
     ratios, seconds = [], []
-    with TemporaryDirectory() as folder, quiet_lightning(), plugins_searched_once():
-        worker = Worker(template, data, ClientStore(Path(folder), 2**30), partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+    with quiet_lightning(), lean_lightning():
+        worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+        private = None
         for number in range(options.pairs + 1):
             turn = Turn("fit", data.clients[0], number + 1, Broadcast(template.shared_state()))
             start = perf_counter()
-            worker.take(turn)
+            private = worker.take(turn, private).private
             federated = perf_counter() - start
             start = perf_counter()
             bare_turn(network, images, labels)
