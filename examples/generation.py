@@ -130,7 +130,7 @@ def new_method(name: str, backbone: Any) -> FineTuning:
 def scores_of(federation: Federation) -> dict[str, float]:
     """The mean over clients of what was measured last."""
     start, end = "after/test_", "/mean"
-    last = federation.history[-1]
+    last = federation.run.history[-1]
     return {name[len(start) : -len(end)]: value for name, value in last.items() if name.startswith(start) and name.endswith(end)}
 
 

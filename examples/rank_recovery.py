@@ -35,6 +35,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.methods import PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRA, HETLoRAServer
 from lightning_fed.nn.rank import spectral_rank
+from lightning_fed.run import Run
 from lightning_fed.server import Server
 
 SIZE, TRAIN, TEST = 10, 700, 300
@@ -310,27 +311,27 @@ class RankFigure(FederationCallback):
         self.before: list[dict[int, dict[str, float]]] = []
         self.after: list[dict[int, dict[str, float]]] = []
 
-    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
         """Note what the client had learned by itself."""
-        if len(self.before) < federation.round:
+        if len(self.before) < run.round:
             self.before.append({})
         self.before[-1][update.client] = update.metrics
 
-    def on_round_end(self, federation: Federation) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Note what the clients have now, and log."""
-        self.after.append(federation.results)
+        self.after.append(run.results)
         scalars = {f"recovery/distance_{when}": self.distances(when)[-1] for when in ("before", "after")}
         for when in ("before", "after"):
             for client, ranks in enumerate(self.ranks(when), start=1):
                 scalars[f"recovery/rank_{when}_client_{client}"] = ranks[-1]
-        for logger in federation.loggers:
-            logger.log_metrics(scalars, step=federation.round)
+        for logger in run.loggers:
+            logger.log_metrics(scalars, step=run.round)
 
-    def on_fit_end(self, federation: Federation) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Draw."""
-        for logger in federation.loggers:
+        for logger in run.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("recovery/ranks", self.draw(), global_step=federation.round)
+                logger.experiment.add_figure("recovery/ranks", self.draw(), global_step=run.round)
 
     def values(self, when: str, metric: str) -> list[list[float]]:
         """A test metric, a list of rounds per client.
@@ -445,8 +446,8 @@ def main() -> None:
             start, folder = perf_counter(), options.run_dir / setting / method.lower()
             federation, recovery = play(method, setting, options.seed, options.rounds, options.local_steps, folder)
             print(report(method, recovery))
-            if isinstance(federation.server, HETLoRAServer):
-                print(f"{'':8} ranks that the server allots: {' / '.join(map(str, federation.server.ranks.values()))}")
+            if isinstance(federation.run.server, HETLoRAServer):
+                print(f"{'':8} ranks that the server allots: {' / '.join(map(str, federation.run.server.ranks.values()))}")
             print(f"{'':8} {perf_counter() - start:.0f} s", flush=True)
     print(f"\ntensorboard --logdir {options.run_dir}")
 

@@ -11,7 +11,6 @@ from tiny import same
 from lightning_fed.aggregation import EntryMean, WeightedMean, check_update, weighted_mean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, State
-from lightning_fed.federation import in_client_order
 
 
 def random_state(seed: int, dtype: torch.dtype = torch.float32) -> State:
@@ -113,26 +112,6 @@ def test_update_that_does_not_fit_is_refused_with_client_and_name(change: dict[s
     state = {name: tensor for name, tensor in (EXPECTED | change).items() if tensor is not None}
     with pytest.raises(FederationError, match=message):
         check_update(ClientUpdate(3, 10, state), EXPECTED)
-
-
-def updates(clients: list[int], taken: list[int]) -> Iterator[ClientUpdate]:
-    for client in clients:
-        taken.append(client)
-        yield ClientUpdate(client, 1, {})
-
-
-@pytest.mark.parametrize("arrival", [[1, 4, 7, 9], [9, 7, 4, 1], [4, 9, 1, 7]])
-def test_updates_are_passed_on_in_client_order(arrival: list[int]) -> None:
-    assert [update.client for update in in_client_order(updates(arrival, []), [1, 4, 7, 9])] == [1, 4, 7, 9]
-
-
-def test_an_update_in_time_is_not_held_back() -> None:
-    taken: list[int] = []
-    ordered = in_client_order(updates([1, 7, 4], taken), [1, 4, 7])
-    assert next(ordered).client == 1
-    assert taken == [1]
-    assert next(ordered).client == 4
-    assert taken == [1, 7, 4]
 
 
 # ------------------------------------------------------------------------------------------------------- parts of a whole

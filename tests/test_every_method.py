@@ -1,35 +1,21 @@
 """What every method must keep, whatever it does: a new file in lightning_fed/methods is held to all of this."""
 
 import math
-import random
-from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
-from tiny import METHODS, NoisyNet, Recording, data_for, new_federation, new_method, private_states, same, without_seconds
+from tiny import METHODS, NoisyNet, Recording, Shuffled, data_for, new_federation, new_method, private_states, same, without_seconds
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.engines.worker import Turn, Worker
 from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
+from lightning_fed.run import Run
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
-
-
-class Shuffled:
-    """Turns in a random order, their updates in another."""
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        order = random.Random(7)
-        waiting = list(turns)
-        order.shuffle(waiting)
-        updates = [worker.take(turn) for turn in waiting]
-        order.shuffle(updates)
-        yield from updates
 
 
 class InterruptInRound(FederationCallback):
@@ -38,8 +24,8 @@ class InterruptInRound(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
-        if federation.round == self.round:
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        if run.round == self.round:
             raise KeyboardInterrupt
 
 
@@ -58,9 +44,9 @@ def recorded(name: str) -> tuple[Federation, Recording]:
 
 
 def assert_same(one: Federation, other: Federation) -> None:
-    assert without_seconds(one.history) == without_seconds(other.history)
-    assert one.results == other.results
-    assert same(one.server.state_dict(), other.server.state_dict())
+    assert without_seconds(one.run.history) == without_seconds(other.run.history)
+    assert one.run.results == other.run.results
+    assert same(one.run.server.state_dict(), other.run.server.state_dict())
     ours, theirs = private_states(one), private_states(other)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[client], theirs[client]) for client in ours)
@@ -72,16 +58,17 @@ def client_modules(name: str, **options: object) -> list[FederatedModule]:
 
 def test_a_run_leaves_its_mark(name: str) -> None:
     federation, engine = recorded(name)
-    assert len(federation.history) == 2
-    for row in federation.history:
+    assert len(federation.run.history) == 2
+    for row in federation.run.history:
         losses = [value for key, value in row.items() if key.startswith("train/") and key.endswith("_loss")]
         assert losses
         assert all(math.isfinite(loss) for loss in losses)
-    assert 0 <= federation.history[-1]["after/test_accuracy/min"] <= federation.history[-1]["after/test_accuracy/max"] <= 1
-    assert federation.results.keys() == {0, 1, 2}
+    assert 0 <= federation.run.history[-1]["after/test_accuracy/min"] <= federation.run.history[-1]["after/test_accuracy/max"] <= 1
+    assert federation.run.results.keys() == {0, 1, 2}
     for client in {turn.client for turn in engine.turns if turn.verb == "fit"}:
-        untrained = federation.model.for_client(client, federation.seed)
-        assert not same(federation.client_module(client.id).state_dict(), untrained.state_dict())
+        untrained = federation.run.model.for_client(client, federation.seed)
+        trained = federation.run.server_module() if federation.run.model.centralised else federation.client_module(client.id)
+        assert not same(trained.state_dict(), untrained.state_dict())
 
 
 @pytest.mark.parametrize("backbone", [None, NoisyNet], ids=["default", "batch norm"])
@@ -118,11 +105,11 @@ def test_no_private_name_crosses_the_wire(name: str) -> None:
     federation, engine = recorded(name)
     private = set().union(*(module.private_names() for module in client_modules(name)))
     assert [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0] == [0, 1, 2]
-    participants = 1 if federation.model.centralised else 2
+    participants = 1 if federation.run.model.centralised else 2
     assert sum(turn.verb == "fit" for turn in engine.turns) == 2 * participants  # of two rounds
     payloads: list[State] = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
     assert not any(private & state.keys() for state in payloads)
-    assert not private & federation.server.state_dict().keys()
+    assert not private & federation.run.server.state_dict().keys()
 
 
 def test_an_update_looks_like_the_broadcast_or_a_part_of_it(name: str) -> None:
@@ -149,13 +136,13 @@ def test_a_store_without_memory_changes_nothing(name: str) -> None:
 
 def test_measuring_changes_nothing(name: str) -> None:
     often, seldom = fit(name, evaluate_every=1), recorded(name)[0]
-    assert same(often.server.state_dict(), seldom.server.state_dict())
-    assert often.results == seldom.results
+    assert same(often.run.server.state_dict(), seldom.run.server.state_dict())
+    assert often.run.results == seldom.run.results
 
 
 def test_another_seed_gives_other_numbers(name: str) -> None:
     other, federation = fit(name, rounds=1, seed=1), recorded(name)[0]
-    assert without_seconds(other.history)[0] != without_seconds(federation.history)[0]
+    assert without_seconds(other.run.history)[0] != without_seconds(federation.run.history)[0]
 
 
 def test_who_does_not_take_part_keeps_its_private_state(name: str) -> None:
@@ -171,7 +158,7 @@ def test_who_does_not_take_part_keeps_its_private_state(name: str) -> None:
 
 
 def test_a_finished_run_is_measured_as_it_ended(name: str) -> None:
-    last = fit(name, run_dir="runs").history[-1]
+    last = fit(name, run_dir="runs").run.history[-1]
     federation = new_federation(2, run_dir="runs")
     for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
         metrics = verb(new_method(name), data_for(name, num_clients=3, size=100))
@@ -194,7 +181,7 @@ def test_a_clients_module_predicts_what_was_measured(name: str) -> None:
     federation, _ = recorded(name)
     for client in range(3):
         module = federation.client_module(client).eval()
-        data = federation.data.client(client)
+        data = federation.run.data.client(client)
         images, labels = data.data[data.splits[2]]
         accuracy = (module(images).argmax(dim=1) == labels).float().mean().item()
-        assert accuracy == pytest.approx(federation.results[client]["test/accuracy"])
+        assert accuracy == pytest.approx(federation.run.results[client]["test/accuracy"])

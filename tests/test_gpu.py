@@ -23,7 +23,7 @@ pytestmark = [
 def test_a_run_on_the_gpu_leaves_everything_on_the_cpu(name: str) -> None:
     federation = new_federation(trainer=partial(L.Trainer, accelerator="gpu", devices=1))
     federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
-    states = [federation.server.state_dict(), *(federation.store.get(k) for k in range(3) if k in federation.store)]
+    states = [federation.run.server.state_dict(), *(federation.run.store.get(k) for k in range(3) if k in federation.run.store)]
     assert all(tensor.device.type == "cpu" for state in states for tensor in state.values())
 
 

@@ -199,7 +199,7 @@ def test_alone_equals_the_first_turn_of_a_federation() -> None:
     module, client = Standalone(Net, CLASSES, momentum).for_client(data.clients[0]), data.client(0)
     client.order_seed = derive_seed(federation.seed, TURN, 1, 0)
     new_trainer(**QUIET, max_epochs=1).fit(module, client)
-    assert same(module.private_state(), federation.store.get(0))
+    assert same(module.private_state(), federation.run.store.get(0))
 
 
 # ------------------------------------------------------------------------------------------------------------ copies

@@ -29,7 +29,7 @@ example = load()
 
 def matrices(federation: Federation) -> list[Tensor]:
     """The clients' W after the last round's average."""
-    return [federation.client_module(client.id).matrix() for client in federation.clients]
+    return [federation.client_module(client.id).matrix() for client in federation.run.clients]
 
 
 def joint_distance(learned: list[Tensor], truths: list[Tensor]) -> float:
@@ -80,11 +80,11 @@ def test_a_client_has_the_first_700_rows_of_its_own_problem_for_training():
 def test_two_clients_train_240_parameters(method):
     """PF2LoRA: 10·4 + 4·10 common, counted with each client, and 10·2 + 2·10 private ones. HETLoRA: 20 times ranks 2 and 10."""
     federation, _ = example.play(method, "paper", rounds=1)
-    modules = [federation.client_module(client.id) for client in federation.clients]
+    modules = [federation.client_module(client.id) for client in federation.run.clients]
     assert sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad) == 240
     sent = 80 if method == "PF2LoRA" else 120
-    assert federation.history[-1]["traffic/up_parameters"] == (2 * sent if method == "PF2LoRA" else 240)
-    assert count_floats(federation.server.state) == (80 if method == "PF2LoRA" else 240)
+    assert federation.run.history[-1]["traffic/up_parameters"] == (2 * sent if method == "PF2LoRA" else 240)
+    assert count_floats(federation.run.server.state) == (80 if method == "PF2LoRA" else 240)
 
 
 def test_private_factors_start_without_a_column_or_row_in_common_with_the_shared_ones():
@@ -173,7 +173,7 @@ def test_a_run_leaves_scalars_and_a_figure(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     federation, recovery = example.play("HETLoRA", "paper", rounds=2, run_dir=tmp_path)
-    events = EventAccumulator(str(federation.folder))
+    events = EventAccumulator(str(federation.run.folder))
     events.Reload()
     assert "recovery/ranks" in events.Tags()["images"]
     assert [event.value for event in events.Scalars("recovery/distance_after")] == pytest.approx(recovery.distances("after"))

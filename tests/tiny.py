@@ -1,5 +1,6 @@
 """Networks, data and federations small enough that a round takes a fraction of a second."""
 
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,9 @@ from torch.nn.functional import dropout, relu
 import lightning_fed.methods
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices, cut
-from lightning_fed.engines.worker import Turn, Worker
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.engines import InProcess
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
 from lightning_fed.families.capacity import CapacityModule
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.federation import Federation
@@ -26,7 +28,7 @@ from lightning_fed.models.backbone import scaled
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import FederatedModule
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.client_store import read_state
+from lightning_fed.storage.client_store import ClientStore, read_state
 
 CLASSES = 4
 PIXELS = 3 * 4 * 4
@@ -194,7 +196,11 @@ def same(one: State, other: State) -> bool:
 
 def private_states(federation: Federation) -> dict[int, State]:
     """The private state of every client that has one."""
-    return {client.id: dict(federation.store.get(client.id)) for client in federation.clients if client.id in federation.store}
+    return {
+        client.id: dict(federation.run.store.get(client.id))
+        for client in federation.run.clients
+        if client.id in federation.run.store
+    }
 
 
 def without_seconds(history: list[Metrics]) -> list[Metrics]:
@@ -208,8 +214,8 @@ def final_checkpoint(run_folder: Path) -> tuple[int, dict[str, Any], list[Metric
     checkpoint, problems = checkpoints.latest()
     assert not problems
     manifest = checkpoint.manifest
-    clients = {client: read_state(checkpoints.clients_folder, record) for client, record in manifest.clients.items()}
-    return manifest.round, manifest.identity, without_seconds(manifest.history), checkpoint.server, clients
+    clients = {client: read_state(checkpoints.clients_folder, record) for client, record in checkpoint.clients.items()}
+    return manifest.round, manifest.identity, without_seconds(checkpoint.history), checkpoint.server, clients
 
 
 def assert_same_end(one: Path, other: Path) -> None:
@@ -222,23 +228,50 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert all(same(clients_1[client], clients_2[client]) for client in clients_1)
 
 
-class Recording:
-    """An engine: turns in order; keeps what went down and up."""
+class Recording(InProcess):
+    """Keeps what goes down and up, and its worker."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.turns: list[Turn] = []
         self.updates: list[ClientUpdate] = []
 
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        super().open(recipe, states)
+        assert self._opened is not None
+        self.worker, _ = self._opened
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for update in super().run(self._noted(turns)):
+            assert isinstance(update, ClientUpdate)
+            self.updates.append(update)
+            yield update
+
+    def _noted(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         for turn in turns:
             self.turns.append(turn)
-            self.updates.append(worker.take(turn))
-            yield self.updates[-1]
+            yield turn
+
+    @property
+    def trained(self) -> list[ClientUpdate]:
+        """The updates of fit turns."""
+        return [update for _, update in self.fits()]
 
     def fits(self, round: int | None = None) -> list[tuple[Turn, ClientUpdate]]:
         """Fit turns and what came of them, of all rounds or of one."""
         pairs = zip(self.turns, self.updates, strict=True)
         return [(turn, update) for turn, update in pairs if turn.verb == "fit" and round in (None, turn.round)]
+
+
+class Shuffled(InProcess):
+    """Carries turns out in a random order."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        waiting = list(turns)
+        order = list(range(len(waiting)))
+        random.Random(7).shuffle(order)
+        done = {place: next(iter(super(Shuffled, self).run([waiting[place]]))) for place in order}
+        yield from (done[place] for place in range(len(waiting)))
 
 
 def distance(one: State, other: State) -> float:

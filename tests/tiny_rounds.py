@@ -1,13 +1,10 @@
 """Short federations of methods for clients of different capacity."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tiny import new_data, new_federation
 
 from lightning_fed.data import ClassesPerClient, InMemory
-from lightning_fed.engines.worker import Turn, Worker
-from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.module import FederatedModule
@@ -17,20 +14,6 @@ class UniformFedAvg(FedAvg):
     """FedAvg that counts every client the same."""
 
     weighting = "uniform"
-
-
-class Recording:
-    """Keeps the updates of fit turns."""
-
-    def __init__(self) -> None:
-        self.updates: list[ClientUpdate] = []
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        for turn in turns:
-            update = worker.take(turn)
-            if turn.verb == "fit":
-                self.updates.append(update)
-            yield update
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:

@@ -12,7 +12,7 @@ from tiny import data_for, new_federation, new_method, private_states, same, wit
 
 from lightning_fed.callbacks import AdapterRanks
 from lightning_fed.callbacks.adapter_ranks import rank_figure, short_names
-from lightning_fed.families.lora import LoRAModule
+from lightning_fed.exchange import RANK
 from lightning_fed.federation import Federation
 from lightning_fed.methods import PF2LoRA
 
@@ -119,10 +119,15 @@ def test_without_a_board_there_is_a_table() -> None:
     assert len(written()) == 6
 
 
-def test_without_a_folder_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoRAModule, "adapter_ranks", None)
-    fit(run_dir=None)
+def test_without_a_folder_nothing_is_written_and_no_rank_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fed.callbacks.adapter_ranks.ranks_of", None)
+    federation = fit(run_dir=None)
     assert not list(Path.cwd().iterdir())
+    for client, results in federation.run.results.items():  # what the turns found is there all the same
+        ranks = federation.client_module(client).adapter_ranks()
+        assert {name: rank for name, rank in results.items() if name.startswith(RANK)} == {
+            f"{RANK}{layer}": rank for layer, rank in ranks.items()
+        }
 
 
 def test_looking_changes_nothing() -> None:
@@ -130,8 +135,8 @@ def test_looking_changes_nothing() -> None:
     without = new_federation(3, "other", logger=True, participation=0.7)
     without.callbacks = []
     without.fit(new_method("PF2LoRA"), data_for("PF2LoRA", num_clients=3, size=60))
-    assert without_seconds(with_ranks.history) == without_seconds(without.history)
-    assert same(with_ranks.server.state_dict(), without.server.state_dict())
+    assert without_seconds(with_ranks.run.history) == without_seconds(without.run.history)
+    assert same(with_ranks.run.server.state_dict(), without.run.server.state_dict())
     ours, theirs = private_states(with_ranks), private_states(without)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[client], theirs[client]) for client in ours)

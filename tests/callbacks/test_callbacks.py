@@ -15,6 +15,7 @@ from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.measure.meters import Metrics
+from lightning_fed.run import Run
 
 PROMISED = [
     "train/local_loss",
@@ -33,7 +34,7 @@ PROMISED = [
 
 
 def fit(rounds: int, ckpt_path: str | None = None, **options: object) -> Federation:
-    federation = new_federation(rounds, "runs", logger=True, participation=0.5, **options)
+    federation = new_federation(rounds, "runs", logger=True, participation=0.5, evaluate_every=1, **options)
     federation.fit(new_method("PFedLoRA"), new_data(), ckpt_path)
     return federation
 
@@ -57,7 +58,7 @@ def test_metrics_csv_has_a_row_per_round_with_everything() -> None:
     federation = fit(3)
     rows = read_csv("metrics.csv")
     assert [row["round"] for row in rows] == ["1.0", "2.0", "3.0"]
-    for row, metrics in zip(rows, federation.history, strict=True):
+    for row, metrics in zip(rows, federation.run.history, strict=True):
         assert {name: float(value) for name, value in row.items() if value} == metrics
     assert set(PROMISED) <= rows[0].keys()
 
@@ -66,11 +67,11 @@ def test_clients_csv_has_a_row_per_client() -> None:
     federation = fit(1)
     rows = read_csv("clients.csv")
     assert [int(row["client"]) for row in rows] == [0, 1, 2, 3]
-    majority = federation.data.majority_accuracy().tolist()
-    for row, client in zip(rows, federation.clients, strict=True):
+    majority = federation.run.data.majority_accuracy().tolist()
+    for row, client in zip(rows, federation.run.clients, strict=True):
         assert (int(row["train"]), int(row["val"]), int(row["test"])) == (client.num_train, client.num_val, client.num_test)
         assert float(row["majority_accuracy"]) == majority[client.id]
-        assert float(row["test/accuracy"]) == federation.results[client.id]["test/accuracy"]
+        assert float(row["test/accuracy"]) == federation.run.results[client.id]["test/accuracy"]
         assert "val/accuracy" in row
 
 
@@ -84,7 +85,7 @@ def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:
     found = events()
     assert set(PROMISED) <= set(found.Tags()["scalars"])
     for name in PROMISED:
-        assert scalars(found, name) == pytest.approx({row["round"]: row[name] for row in federation.history})
+        assert scalars(found, name) == pytest.approx({row["round"]: row[name] for row in federation.run.history})
     assert [image.step for image in found.Images("clients/labels")] == [0]
     assert [image.step for image in found.Images("clients/accuracy")] == [3]
     assert "_hparams_/session_start_info" in found.summary_metadata
@@ -94,8 +95,8 @@ def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:
 class Stop(FederationCallback):
     """Ends a run after a round was reported and before it is checkpointed."""
 
-    def on_round_end(self, federation: Federation) -> None:
-        if federation.round == 3:
+    def on_round_end(self, run: Run) -> None:
+        if run.round == 3:
             raise KeyboardInterrupt
 
 
@@ -104,7 +105,7 @@ def test_a_continued_run_shows_each_round_once() -> None:
         fit(4, callbacks=[Stop()])
     federation = fit(4, ckpt_path="last")
     name = "after/test_accuracy/mean"
-    assert scalars(events(), name) == pytest.approx({row["round"]: row[name] for row in federation.history})
+    assert scalars(events(), name) == pytest.approx({row["round"]: row[name] for row in federation.run.history})
     for other in ("train/local_loss", "traffic/total_bytes"):
         assert [event.step for event in events().Scalars(other)] == [1, 2, 3, 4]
     assert len(read_csv("metrics.csv")) == 4
@@ -143,24 +144,24 @@ class Noting(FederationCallback):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def on_fit_start(self, federation: Federation) -> None:
-        self.calls.append(("fit_start", federation.round))
+    def on_fit_start(self, run: Run) -> None:
+        self.calls.append(("fit_start", run.round))
 
-    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
-        self.calls.append((f"turn_end {update.client}", federation.round))
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        self.calls.append((f"turn_end {update.client}", run.round))
 
-    def on_round_end(self, federation: Federation) -> None:
-        assert federation.history[-1]["round"] == federation.round
-        self.calls.append(("round_end", federation.round))
+    def on_round_end(self, run: Run) -> None:
+        assert run.history[-1]["round"] == run.round
+        self.calls.append(("round_end", run.round))
 
-    def on_fit_end(self, federation: Federation) -> None:
-        self.calls.append(("fit_end", federation.round))
+    def on_fit_end(self, run: Run) -> None:
+        self.calls.append(("fit_end", run.round))
 
-    def on_measure_end(self, federation: Federation, metrics: Metrics) -> None:
-        self.calls.append(("measure_end", federation.round))
+    def on_measure_end(self, run: Run, metrics: Metrics) -> None:
+        self.calls.append(("measure_end", run.round))
 
-    def teardown(self, federation: Federation) -> None:
-        self.calls.append(("teardown", federation.round))
+    def teardown(self, run: Run) -> None:
+        self.calls.append(("teardown", run.round))
 
 
 def test_hooks_are_called_in_order() -> None:

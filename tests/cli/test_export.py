@@ -89,7 +89,7 @@ def test_the_server_of_a_whole_model_exports_it() -> None:
     federation.fit(new_method("FedAvg"), data)
     new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
     state = safetensors.torch.load_file("exported/model.safetensors")
-    assert all(torch.equal(state[key], tensor) for key, tensor in federation.server.state.items())
+    assert all(torch.equal(state[key], tensor) for key, tensor in federation.run.server.state.items())
 
 
 def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
@@ -98,7 +98,7 @@ def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
     federation.fit(new_method("FedAvg", backbone=tiny_vit), data)
     new_federation(1, "runs").export(new_method("FedAvg", backbone=tiny_vit), data, "exported")
     loaded = VisionTransformer(CLASSES, name="exported")
-    trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.server.state.items()}
+    trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.run.server.state.items()}
     assert loaded.state_dict().keys() == trained.keys()
     assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.state_dict().items())
 
@@ -109,7 +109,7 @@ def test_statistics_that_were_gathered_are_exported() -> None:
     federation.fit(new_method("FedHM"), data)
     new_federation(1, "runs").export(new_method("FedHM"), data, "exported")
     state = safetensors.torch.load_file("exported/model.safetensors")
-    model = federation.server.models()["global"]
+    model = federation.run.server.models()["global"]
     assert state.keys() == model.state.keys() | model.statistics.keys()
     assert all(torch.equal(state[key], tensor) for key, tensor in {**model.state, **model.statistics}.items())
 

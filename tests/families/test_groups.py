@@ -150,8 +150,8 @@ def test_one_size_is_federated_averaging() -> None:
     updates = [update for _, update in engine.fits(1)]
     weights = [update.num_examples for update in updates]
     assert len(set(weights)) == 5
-    assert same(federation.server.state, bare_mean(updates, weights))
-    assert not same(federation.server.state, bare_mean(updates, [1] * 5))
+    assert same(federation.run.server.state, bare_mean(updates, weights))
+    assert not same(federation.run.server.state, bare_mean(updates, [1] * 5))
 
 
 def test_a_turn_is_an_epoch_of_a_new_adam() -> None:
@@ -183,10 +183,10 @@ def test_the_network_is_frozen_and_in_memory_once(name: str) -> None:
     method = method_of(name)
     plain = method.source.copy(CLASSES)
     before = {key: tensor.clone() for key, tensor in plain.state_dict().items()}
-    federation, _ = fit(method, rounds=1)
+    federation, engine = fit(method, rounds=1)
     body = before.keys() - plain.head_names()
     assert len(body) > 30
-    for module in [*federation.worker._modules.values(), *(federation.client_module(client) for client in (0, 1))]:
+    for module in [*engine.worker._modules.values(), *(federation.client_module(client) for client in (0, 1))]:
         state = module.state_dict()
         for key in body:
             assert torch.equal(state[f"backbone.{key}"], before[key])
@@ -215,7 +215,7 @@ def test_a_round_is_a_mean_for_each_size(name: str, round: int) -> None:
     for size, pairs in groups.items():
         mean = bare_mean([update for _, update in pairs], [update.num_examples for _, update in pairs])
         if round == 2:
-            assert same(federation.server.states[size], mean)
+            assert same(federation.run.server.states[size], mean)
         else:
             sent = next(turn.broadcast.state for turn, _ in engine.fits(2) if turn.broadcast.capacity == size)
             assert same(sent, mean)
@@ -269,13 +269,13 @@ def test_what_does_not_fit_or_diverged_is_refused_and_changes_nothing() -> None:
 @every_method
 def test_several_sizes_are_measured_each(name: str) -> None:
     federation, engine = recorded(name)
-    row = federation.history[-1]
+    row = federation.run.history[-1]
     assert {"size_2/test_accuracy", "size_3/test_accuracy", "after/test_accuracy/mean"} <= row.keys()
     assert not any(column.startswith("global/") for column in row)
-    assert federation.headline("test") == "after/test_accuracy/mean"
+    assert federation.run.headline("test") == "after/test_accuracy/mean"
     measured = [turn.broadcast for turn in engine.turns if turn.verb == "evaluate" and turn.client.id == -1]
     assert [broadcast.capacity for broadcast in measured] == [2, 3]
-    data = federation.data.pooled()
+    data = federation.run.data.pooled()
     images, labels = data.data[data.splits[2]]
     for size, client in ((2, 0), (3, 1)):
         module = federation.client_module(client).eval()
@@ -295,8 +295,8 @@ def test_one_size_is_a_global_model(name: str, sizes: tuple[int, ...]) -> None:
 
 def test_the_headline_of_one_size() -> None:
     federation, _, _ = recorded_alike()
-    assert federation.headline("test") == "global/test_accuracy"
-    assert "global/test_accuracy" in federation.history[-1]
+    assert federation.run.headline("test") == "global/test_accuracy"
+    assert "global/test_accuracy" in federation.run.history[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------------- keeping
@@ -316,8 +316,8 @@ def test_a_continued_run_ends_as_one_that_was_not_stopped() -> None:
     federation = new_federation(2, run_dir="runs", participation=0.8, evaluate_every=0)
     federation.fit(method_of(), new_data(5, 200), ckpt_path="last")
     expected, _ = recorded("AdapterTuning")
-    assert same(federation.server.state_dict(), expected.server.state_dict())
-    assert federation.results == expected.results
+    assert same(federation.run.server.state_dict(), expected.run.server.state_dict())
+    assert federation.run.results == expected.run.results
 
 
 @pytest.mark.parametrize(("client", "size"), [(None, 3), (0, 2), (1, 3)])
@@ -325,4 +325,4 @@ def test_the_server_exports_its_largest_model_and_a_client_its_own(client: int |
     federation, _ = fit(method_of(), rounds=1, run_dir="runs")
     new_federation(1, run_dir="runs").export(method_of(), new_data(5, 200), "exported", client)
     state = safetensors.torch.load_file("exported/model.safetensors")
-    assert same({key: state[key] for key in federation.server.states[size]}, federation.server.states[size])
+    assert same({key: state[key] for key in federation.run.server.states[size]}, federation.run.server.states[size])

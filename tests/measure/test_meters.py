@@ -9,14 +9,14 @@ import torch
 import lightning_fed.measure.meters
 from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.measure.meters import (
+    BestRound,
     Stopwatch,
+    Target,
     TrafficMeter,
     running_totals,
     spread,
     spread_all,
-    target_reached,
     training_means,
-    validation_selected,
 )
 
 
@@ -119,7 +119,7 @@ def test_running_totals_add_up() -> None:
     row = {"compute/flops": 7.0} | {f"traffic/{way}_{unit}": 1.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
     history: list[dict[str, float]] = []
     for _ in range(3):
-        history.append(row | running_totals(history, row))
+        history.append(row | running_totals(history[-1] if history else {}, row))
     assert history[-1]["traffic/total_parameters"] == history[-1]["traffic/total_bytes"] == 6
     assert history[-1]["compute/total_flops"] == 21
 
@@ -132,17 +132,27 @@ def headline(kind: str) -> str:
     return f"after/{kind}_accuracy/mean"
 
 
+def selected(rows: list[dict[str, float]]) -> dict[str, float]:
+    best = BestRound(headline, "accuracy")
+    return [best.update(row) for row in rows][-1]
+
+
+def reached(rows: list[dict[str, float]], target: float) -> dict[str, float]:
+    meter = Target("accuracy", target)
+    return [meter.update(row) for row in rows][-1]
+
+
 def test_a_round_is_selected_by_validation_and_never_by_test() -> None:
     rows = [row(1, 0.5, 0.6), {"round": 2.0}, row(3, 0.8, 0.7), row(4, 0.6, 0.9)]
-    assert validation_selected(rows, headline, "accuracy") == {"selected/test_accuracy": 0.7, "selected/round": 3}
+    assert selected(rows) == {"selected/test_accuracy": 0.7, "selected/round": 3}
 
 
 def test_of_equally_good_rounds_the_first_is_selected() -> None:
-    assert validation_selected([row(1, 0.5, 0.1), row(2, 0.5, 0.9)], headline, "accuracy")["selected/round"] == 1
+    assert selected([row(1, 0.5, 0.1), row(2, 0.5, 0.9)])["selected/round"] == 1
 
 
 def test_without_validation_data_nothing_is_selected() -> None:
-    assert validation_selected([{"round": 1.0, "after/test_accuracy/mean": 0.9}], headline, "accuracy") == {}
+    assert selected([{"round": 1.0, "after/test_accuracy/mean": 0.9}]) == {}
 
 
 def test_the_costs_of_a_target_are_those_of_the_first_round_that_reached_it() -> None:
@@ -157,11 +167,11 @@ def test_the_costs_of_a_target_are_those_of_the_first_round_that_reached_it() ->
         for k, value in ((1.0, 0.5), (2.0, 0.8), (3.0, 0.7), (4.0, 0.9))
     ]
     del rows[0]["accuracy"]  # a round that was not measured
-    assert target_reached(rows, "accuracy", 0.8) == {
+    assert reached(rows, 0.8) == {
         "target/parameters": 20,
         "target/bytes": 80,
         "target/flops": 14,
         "target/round": 2,
     }
-    assert target_reached(rows, "accuracy", 0.85)["target/round"] == 4
-    assert target_reached(rows, "accuracy", 0.95) == {}
+    assert reached(rows, 0.85)["target/round"] == 4
+    assert reached(rows, 0.95) == {}

@@ -35,13 +35,13 @@ def test_clients_with_equal_data_average_to_each_of_them() -> None:
 
     assert [client.num_train for client in clients(3).clients] == [7, 7, 7]
     three, one = (fit(FedAvg(Net, CLASSES, momentum, epochs=2), clients(number)) for number in (3, 1))
-    assert same(three.server.state_dict(), one.server.state_dict())
-    assert not same(three.server.state_dict(), three.model.shared_state())
+    assert same(three.run.server.state_dict(), one.run.server.state_dict())
+    assert not same(three.run.server.state_dict(), three.run.model.shared_state())
 
 
 def test_without_local_epochs_nothing_changes() -> None:
     federation = fit(FedAvg(NoisyNet, CLASSES, epochs=0), rounds=3)
-    assert same(federation.server.state_dict(), federation.model.shared_state())
+    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def test_one_full_batch_step_is_a_centralised_step() -> None:
@@ -50,12 +50,12 @@ def test_one_full_batch_step_is_a_centralised_step() -> None:
     assert len({client.num_train for client in data.clients}) == 4
     federation = fit(FedAvg(Net, CLASSES, sgd), data, trainer=partial(new_trainer, precision="64-true"))
 
-    network = federation.model.backbone.double()
+    network = federation.run.model.backbone.double()
     everybody = torch.cat([data.client(k).splits[0] for k in range(4)])
     cross_entropy(network(data.client(0).data.images[everybody]), data.client(0).data.labels[everybody]).backward()
     sgd(network.parameters()).step()
     for name, tensor in network.state_dict().items():
-        torch.testing.assert_close(federation.server.state_dict()[f"backbone.{name}"], tensor, rtol=0, atol=1e-12)
+        torch.testing.assert_close(federation.run.server.state_dict()[f"backbone.{name}"], tensor, rtol=0, atol=1e-12)
 
 
 def test_the_order_of_clients_matters_by_no_more_than_rounding() -> None:
@@ -83,11 +83,11 @@ def test_uniform_weights() -> None:
 def test_batch_norm_statistics_are_averaged_and_their_counter_takes_the_maximum() -> None:
     data = new_data(batch_size=16)
     federation = fit(FedAvg(NoisyNet, CLASSES, momentum), data)
-    state = federation.server.state_dict()
+    state = federation.run.server.state_dict()
     counter = state["backbone.norm.num_batches_tracked"]
     assert counter.dtype == torch.int64
     assert counter.item() == max(len(data.client(k).train_dataloader()) for k in range(4))
-    initial = federation.model.shared_state()
+    initial = federation.run.model.shared_state()
     assert not torch.equal(state["backbone.norm.running_mean"], initial["backbone.norm.running_mean"])
     assert not torch.equal(state["backbone.norm.running_var"], initial["backbone.norm.running_var"])
 
@@ -96,7 +96,7 @@ def test_everybody_holds_the_global_model_after_aggregation() -> None:
     federation = fit(FedAvg(NoisyNet, CLASSES, momentum))
     for client in range(4):
         module = federation.client_module(client)
-        assert same(module.state_dict(), federation.server.state_dict())
+        assert same(module.state_dict(), federation.run.server.state_dict())
         assert not module.private_state()
 
 
@@ -109,7 +109,7 @@ def test_traffic_of_cnn1() -> None:
     """All 2,621,558 parameters, down and up."""
     labels = torch.arange(10).repeat(4)
     data = InMemory(torch.zeros(40, 3, 32, 32, dtype=torch.uint8), labels, 10, num_clients=2, partition=IID())
-    row = fit(FedAvg(CNN1, 10, epochs=0), data).history[0]
+    row = fit(FedAvg(CNN1, 10, epochs=0), data).run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == 2 * 2_621_558
     assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 2 * 4 * 2_621_558
 

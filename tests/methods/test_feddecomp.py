@@ -48,14 +48,14 @@ def plain(state: State) -> State:
 def test_without_lora_epochs_it_is_fedavg(network: Any, variant: str) -> None:
     ours = fit(FedDecomp(fixed(network), CLASSES, lora_epochs=0, global_epochs=2, variant=variant, optimizer=momentum))
     theirs = fit(UniformFedAvg(fixed(network), CLASSES, momentum, epochs=2))
-    assert same(plain(ours.server.state_dict()), theirs.server.state_dict())
-    assert ours.results == theirs.results
+    assert same(plain(ours.run.server.state_dict()), theirs.run.server.state_dict())
+    assert ours.run.results == theirs.run.results
 
 
 def test_without_global_epochs_the_full_rank_part_stays() -> None:
     federation = fit(FedDecomp(Net, CLASSES, lora_epochs=2, global_epochs=0, optimizer=momentum))
     fewer = fit(FedDecomp(Net, CLASSES, lora_epochs=1, global_epochs=0, optimizer=momentum), rounds=1)
-    assert same(federation.server.state_dict(), fewer.server.state_dict())
+    assert same(federation.run.server.state_dict(), fewer.run.server.state_dict())
 
 
 def test_each_phase_leaves_the_other_part_bit_identical() -> None:
@@ -81,7 +81,7 @@ def test_each_phase_leaves_the_other_part_bit_identical() -> None:
 @pytest.mark.parametrize("alternating", [True, False])
 def test_low_rank_parts_are_private(alternating: bool) -> None:
     federation = fit(FedDecomp(NoisyNet, CLASSES, alternating=alternating, optimizer=sgd))
-    assert not any(name.endswith((".A", ".B")) for name in federation.server.state_dict())
+    assert not any(name.endswith((".A", ".B")) for name in federation.run.server.state_dict())
     one, other = (federation.client_module(client).state_dict() for client in (0, 1))
     for name in one:
         private = name.endswith((".A", ".B"))
@@ -96,9 +96,9 @@ def test_payload_is_the_whole_network() -> None:
 
 def test_simultaneous_training_differs_from_alternating() -> None:
     one, other = (fit(FedDecomp(fixed(Net), CLASSES, alternating=value, optimizer=sgd), 1) for value in (True, False))
-    assert [key for key in one.history[0] if key.startswith("train/")] == ["train/low_rank_loss", "train/full_rank_loss"]
-    assert [key for key in other.history[0] if key.startswith("train/")] == ["train/local_loss"]
-    assert not same(one.server.state_dict(), other.server.state_dict())
+    assert [key for key in one.run.history[0] if key.startswith("train/")] == ["train/low_rank_loss", "train/full_rank_loss"]
+    assert [key for key in other.run.history[0] if key.startswith("train/")] == ["train/local_loss"]
+    assert not same(one.run.server.state_dict(), other.run.server.state_dict())
 
 
 class Kept(FedDecomp):
@@ -120,7 +120,7 @@ def test_average_under_partial_participation(absentees: str) -> None:
     federation = new_federation(1, participation=0.5)
     federation.fit(model, new_data(4, 160))
     start, sent = model.shared_state(), Kept.sent[:2]
-    for name, tensor in federation.server.state_dict().items():
+    for name, tensor in federation.run.server.state_dict().items():
         mean = (sent[0][name] + sent[1][name]) / 2
         expected = mean if absentees == "left_out" else (2 * mean + 2 * start[name]) / 4
         assert torch.allclose(tensor, expected, atol=1e-6)
@@ -129,10 +129,10 @@ def test_average_under_partial_participation(absentees: str) -> None:
 def test_drift_is_the_mean_distance_from_the_average() -> None:
     Kept.sent = []
     federation = fit(Kept(NoisyNet, CLASSES, optimizer=sgd), rounds=1)
-    names = {name for name, _ in federation.model.named_parameters()} & Kept.sent[0].keys()
-    mean = federation.server.state_dict()
+    names = {name for name, _ in federation.run.model.named_parameters()} & Kept.sent[0].keys()
+    mean = federation.run.server.state_dict()
     flat = [torch.cat([(sent[name] - mean[name]).flatten() for name in sorted(names)]) for sent in Kept.sent[:3]]
     expected = sum(vector.norm().item() for vector in flat) / 3
-    assert federation.history[0]["server/drift"] == pytest.approx(expected, rel=1e-5)
+    assert federation.run.history[0]["server/drift"] == pytest.approx(expected, rel=1e-5)
     assert distance({"a": torch.tensor([3.0, 0.0])}, {"a": torch.tensor([0.0, 4.0])}) == 5
-    assert "server/drift" not in fit(FedDecomp(Net, CLASSES, track_drift=False), rounds=1).history[0]
+    assert "server/drift" not in fit(FedDecomp(Net, CLASSES, track_drift=False), rounds=1).run.history[0]

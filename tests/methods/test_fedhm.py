@@ -2,8 +2,6 @@
 
 import copy
 import math
-import random
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -15,6 +13,7 @@ from tiny import (
     CLASSES,
     Net,
     Recording,
+    Shuffled,
     momentum,
     new_data,
     new_federation,
@@ -29,15 +28,16 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
-from lightning_fed.engines.worker import QUIET, Turn, Worker
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State, check_fits, count_floats
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State, Turn, check_fits, count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.factorise import Factorised, recover, unroll
+from lightning_fed.run import Run
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 TinyResNet = partial(ResNet8, width=1 / 16)
@@ -89,9 +89,9 @@ def test_with_full_rank_everywhere_it_is_unweighted_fedavg(masked: bool, partici
     ours = fit(FedHM(Net, CLASSES, ratios=[1.0], masked=masked, optimizer=momentum), data, **options)
     theirs = fit(UniformFedAvg(Net, CLASSES, momentum), data, **options)
     weighted = fit(FedAvg(Net, CLASSES, momentum), data, **options)
-    for name, tensor in theirs.server.state_dict().items():
-        torch.testing.assert_close(ours.server.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
-        assert not torch.allclose(weighted.server.state_dict()[name], tensor, rtol=1e-4)
+    for name, tensor in theirs.run.server.state_dict().items():
+        torch.testing.assert_close(ours.run.server.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(weighted.run.server.state_dict()[name], tensor, rtol=1e-4)
 
 
 def shares(**options: Any) -> list[float]:
@@ -153,7 +153,7 @@ def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[fl
     """The j-th singular value is multiplied by the weights of those whose rank is at least j; the anchor's rank is full."""
     model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(2, 80, batch_size=1000))
-    layers, before, after = model.low_rank_layers(), model.shared_state(), federation.server.state_dict()
+    layers, before, after = model.low_rank_layers(), model.shared_state(), federation.run.server.state_dict()
     takers = [*ratios, 1.0] if anchor else list(ratios)
     found = spectra(after, layers)
     for layer, values in spectra(before, layers).items():
@@ -388,40 +388,38 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     return federation, list(engine.turns), list(engine.updates)
 
 
-class Shuffled:
-    """Turns in a random order, their updates in another."""
-
-    def run(self, worker: Worker, turns: Iterable[Turn]) -> Iterator[ClientUpdate]:
-        waiting = list(turns)
-        random.Random(5).shuffle(waiting)
-        updates = [worker.take(turn) for turn in waiting]
-        random.Random(6).shuffle(updates)
-        yield from updates
-
-
 @each_method
 def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
     other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
-    models, others = recorded(name)[0].server.models(), other.server.models()
+    models, others = recorded(name)[0].run.server.models(), other.run.server.models()
     assert models.keys() == others.keys() == VERSIONS[name] | {"global"}
     for version, model in models.items():
         assert any(tensor.abs().sum() > 0 for statistic, tensor in model.statistics.items() if statistic.endswith("running_mean"))
         assert same(model.statistics, others[version].statistics)
 
 
+class MeasureAgain(FederationCallback):
+    """Measures everything once more after the last round."""
+
+    def on_fit_end(self, run: Run) -> None:
+        self.results = dict(run.results)
+        self.again = run.measure("val") | run.measure("test")
+
+
 @each_method
 def test_measuring_twice_gives_the_same_numbers(name: str) -> None:
-    federation = recorded(name)[0]
-    results, last = dict(federation.results), federation.history[-1]
-    again = federation._evaluate()
-    assert again == {column: last[column] for column in again}
-    assert federation.results == results
+    callback = MeasureAgain()
+    federation = fit(new_method(name, **SIZES[name]), some_classes_each(), callbacks=[callback])
+    last = federation.run.history[-1]
+    assert {f"{version}/test_accuracy" for version in VERSIONS[name] | {"global"}} <= callback.again.keys()
+    assert callback.again == {column: last[column] for column in callback.again}
+    assert federation.run.results == callback.results
 
 
 @each_method
 def test_running_statistics_do_not_travel_to_train(name: str) -> None:
     federation, turns, updates = recorded(name)
-    payloads: list[State] = [federation.server.state_dict()]
+    payloads: list[State] = [federation.run.server.state_dict()]
     for turn, update in zip(turns, updates, strict=True):
         if turn.verb == "fit":
             payloads += [turn.broadcast.state, update.state]
@@ -435,9 +433,9 @@ def test_running_statistics_do_not_travel_to_train(name: str) -> None:
 @each_method
 def test_the_global_model_is_what_is_measured(name: str) -> None:
     federation = recorded(name)[0]
-    model, pooled = federation.server.models()["global"], federation.data.pooled()
+    model, pooled = federation.run.server.models()["global"], federation.run.data.pooled()
     images, labels = pooled.data[pooled.splits[2]]
-    module = federation.model.for_client(replace(pooled.info, capacity=model.capacity)).eval()
+    module = federation.run.model.for_client(replace(pooled.info, capacity=model.capacity)).eval()
     module.load_shared_state(model.state)
 
     def accuracy() -> float:
@@ -445,13 +443,13 @@ def test_the_global_model_is_what_is_measured(name: str) -> None:
 
     without = accuracy()
     module.load_statistics(model.statistics)
-    assert accuracy() == pytest.approx(federation.history[-1]["global/test_accuracy"])
+    assert accuracy() == pytest.approx(federation.run.history[-1]["global/test_accuracy"])
     assert accuracy() != without
 
 
 @each_method
 def test_every_version_is_measured_under_its_name(name: str) -> None:
-    row = recorded(name)[0].history[-1]
+    row = recorded(name)[0].run.history[-1]
     measured = {column.partition("/")[0] for column in row if column.endswith("/test_accuracy")}
     assert measured == VERSIONS[name] | {"global", "selected"}
 
@@ -459,8 +457,8 @@ def test_every_version_is_measured_under_its_name(name: str) -> None:
 @each_method
 def test_statistics_are_the_mean_over_everybodys_batches(name: str) -> None:
     federation = recorded(name)[0]
-    model, data = federation.server.models()["global"], federation.data
-    module = federation.model.for_client(replace(data.pooled().info, capacity=None))
+    model, data = federation.run.server.models()["global"], federation.run.data
+    module = federation.run.model.for_client(replace(data.pooled().info, capacity=None))
     module.load_shared_state(model.state)
     prefix, network = ("bases.1.", module.bases[1]) if name == "SplitMix" else ("backbone.", module.backbone)
     loaders = [data.client(k).predict_dataloader() for k in range(3)]
@@ -474,7 +472,7 @@ def test_statistics_are_the_mean_over_everybodys_batches(name: str) -> None:
 
 @each_method
 def test_reaching_the_target_is_reported(name: str) -> None:
-    history = recorded(name)[0].history
+    history = recorded(name)[0].run.history
     assert max(row["global/test_accuracy"] for row in history) >= TARGET
     first = next(row for row in history if row["global/test_accuracy"] >= TARGET)
     expected = {f"target/{unit}": first[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
@@ -491,7 +489,7 @@ def test_fixed_sizes_are_dealt_in_turn(name: str) -> None:
     turns = [turn for turn in turns if turn.client.id >= 0 and turn.verb != "gather"]
     assert len(turns) == 3 * (3 + 3)
     assert all(turn.broadcast.capacity == sizes[turn.client.id] for turn in turns)
-    more = federation.model.configure_server(clients(8)).capacity
+    more = federation.run.model.configure_server(clients(8)).capacity
     assert more == {client: sizes[client % 3] for client in range(8)}
 
 
@@ -501,8 +499,8 @@ class Sizes(FederationCallback):
     def __init__(self) -> None:
         self.rounds: list[dict[int, float | None]] = []
 
-    def on_round_end(self, federation: Federation) -> None:
-        self.rounds.append(dict(federation.server.capacity))
+    def on_round_end(self, run: Run) -> None:
+        self.rounds.append(dict(run.server.capacity))
 
 
 def redrawn(name: str, **options: Any) -> tuple[list[dict[int, float | None]], Federation]:
@@ -517,12 +515,12 @@ def test_redrawn_sizes_are_a_function_of_seed_and_round(name: str) -> None:
     engine = Recording()
     rounds, federation = redrawn(name, engine=engine)
     assert rounds[0] != rounds[1] != rounds[2] != rounds[0]
-    assert {size for drawn in rounds for size in drawn.values()} == set(federation.model.capacities)
+    assert {size for drawn in rounds for size in drawn.values()} == set(federation.run.model.capacities)
     turns = [turn for turn in engine.turns if turn.client.id >= 0 and turn.verb != "gather"]
     assert [turn.verb for turn in turns] == ["fit"] * (3 * 2) + ["evaluate"] * 4
     assert all(turn.broadcast.capacity == rounds[turn.round - 1][turn.client.id] for turn in turns)
-    assert federation.results.keys() == {0, 1, 2, 3}
-    assert all(math.isfinite(value) for value in federation.history[-1].values())
+    assert federation.run.results.keys() == {0, 1, 2, 3}
+    assert all(math.isfinite(value) for value in federation.run.history[-1].values())
     assert redrawn(name, rounds=2)[0] == rounds[:2]
     assert redrawn(name, rounds=1, seed=1)[0] != rounds[:1]
 
@@ -533,7 +531,7 @@ def test_a_finished_run_that_is_continued_has_the_same_clients(name: str) -> Non
     ended = fit(method(), data, rounds=2, run_dir="runs", evaluate_every=0)
     continued = new_federation(2, run_dir="runs", evaluate_every=0)
     continued.fit(method(), data, ckpt_path="last")
-    assert without_seconds(continued.history) == without_seconds(ended.history)
+    assert without_seconds(continued.run.history) == without_seconds(ended.run.history)
     for client in range(3):
         before, after = (federation.client_module(client).state_dict() for federation in (ended, continued))
         assert [key for key, tensor in before.items() if not torch.equal(tensor, after[key])] == []

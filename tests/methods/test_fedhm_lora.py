@@ -49,14 +49,14 @@ def client_of(capacity: float | None, **options: Any) -> FedHMLoRA:
     return method_of(**options).for_client(ClientInfo(0, 10, 2, 2, (3,) * CLASSES, capacity))
 
 
-def server_of(number: int, cohort: Iterable[int] | None = None, **options: Any) -> FedHMLoRAServer:
-    """At the start of round 1, in which everybody takes part, or those in the cohort."""
+def server_of(number: int, **options: Any) -> FedHMLoRAServer:
+    """At the start of round 1."""
     method = method_of(**options)
     method.configure_model()
     everybody = clients(number)
     server = method.configure_server(everybody)
     assert isinstance(server, FedHMLoRAServer)
-    server.open_round(1, everybody if cohort is None else [everybody[k] for k in cohort])
+    server.open_round(1, everybody)
     return server
 
 
@@ -64,9 +64,11 @@ def filled(state: State) -> State:
     return {name: torch.randn_like(tensor) for name, tensor in state.items()}
 
 
-def updates_of(server: FedHMLoRAServer) -> list[ClientUpdate]:
-    """An update of random numbers from every participant."""
-    return [ClientUpdate(client.id, client.num_train, filled(server.broadcast(client).state)) for client in server.cohort]
+def updates_of(server: FedHMLoRAServer, cohort: Iterable[int] | None = None) -> list[ClientUpdate]:
+    """An update of random numbers from every client, or from those in the cohort."""
+    everybody = clients(len(server.capacity))
+    participants = everybody if cohort is None else [everybody[k] for k in cohort]
+    return [ClientUpdate(client.id, client.num_train, filled(server.broadcast(client).state)) for client in participants]
 
 
 def change_of(payload: State, *layers: str) -> Tensor:
@@ -228,8 +230,8 @@ def test_products_are_averaged_and_not_factors() -> None:
 
 def shares(cohort: list[int], **options: Any) -> list[float]:
     """What participants of rank 2, 4, 8 and 16 count: participant k alone says that the bias of class k is 1."""
-    server = server_of(4, cohort, **options)
-    updates = updates_of(server)
+    server = server_of(4, **options)
+    updates = updates_of(server, cohort)
     for update in updates:
         update.state[BIAS] = torch.eye(CLASSES)[update.client]
     server.aggregate(updates)
@@ -304,9 +306,9 @@ def test_at_first_everybody_starts_as_lora_does_with_the_same_numbers() -> None:
 
 def test_ranks_that_the_change_lacks_can_learn() -> None:
     """One side of them is random, the other zero: nothing is added, and the gradients of the zeros are not zero."""
-    server = server_of(2, cohort=[0], ranks=[1, 4])
+    server = server_of(2, ranks=[1, 4])
     first = {name: tensor.clone() for name, tensor in server.broadcast(clients(2)[1]).state.items()}
-    server.aggregate(updates_of(server))
+    server.aggregate(updates_of(server, [0]))
     sent = server.broadcast(clients(2)[1]).state
     for layer in (QUERY, OUTPUT):
         assert torch.equal(sent[a_of(layer)][1:], first[a_of(layer)][1:])
@@ -342,13 +344,14 @@ def recorded() -> tuple[Federation, Recording]:
 
 def test_the_backbone_stays_as_it_is() -> None:
     pretrained = tiny_vit(CLASSES)
-    federation = fit(1, data=new_data(2, 60), backbone=lambda classes: copy.deepcopy(pretrained))
+    engine = Recording()
+    federation = fit(1, engine, new_data(2, 60), backbone=lambda classes: copy.deepcopy(pretrained))
     expected = {f"backbone.{name}": tensor for name, tensor in pretrained.state_dict().items() if ".classifier." not in name}
-    for module in [federation.model, federation.client_module(0), *federation.worker._modules.values()]:
+    for module in [federation.run.model, federation.client_module(0), *engine.worker._modules.values()]:
         state = {name.replace(".base_layer", ""): tensor for name, tensor in module.state_dict().items()}
         assert same({name: state[name] for name in expected}, expected)
         assert {id(module.get_parameter(name)) for name in module.frozen_names} == {
-            id(federation.model.get_parameter(name)) for name in federation.model.frozen_names
+            id(federation.run.model.get_parameter(name)) for name in federation.run.model.frozen_names
         }
 
 
@@ -358,23 +361,23 @@ def test_a_round_averages_what_was_sent_and_measures_the_sum() -> None:
     weights = torch.tensor([1 / 8, 1 / 4, 1 / 2, 1]).double().softmax(dim=0)
     for name in fused_changes(last[0].state):
         mean = sum(weight * fused_changes(update.state)[name] for weight, update in zip(weights, last, strict=True))
-        torch.testing.assert_close(federation.server.state[name], mean.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(federation.run.server.state[name], mean.float(), rtol=1e-5, atol=1e-6)
         assert mean.any()
-    row, module = federation.history[-1], federation.model
-    module.load_broadcast(federation.server.models()["global"])
-    images, labels = federation.data.pooled().data[federation.data.pooled().splits[2]]
+    row, module = federation.run.history[-1], federation.run.model
+    module.load_broadcast(federation.run.server.models()["global"])
+    images, labels = federation.run.data.pooled().data[federation.run.data.pooled().splits[2]]
     assert row["global/test_accuracy"] == pytest.approx((module.eval()(images).argmax(dim=1) == labels).float().mean().item())
     assert {f"rank_{rank}/test_accuracy" for rank in (2, 4, 8, 16)} <= row.keys()
     assert {f"server/energy_rank_{rank}" for rank in (2, 4, 8, 16)} <= row.keys()
-    assert federation.headline("test") == "global/test_accuracy"
+    assert federation.run.headline("test") == "global/test_accuracy"
 
 
 def test_nothing_stays_with_the_client_and_adam_starts_afresh() -> None:
     federation, _ = recorded()
-    assert not federation.model.has_private_state
-    assert not any(client.id in federation.store for client in federation.clients)
-    assert {type(phase.optimizer(phase.parameters)) for phase in federation.model.phases()} == {torch.optim.Adam}
-    assert [phase.epochs for phase in federation.model.phases()] == [1]
+    assert not federation.run.model.has_private_state
+    assert not any(client.id in federation.run.store for client in federation.run.clients)
+    assert {type(phase.optimizer(phase.parameters)) for phase in federation.run.model.phases()} == {torch.optim.Adam}
+    assert [phase.epochs for phase in federation.run.model.phases()] == [1]
     default = FedHMLoRA(tiny_vit).optimizer([torch.zeros(1)])
     assert isinstance(default, torch.optim.Adam)
     assert default.defaults["lr"] == 2e-3

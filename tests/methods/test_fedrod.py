@@ -46,7 +46,7 @@ def test_payloads() -> None:
 
 def test_without_balancing_the_generic_model_is_fedavgs() -> None:
     ours, theirs = fit(FedRoD(fixed_net, CLASSES, gamma=0, optimizer=sgd)), fit(FedAvg(fixed_net, CLASSES, sgd))
-    assert same(ours.server.state_dict(), theirs.server.state_dict())
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_with_equal_counts_balancing_changes_nothing() -> None:
@@ -76,7 +76,7 @@ def test_the_generic_model_does_not_notice_the_personal_head() -> None:
             return super().personal_logits(features).detach() * 0 + self.personal.bias * 0
 
     ours, theirs = (fit(method(fixed_net, CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
-    assert same(ours.server.state_dict(), theirs.server.state_dict())
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_a_zero_head_predicts_what_the_generic_one_does() -> None:

@@ -51,7 +51,7 @@ def test_the_first_window_is_that_of_heterofl() -> None:
 
 def test_the_first_round_is_that_of_heterofl() -> None:
     ours, theirs = (
-        fit(method(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=sgd), two_classes_each()).server.state_dict()
+        fit(method(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=sgd), two_classes_each()).run.server.state_dict()
         for method in (FedRolex, HeteroFL)
     )
     assert same(ours, theirs)
@@ -95,9 +95,9 @@ def test_in_full_width_everywhere_it_is_unweighted_fedavg_in_a_late_round(networ
     data = new_data(3, 240)
     ours = fit(FedRolex(network, CLASSES, widths=[1.0], masked=False, optimizer=momentum), data, rounds=4)
     theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=4)
-    assert ours.server.start == 3
-    for name, tensor in ours.server.state_dict().items():
-        torch.testing.assert_close(tensor, theirs.server.state_dict()[name], rtol=0, atol=1e-6)
+    assert ours.run.server.start == 3
+    for name, tensor in ours.run.server.state_dict().items():
+        torch.testing.assert_close(tensor, theirs.run.server.state_dict()[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("network", [NoisyNet, EighthOfResNet8])
@@ -113,8 +113,8 @@ def test_without_learning_windows_that_wrap_put_back_what_they_took(network: Any
 
 def test_a_federation_that_does_not_learn_keeps_its_model() -> None:
     federation = fit(FedRolex(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=no_sgd), two_classes_each(), rounds=5)
-    assert window(HIDDEN, 0.6, federation.round) == [4, 0, 1]
-    assert same(federation.server.state_dict(), federation.model.shared_state())
+    assert window(HIDDEN, 0.6, federation.run.round) == [4, 0, 1]
+    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def scatter(name: str, tensor: Tensor, like: Tensor, width: float, t: int) -> tuple[Tensor, Tensor]:

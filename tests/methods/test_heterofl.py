@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
-from tiny_rounds import Recording, UniformFedAvg, fit, two_classes_each
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd
+from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
@@ -51,16 +51,16 @@ def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: 
     data = new_data(3, 240)
     assert all(min(client.label_counts) > 0 for client in data.clients)
     ours = fit(HeteroFL(network, CLASSES, widths=[1.0], masked=masked, optimizer=momentum), data, rounds=2)
-    theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=2).server.state_dict()
-    state = ours.server.state_dict()
+    theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=2).run.server.state_dict()
+    state = ours.run.server.state_dict()
     assert same(state, {name: tensor for name, tensor in theirs.items() if name in state})
-    assert theirs.keys() - state.keys() == ours.model.statistics_names()
+    assert theirs.keys() - state.keys() == ours.run.model.statistics_names()
 
 
 @pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
 def test_a_round_without_learning_changes_nothing(widths: tuple[float, ...]) -> None:
     federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, optimizer=no_sgd), two_classes_each())
-    assert same(federation.server.state_dict(), federation.model.shared_state())
+    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -69,14 +69,14 @@ def test_each_entry_is_averaged_over_those_who_have_it(widths: tuple[float, ...]
     """Entry by entry, by hand. Without a client of full width, the rim keeps its values."""
     engine, data = Recording(), two_classes_each()
     federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, masked=masked, optimizer=sgd), data, engine=engine)
-    before, after = federation.model.shared_state(), federation.server.state_dict()
-    assert len(engine.updates) == 3
+    before, after = federation.run.model.shared_state(), federation.run.server.state_dict()
+    assert len(engine.trained) == 3
     kept = 0
     for name, old in before.items():
         for index in torch.cartesian_prod(*map(torch.arange, old.shape)).view(-1, old.dim()).tolist():
             values = [
                 update.state[name][tuple(index)].item()
-                for update in engine.updates
+                for update in engine.trained
                 if all(i < size for i, size in zip(index, update.state[name].shape, strict=True))
                 and not (masked and ".head." in name and data.clients[update.client].label_counts[index[0]] == 0)
             ]
@@ -123,8 +123,8 @@ def test_in_evaluation_activations_are_normalised_by_their_own_statistics(versio
     """One client, one batch: but for the unbiased variance, a measured network computes what it does in training."""
     data = new_data(1, 120, batch_size=1000)
     federation = fit(HeteroFL(StaticNet, CLASSES, widths=[0.6, 1.0], scaler=scaler, optimizer=sgd), data)
-    model = federation.server.models()[version]
-    module = federation.model.for_client(replace(CLIENT, capacity=model.capacity)).eval()
+    model = federation.run.server.models()[version]
+    module = federation.run.model.for_client(replace(CLIENT, capacity=model.capacity)).eval()
     module.load_shared_state(model.state)
     module.load_statistics(model.statistics)
     [(x, _)] = data.client(0).predict_dataloader()
@@ -175,11 +175,11 @@ def test_widths_are_relative_to_the_network_that_was_given() -> None:
 
 def test_a_layer_has_at_least_one_channel() -> None:
     federation = fit(HeteroFL(NoisyNet, CLASSES, widths=[1.0, 0.01], optimizer=sgd))
-    shapes = federation.model.shapes(0.01)
+    shapes = federation.run.model.shapes(0.01)
     assert shapes["backbone.fc2.weight"] == shapes["backbone.fc1.bias"] + (1,) == (1, 1)
     assert shapes["backbone.fc1.weight"] == (1, 48)
     assert shapes["backbone.head.weight"] == (CLASSES, 1)
-    assert 0 <= federation.history[-1]["width_0.01/test_accuracy"] <= 1
+    assert 0 <= federation.run.history[-1]["width_0.01/test_accuracy"] <= 1
 
 
 def test_a_network_without_width_is_refused() -> None:

@@ -20,6 +20,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.methods import HETLoRA
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
 from lightning_fed.phases import MOMENTS
+from lightning_fed.run import Run
 from lightning_fed.server import Server
 
 adam = partial(torch.optim.AdamW, lr=0.02)
@@ -33,8 +34,8 @@ class Ranks(FederationCallback):
     def __init__(self) -> None:
         self.rounds: list[dict[int, int]] = []
 
-    def on_round_end(self, federation: Federation) -> None:
-        self.rounds.append(dict(federation.server.ranks))
+    def on_round_end(self, run: Run) -> None:
+        self.rounds.append(dict(run.server.ranks))
 
 
 def method_of(**options: Any) -> HETLoRA:
@@ -355,7 +356,7 @@ def test_nothing_is_pruned_at_first_and_ranks_only_fall() -> None:
     for before, after in pairwise(ranks):
         assert all(max(2, before[client] - 1) <= after[client] <= before[client] for client in range(4))
     assert sum(ranks[-1].values()) < sum(ranks[0].values())
-    assert [row["server/rank_mean"] for row in federation.history] == [sum(r.values()) / 4 for r in ranks]
+    assert [row["server/rank_mean"] for row in federation.run.history] == [sum(r.values()) / 4 for r in ranks]
 
 
 def test_payloads_have_the_clients_rank() -> None:
@@ -374,7 +375,7 @@ def test_payloads_have_the_clients_rank() -> None:
 def test_traffic_follows_the_ranks() -> None:
     federation, ranks, _ = recorded()
     head = 4 * ((8 * 8 + 8) + (8 * CLASSES + CLASSES))
-    for round, row in enumerate(federation.history):
+    for round, row in enumerate(federation.run.history):
         before = sum(ranks[round - 1].values()) if round else 14
         assert row["traffic/down_parameters"] == 2 * 16 * before + head
         assert row["traffic/up_parameters"] == 2 * 16 * sum(ranks[round].values()) + head
@@ -384,8 +385,8 @@ def test_clients_are_measured_with_their_rank_and_the_server_with_the_largest() 
     federation, ranks, engine = recorded()
     measured = {turn.client.id: turn.broadcast for turn in engine.turns if turn.verb == "evaluate"}
     assert {client: sent.state[A].shape[0] for client, sent in measured.items()} == {**ranks[-1], -1: 6}
-    assert federation.metric == "accuracy"
-    assert {"after/test_accuracy/mean", "global/test_accuracy"} <= federation.history[-1].keys()
+    assert federation.run.metric == "accuracy"
+    assert {"after/test_accuracy/mean", "global/test_accuracy"} <= federation.run.history[-1].keys()
     for client in range(4):
         assert federation.client_module(client).shared_state()[A].shape == (ranks[-1][client], 8)
 
@@ -406,9 +407,9 @@ def test_a_continued_run_has_the_same_ranks() -> None:
     federation, expected, _ = recorded()
     assert expected[1] != expected[0]
     assert ranks == expected[2:]
-    assert same(continued.server.state_dict(), federation.server.state_dict())
-    assert [row["server/rank_mean"] for row in continued.history] == [row["server/rank_mean"] for row in federation.history]
-    assert continued.results == federation.results
+    assert same(continued.run.server.state_dict(), federation.run.server.state_dict())
+    assert [row["server/rank_mean"] for row in continued.run.history] == [row["server/rank_mean"] for row in federation.run.history]
+    assert continued.run.results == federation.run.results
 
 
 def test_equal_adapters_of_equal_ranks_are_their_own_mean() -> None:

@@ -106,11 +106,11 @@ def test_clients_with_the_same_data_are_as_one() -> None:
     options: dict[str, Any] = {"num_classes": CLASSES, "r": 3, "optimizer": adam, "local_steps": 3}
     many = fit(HOMLoRA(still, **options), official(3, 3), trainer=double)
     one = fit(HOMLoRA(still, **options), official(1, 1), trainer=double)
-    assert [client.num_train for client in many.clients] == [40, 40, 40]
-    assert_close(many.server.state_dict(), one.server.state_dict(), atol=1e-9)
+    assert [client.num_train for client in many.run.clients] == [40, 40, 40]
+    assert_close(many.run.server.state_dict(), one.run.server.state_dict(), atol=1e-9)
     other = fit(HOMLoRA(still, **options), official(3, 3), rounds=1, trainer=double)
-    for name, tensor in one.server.state_dict().items():
-        assert not torch.allclose(other.server.state_dict()[name], tensor, rtol=0, atol=1e-4)
+    for name, tensor in one.run.server.state_dict().items():
+        assert not torch.allclose(other.run.server.state_dict()[name], tensor, rtol=0, atol=1e-4)
 
 
 def loop(module: LoRAModule, batches: list[Any], restart: int | None = None) -> State:
@@ -131,16 +131,16 @@ def test_moments_go_on_in_the_next_round() -> None:
     """Two rounds of three steps are six steps of plain AdamW on the same batches."""
     method = noting()
     federation = fit(method, new_texts(1, 60))
-    start = federation.model  # the server's copy is copied, never trained
+    start = federation.run.model  # the server's copy is copied, never trained
     assert len(method.seen) == 6
-    assert_close(federation.server.state_dict(), loop(start, method.seen), atol=1e-6)
+    assert_close(federation.run.server.state_dict(), loop(start, method.seen), atol=1e-6)
     forgetful = loop(start, method.seen, restart=3)
-    assert any((forgetful[name] - tensor).abs().max() > 1e-3 for name, tensor in federation.server.state_dict().items())
+    assert any((forgetful[name] - tensor).abs().max() > 1e-3 for name, tensor in federation.run.server.state_dict().items())
 
 
 def test_two_rounds_are_one_of_twice_as_many_steps() -> None:
     one, two = (fit(noting(local_steps=6 // rounds), official(1, 1), rounds=rounds, trainer=double) for rounds in (1, 2))
-    assert_close(two.server.state_dict(), one.server.state_dict(), atol=1e-9)
+    assert_close(two.run.server.state_dict(), one.run.server.state_dict(), atol=1e-9)
 
 
 @cache
@@ -165,7 +165,7 @@ def payloads() -> list[State]:
 def test_moments_are_private() -> None:
     federation, _, _ = recorded()
     kept = private_states(federation)
-    shared = federation.server.state_dict().keys()
+    shared = federation.run.server.state_dict().keys()
     assert kept.keys() == {0, 1, 2, 3, 4}
     for client, state in kept.items():
         assert state.keys() == {f"{MOMENTS}local/{name}/{key}" for name in shared for key in ("step", "exp_avg", "exp_avg_sq")}
@@ -178,14 +178,14 @@ def test_moments_are_private() -> None:
 
 def test_moments_are_never_sent() -> None:
     federation, engine, _ = recorded()
-    expected = {name for name in federation.model.state_dict() if ".lora_" in name or ".classifier." in name}
+    expected = {name for name in federation.run.model.state_dict() if ".lora_" in name or ".classifier." in name}
     for turn, update in zip(engine.turns, engine.updates, strict=True):
         assert turn.broadcast.state.keys() == expected
         assert update.state.keys() == (expected if turn.verb == "fit" else set())
-    assert federation.server.state_dict().keys() == expected
+    assert federation.run.server.state_dict().keys() == expected
     adapter, head = 2 * 3 * (8 + 8), (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     for way in ("down", "up"):
-        assert federation.history[0][f"traffic/{way}_parameters"] == 5 * (adapter + head)
+        assert federation.run.history[0][f"traffic/{way}_parameters"] == 5 * (adapter + head)
 
 
 def test_all_start_from_the_same_adapter() -> None:
@@ -202,20 +202,20 @@ def test_factors_are_averaged_one_by_one_with_equal_weights() -> None:
     federation, engine, _ = recorded()
     updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit" and turn.round == 2]
     assert len({update.num_examples for update in updates}) > 1
-    for name, tensor in federation.server.state_dict().items():
+    for name, tensor in federation.run.server.state_dict().items():
         torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))
     a, b = f"{LAYER}.lora_A.{COMMON}.weight", f"{LAYER}.lora_B.{COMMON}.weight"
     product = torch.stack([update.state[b] @ update.state[a] for update in updates]).mean(dim=0)
-    assert not torch.allclose(federation.server.state_dict()[b] @ federation.server.state_dict()[a], product, rtol=1e-3)
+    assert not torch.allclose(federation.run.server.state_dict()[b] @ federation.run.server.state_dict()[a], product, rtol=1e-3)
 
 
 def test_the_backbone_is_frozen_and_in_memory_once() -> None:
-    federation, _, before = recorded()
+    federation, engine, before = recorded()
     frozen = {name for name in before if ".lora_" not in name and ".classifier." not in name}
     assert len(frozen) > 10
-    modules = [federation.client_module(client) for client in range(5)] + list(federation.worker._modules.values())
+    modules = [federation.client_module(client) for client in range(5)] + list(engine.worker._modules.values())
     assert len(modules) == 6
-    own = federation.model.state_dict()
+    own = federation.run.model.state_dict()
     for module in modules:
         state = module.state_dict()
         assert state.keys() == own.keys()
@@ -252,14 +252,14 @@ def test_central_training_is_homlora_with_one_client_that_has_all_data() -> None
     central = fit(CentralizedLoRA(still, **options), official(1, 4), trainer=double)
     single = fit(HOMLoRA(still, **options), official(1, 1), trainer=double)
     several = fit(HOMLoRA(still, **options), official(1, 4), trainer=double)
-    assert_close(central.server.state_dict(), single.server.state_dict(), atol=1e-9)
-    for name, tensor in central.server.state_dict().items():
-        assert not torch.allclose(several.server.state_dict()[name], tensor, rtol=0, atol=1e-4)
-    for row in central.history:
+    assert_close(central.run.server.state_dict(), single.run.server.state_dict(), atol=1e-9)
+    for name, tensor in central.run.server.state_dict().items():
+        assert not torch.allclose(several.run.server.state_dict()[name], tensor, rtol=0, atol=1e-4)
+    for row in central.run.history:
         assert {value for column, value in row.items() if column.startswith("traffic/")} == {0}
-    assert {"after/test_accuracy/mean", "global/test_accuracy"} <= central.history[-1].keys()
-    assert central.results.keys() == {0, 1, 2, 3}
-    assert single.history[0]["traffic/up_parameters"] > 0
+    assert {"after/test_accuracy/mean", "global/test_accuracy"} <= central.run.history[-1].keys()
+    assert central.run.results.keys() == {0, 1, 2, 3}
+    assert single.run.history[0]["traffic/up_parameters"] > 0
 
 
 def test_nobodys_test_data_are_trained_on() -> None:
@@ -268,7 +268,7 @@ def test_nobodys_test_data_are_trained_on() -> None:
     data = InMemory(texts, labels, CLASSES, num_clients=3, partition=Chunks(), batch_size=16, test_share=0.3)
     method = noting(NotingCentralized, local_steps=7)
     federation = fit(method, data, rounds=1)
-    splits = [federation.data.client(client).splits for client in range(3)]
+    splits = [federation.run.data.client(client).splits for client in range(3)]
     train, val, test = ({tuple(row) for parts in splits for row in texts["input_ids"][parts[which]].tolist()} for which in range(3))
     assert len(train) + len(val) + len(test) == 120
     assert len(test) >= 30
@@ -338,12 +338,12 @@ def test_a_head_that_is_not_trained_stays_as_it_was_drawn() -> None:
     federation = fit(method, new_texts(3, 120), engine=engine)
     heads = drawn.keys()
     assert len(heads) == 4
-    assert len(federation.server.state_dict()) == 4
+    assert len(federation.run.server.state_dict()) == 4
     assert not any(heads & {*turn.broadcast.state, *u.state} for turn, u in zip(engine.turns, engine.updates, strict=True))
     for client in range(3):
         state = federation.client_module(client).state_dict()
         assert same({name: state[name] for name in heads}, drawn)
-    modules = federation.worker._modules.values()
+    modules = engine.worker._modules.values()
     assert all(same({name: module.state_dict()[name] for name in heads}, drawn) for module in modules)
     trained = federation.client_module(0).state_dict()
     assert all(trained[name].any() for name in trained if ".lora_B." in name)
@@ -359,20 +359,20 @@ def matthews(guesses: Tensor, labels: Tensor) -> float:
 
 def test_matthews_correlation_is_the_headline_if_asked_for() -> None:
     federation = fit(noting(metric="matthews"), new_texts(3, 150, test_share=0.4))
-    assert federation.metric == "matthews"
+    assert federation.run.metric == "matthews"
     expected = []
     for client in range(3):
-        module, data = federation.client_module(client).eval(), federation.data.client(client)
+        module, data = federation.client_module(client).eval(), federation.run.data.client(client)
         inputs, labels = data.data[data.splits[2]]
         guesses = module(inputs).argmax(dim=1)
         expected.append(matthews(guesses, labels))
-        assert federation.results[client]["test/matthews"] == pytest.approx(expected[-1], abs=1e-5)
-        assert federation.results[client]["test/accuracy"] == pytest.approx((guesses == labels).float().mean().item())
+        assert federation.run.results[client]["test/matthews"] == pytest.approx(expected[-1], abs=1e-5)
+        assert federation.run.results[client]["test/accuracy"] == pytest.approx((guesses == labels).float().mean().item())
     assert any(expected)
-    last = federation.history[-1]
+    last = federation.run.history[-1]
     assert last["after/test_matthews/mean"] == pytest.approx(sum(expected) / 3, abs=1e-5)
     assert last["selected/test_matthews"] == last["after/test_matthews/mean"]
-    assert "test/matthews" not in fit(noting(), new_texts(2, 60), rounds=1).results[0]
+    assert "test/matthews" not in fit(noting(), new_texts(2, 60), rounds=1).run.results[0]
 
 
 # ------------------------------------------------------------------------------------------------------- where it comes from

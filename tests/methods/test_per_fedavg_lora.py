@@ -187,9 +187,9 @@ def fit(**options: Any) -> Federation:
 
 def adapted_by_hand(federation: Federation, client: int, donor: int) -> tuple[float, float]:
     """Test accuracy of a client's model, and of that after a step on a batch of the donor's training data."""
-    module, data = federation.client_module(client).eval(), federation.data.client(client)
-    source = federation.data.client(donor)
-    source.order_seed = derive_seed(federation.seed, TURN, federation.round, donor)
+    module, data = federation.client_module(client).eval(), federation.run.data.client(client)
+    source = federation.run.data.client(donor)
+    source.order_seed = derive_seed(federation.seed, TURN, federation.run.round, donor)
     batch = next(iter(source.train_dataloader()))
     x = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters() if name in module.shared_names()}
     inputs, labels = data.data[data.splits[2]]
@@ -199,12 +199,12 @@ def adapted_by_hand(federation: Federation, client: int, donor: int) -> tuple[fl
 
 def test_the_adapted_model_is_measured_and_the_plain_one_too() -> None:
     federation = fit()
-    assert federation.metric == "adapted_accuracy"
-    last, found = federation.history[-1], []
+    assert federation.run.metric == "adapted_accuracy"
+    last, found = federation.run.history[-1], []
     for client in range(3):
         plain, adapted = adapted_by_hand(federation, client, client)
-        assert federation.results[client]["test/accuracy"] == pytest.approx(plain)
-        assert federation.results[client]["test/adapted_accuracy"] == pytest.approx(adapted)
+        assert federation.run.results[client]["test/accuracy"] == pytest.approx(plain)
+        assert federation.run.results[client]["test/adapted_accuracy"] == pytest.approx(adapted)
         found.append((plain, adapted, adapted_by_hand(federation, client, (client + 1) % 3)[1]))
     plains, adapteds, of_others = zip(*found, strict=True)
     assert plains != adapteds  # the measurement can tell
@@ -215,12 +215,13 @@ def test_the_adapted_model_is_measured_and_the_plain_one_too() -> None:
 
 def test_validation_adapts_too_and_the_headline_selects() -> None:
     federation = fit(metric="matthews")
-    last = federation.history[-1]
-    assert federation.metric == "adapted_matthews"
+    last = federation.run.history[-1]
+    assert federation.run.metric == "adapted_matthews"
     assert last["selected/test_adapted_matthews"] == last["after/test_adapted_matthews/mean"]
     kinds = {f"{prefix}{name}" for prefix in ("", "adapted_") for name in ("accuracy", "matthews")}
-    for results in federation.results.values():
-        assert results.keys() == {f"{split}/{kind}" for split in ("val", "test") for kind in kinds}
+    for results in federation.run.results.values():
+        measured = {f"{split}/{kind}" for split in ("val", "test") for kind in kinds}
+        assert results.keys() == measured | federation.client_module(0).inspect().keys()
 
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference"])
@@ -241,4 +242,4 @@ def test_measuring_changes_no_parameter(hessian: Any) -> None:
 
 def test_everybody_is_sent_the_mean() -> None:
     federation = fit()
-    assert all(same(federation.client_module(client).shared_state(), federation.server.state_dict()) for client in range(3))
+    assert all(same(federation.client_module(client).shared_state(), federation.run.server.state_dict()) for client in range(3))

@@ -35,7 +35,7 @@ def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
 
 
 def client_states(federation: Federation) -> list[State]:
-    return [dict(federation.client_module(client.id).state_dict()) for client in federation.clients]
+    return [dict(federation.client_module(client.id).state_dict()) for client in federation.run.clients]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,8 @@ class AllHead(FedPer):
 def test_fedper_lies_between_fedavg_and_standalone() -> None:
     network = fixed(Net)
     assert same(
-        fit(NoHead(network, CLASSES, momentum)).server.state_dict(), fit(FedAvg(network, CLASSES, momentum)).server.state_dict()
+        fit(NoHead(network, CLASSES, momentum)).run.server.state_dict(),
+        fit(FedAvg(network, CLASSES, momentum)).run.server.state_dict(),
     )
     ours, alone = (private_states(fit(method(network, CLASSES, momentum))) for method in (AllHead, Standalone))
     assert ours.keys() == alone.keys()
@@ -111,9 +112,9 @@ def test_fedrep_trains_the_head_then_the_representation() -> None:
 def test_fedrep_without_representation_epochs_does_not_collaborate() -> None:
     federation = fit(FedRep(Net, CLASSES, momentum, head_epochs=1, epochs=0))
     start = FedRep(Net, CLASSES).for_client(INFO)
-    assert federation.server.state_dict().keys() == start.shared_names()
+    assert federation.run.server.state_dict().keys() == start.shared_names()
     again = fit(FedRep(Net, CLASSES, momentum, head_epochs=3, epochs=0), rounds=1)
-    assert same(federation.server.state_dict(), again.server.state_dict())
+    assert same(federation.run.server.state_dict(), again.run.server.state_dict())
 
 
 def test_fedbn_finds_norms_by_type() -> None:
@@ -128,8 +129,8 @@ def test_fedbn_finds_norms_by_type() -> None:
 
 def test_fedbn_without_norms_is_fedavg() -> None:
     ours, theirs = (fit(method(fixed(Net), CLASSES, sgd)) for method in (FedBN, FedAvg))
-    assert same(ours.server.state_dict(), theirs.server.state_dict())
-    assert ours.results == theirs.results
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    assert ours.run.results == theirs.run.results
 
 
 def test_fedbn_keeps_norms_apart() -> None:

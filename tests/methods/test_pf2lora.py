@@ -133,9 +133,9 @@ def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
     method = PF2LoRA(partial(TransformerClassifier, config=config), CLASSES, r=3, optimizer=adam, local_steps=2)
     federation.fit(method, new_texts(2, 60))
     start = method.shared_state()
-    for name, tensor in federation.server.state_dict().items():
+    for name, tensor in federation.run.server.state_dict().items():
         assert not torch.equal(tensor, start[name])
-    assert federation.history[0]["compute/flops"] > 0
+    assert federation.run.history[0]["compute/flops"] > 0
 
 
 def test_the_directional_derivative_is_that_of_differences() -> None:
@@ -327,10 +327,10 @@ def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient
     for method in (ours, theirs):
         federation = new_federation(2, trainer=double, evaluate_every=0)
         federation.fit(method, new_texts(2, 80))
-        states.append(federation.server.state_dict())
+        states.append(federation.run.server.state_dict())
         if method is ours:
-            for client in federation.clients:
-                private = federation.store.get(client.id)
+            for client in federation.run.clients:
+                private = federation.run.store.get(client.id)
                 initial = method.for_client(client, federation.seed).private_state()
                 kept = {name: tensor for name, tensor in private.items() if f".{CLIENT}." in name and "optimizer/" not in name}
                 assert same({name: tensor.float() for name, tensor in kept.items()}, initial)
@@ -338,7 +338,7 @@ def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[1].items():
         torch.testing.assert_close(states[0][name], tensor, rtol=0, atol=1e-10)
-    start = ours.for_client(federation.clients[0]).shared_state()
+    start = ours.for_client(federation.run.clients[0]).shared_state()
     assert any((start[name] - tensor).abs().max() > 0.01 for name, tensor in states[1].items())
 
 
@@ -365,10 +365,10 @@ def test_after_a_round_all_have_one_common_adapter_and_their_own_private_one() -
     private = adapters(federation)
     assert len(private) == 4
     for client, module in enumerate(modules):
-        assert same(module.shared_state(), federation.server.state_dict())
+        assert same(module.shared_state(), federation.run.server.state_dict())
         state = module.state_dict()
         assert same({name: state[name] for name in private[client]}, private[client])
-        initial = federation.model.for_client(federation.clients[client], federation.seed).private_state()
+        initial = federation.run.model.for_client(federation.run.clients[client], federation.seed).private_state()
         for name, tensor in private[client].items():
             assert not torch.equal(tensor, initial[name])
             assert not any(torch.equal(tensor, other[name]) for other in private[:client])
@@ -378,7 +378,7 @@ def test_updates_differ_before_they_are_averaged_with_equal_weights() -> None:
     federation, engine = recorded()
     updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit" and turn.round == 2]
     assert len({update.num_examples for update in updates}) == 4
-    for name, tensor in federation.server.state_dict().items():
+    for name, tensor in federation.run.server.state_dict().items():
         torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))
         assert not torch.equal(updates[0].state[name], updates[1].state[name])
 
@@ -397,7 +397,7 @@ def test_no_private_tensor_is_in_any_payload() -> None:
 def test_traffic_is_the_common_adapter_and_the_head() -> None:
     federation, _ = recorded()
     adapter, head = 2 * 3 * (8 + 8), (8 * 8 + 8) + (8 * CLASSES + CLASSES)
-    for row in federation.history:
+    for row in federation.run.history:
         for way in ("down", "up"):
             assert row[f"traffic/{way}_parameters"] == 4 * (adapter + head)
             assert row[f"traffic/{way}_bytes"] == 4 * 4 * (adapter + head)
@@ -406,7 +406,7 @@ def test_traffic_is_the_common_adapter_and_the_head() -> None:
 def test_a_frozen_head_does_not_travel() -> None:
     federation = new_federation(1, evaluate_every=0)
     federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, train_head=False, local_steps=1), new_texts(2, 80))
-    assert federation.history[0]["traffic/up_parameters"] == 2 * 2 * 3 * (8 + 8)
+    assert federation.run.history[0]["traffic/up_parameters"] == 2 * 2 * 3 * (8 + 8)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -416,7 +416,7 @@ def test_the_average_of_one_client_is_that_client(steps: int) -> None:
     data: InMemory = new_texts(1, 60)
     federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, optimizer=adam, local_steps=steps), data)
     [update] = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
-    assert same(federation.server.state_dict(), update.state)
+    assert same(federation.run.server.state_dict(), update.state)
 
 
 def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:
@@ -434,9 +434,9 @@ def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:
                     parameter.normal_(generator=torch.Generator().manual_seed(7))
         start = method.shared_state()
         federation.fit(method, new_texts(1, 60))
-        ends.append((adapters(federation)[0], {k: t - start[k] for k, t in federation.server.state_dict().items()}))
+        ends.append((adapters(federation)[0], {k: t - start[k] for k, t in federation.run.server.state_dict().items()}))
     (private, free), (clipped_private, clipped), (other_private, other) = ends
-    initial = federation.model.for_client(federation.clients[0], federation.seed).private_state()
+    initial = federation.run.model.for_client(federation.run.clients[0], federation.seed).private_state()
     assert any((tensor - private[name]).abs().max() > 1e-6 for name, tensor in initial.items())
     assert same(private, clipped_private)
     assert same(private, other_private)

@@ -84,9 +84,9 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
             for mean, *own in zip(theta.parameters(), *(adapter.parameters() for adapter in trained), strict=True):
                 mean.copy_(sum(n_k * p.double() for n_k, p in zip(n, own, strict=True)) / sum(n))
 
-    assert same(federation.server.state_dict(), {f"adapter.{name}": tensor for name, tensor in theta.state_dict().items()})
+    assert same(federation.run.server.state_dict(), {f"adapter.{name}": tensor for name, tensor in theta.state_dict().items()})
     for k, network in enumerate(networks):
-        assert same(federation.store.get(k), {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()})
+        assert same(federation.run.store.get(k), {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()})
 
 
 # ----------------------------------------------------------------------------------------------------- degenerate cases
@@ -103,7 +103,7 @@ def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     }
     for client, state in private_states(alone).items():
         assert same(private_states(ours)[client], state)
-    assert ours.results == alone.results
+    assert ours.run.results == alone.run.results
 
 
 def test_less_mu_is_not_standalone() -> None:
@@ -115,7 +115,7 @@ def test_mu_0_leaves_the_header_where_it_was() -> None:
     data = new_data()
     federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data)
     for client in data.clients:
-        before, after = federation.model.for_client(client).private_state(), federation.store.get(client.id)
+        before, after = federation.run.model.for_client(client).private_state(), federation.run.store.get(client.id)
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         assert moved == before.keys() - {"backbone.head.weight", "backbone.head.bias"}
 
@@ -133,7 +133,7 @@ def test_one_client_of_one_is_not_averaged() -> None:
             return Noting(self.shared_state())
 
     federation = fit(NotingMethod(Net, CLASSES), new_data(1))
-    assert same(federation.server.state_dict(), sent[0].state)
+    assert same(federation.run.server.state_dict(), sent[0].state)
 
 
 @pytest.mark.parametrize("clients", [[0], [0, 1], [1, 3], [0, 1, 2, 3]])
@@ -198,7 +198,7 @@ def test_everybody_starts_from_one_adapter_and_a_network_of_its_own() -> None:
     data = new_data()
     federation = fit(PFedLoRA(Net, CLASSES, epochs=0), data, rounds=1)
     modules = [federation.client_module(client.id) for client in data.clients]
-    assert all(same(module.shared_state(), federation.server.state_dict()) for module in modules)
+    assert all(same(module.shared_state(), federation.run.server.state_dict()) for module in modules)
     first = [module.backbone.fc1.weight for module in modules]
     assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
 
@@ -235,7 +235,7 @@ def images_of(classes: int, num_clients: int) -> InMemory:
 
 def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
     """Each participant receives and sends as many parameters."""
-    row = fit(model, data, rounds=1).history[0]
+    row = fit(model, data, rounds=1).run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == parameters * data.num_clients
     assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * parameters * data.num_clients
     assert row["traffic/total_parameters"] == 2 * parameters * data.num_clients
@@ -290,7 +290,7 @@ def test_traffic_without_biases(options: dict[str, Any], parameters: int) -> Non
 
 
 def test_traffic_of_training_is_that_of_no_training() -> None:
-    one, other = (fit(PFedLoRA(HETEROGENEOUS, CLASSES, epochs=epochs), rounds=1).history[0] for epochs in (0, 1))
+    one, other = (fit(PFedLoRA(HETEROGENEOUS, CLASSES, epochs=epochs), rounds=1).run.history[0] for epochs in (0, 1))
     assert {k: v for k, v in one.items() if "traffic" in k} == {k: v for k, v in other.items() if "traffic" in k}
 
 

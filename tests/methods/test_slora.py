@@ -18,6 +18,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
+from lightning_fed.run import Run
 
 adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
 TARGETS = 2 * 4
@@ -31,8 +32,8 @@ class Interrupt(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_turn_end(self, federation: Federation, update: ClientUpdate) -> None:
-        if federation.round == self.round:
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        if run.round == self.round:
             raise KeyboardInterrupt
 
 
@@ -68,14 +69,14 @@ def module_of(federation: Federation) -> SLoRA:
 
 def stage(federation: Federation, round: int) -> Broadcast:
     """What the server would send in a round."""
-    federation.server.open_round(round, [])
-    return federation.server.broadcast(federation.clients[0])
+    federation.run.server.open_round(round, [])
+    return federation.run.server.broadcast(federation.run.clients[0])
 
 
 def logits_after(federation: Federation, broadcast: Broadcast) -> Tensor:
-    images, _ = federation.data.client(0).data[torch.arange(20)]
+    images, _ = federation.run.data.client(0).data[torch.arange(20)]
     with torch.no_grad():
-        return federation.worker.module_of(federation.clients[0], broadcast).eval()(images)
+        return federation.run.local.module_of(federation.run.clients[0], broadcast, None).eval()(images)
 
 
 # ------------------------------------------------------------------------------------------------------------------ masks
@@ -106,14 +107,14 @@ def changed_entries(module: SLoRA) -> dict[str, set[int]]:
 def test_all_clients_train_the_entries_of_one_mask_which_the_seed_decides() -> None:
     engine = Recording()
     federation = fit(rounds=1, participation=1.0, engine=engine)
-    drawn = draw_masks(federation.model.shapes, 0.25, federation.server.state[MASK_SEED])
+    drawn = draw_masks(federation.run.model.shapes, 0.25, federation.run.server.state[MASK_SEED])
     expected = {name: set(mask.tolist()) for name, mask in drawn.items()}
     assert len(expected) == TARGETS
     assert all(len(mask) == 16 for mask in expected.values())
     updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
     assert len(updates) == 3
     for update in updates:
-        module = federation.worker.module_of(federation.clients[update.client], Broadcast(update.state, 0.25))
+        module = federation.run.local.module_of(federation.run.clients[update.client], Broadcast(update.state, 0.25), None)
         assert changed_entries(module) == expected
     other = fit(rounds=1, participation=1.0, seed=1)
     assert changed_entries(module_of(other)) != expected
@@ -142,7 +143,7 @@ def test_entries_outside_the_mask_keep_their_bits(gradient_clip: float | None) -
     """In spite of weight decay, momentum and everything else that an optimizer may do; what is frozen is in memory once."""
     method = method_of(gradient_clip=gradient_clip)
     federation = fit(rounds=2, method=method)
-    masks = draw_masks(method.shapes, 0.25, federation.server.state[MASK_SEED])
+    masks = draw_masks(method.shapes, 0.25, federation.run.server.state[MASK_SEED])
     module = module_of(federation)
     assert module.sparse
     for name, weight in module.effective_weights().items():
@@ -189,7 +190,7 @@ def test_values_are_averaged_by_examples() -> None:
     assert len(set(sizes)) == 2
     for name in (f"{QUERY}.{VALUES}", "backbone.network.classifier.weight"):
         mean = sum(update.state[name] * size for update, size in zip(updates, sizes, strict=True)) / sum(sizes)
-        torch.testing.assert_close(federation.server.state[name], mean)
+        torch.testing.assert_close(federation.run.server.state[name], mean)
 
 
 # --------------------------------------------------------------------------------------------------- the start of the adapter
@@ -207,7 +208,7 @@ def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alph
     federation = fit(rounds=2, method=method_of(r=r, lora_alpha=lora_alpha, base=base))
     learned, kept, total = module_of(federation).effective_weights(), 0.0, 0.0
     second = stage(federation, 3)
-    start = federation.worker.module_of(federation.clients[0], second)
+    start = federation.run.local.module_of(federation.run.clients[0], second, None)
     assert isinstance(start, SLoRA)
     assert not start.sparse
     scaling = 1.0 if lora_alpha is None else lora_alpha / r
@@ -222,10 +223,10 @@ def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alph
         kept, total = kept + best.square().sum().item(), total + change.double().square().sum().item()
         if r >= 8:
             torch.testing.assert_close(weight, learned[name], rtol=0, atol=1e-5)
-    assert federation.history[1]["server/energy"] == pytest.approx(kept / total, rel=1e-5)
-    assert "server/energy" not in federation.history[0]
-    assert federation.headline("test") == "global/test_accuracy"
-    assert federation.headline("test") in federation.history[1]
+    assert federation.run.history[1]["server/energy"] == pytest.approx(kept / total, rel=1e-5)
+    assert "server/energy" not in federation.run.history[0]
+    assert federation.run.headline("test") == "global/test_accuracy"
+    assert federation.run.headline("test") in federation.run.history[1]
     assert (kept / total > 1 - 1e-6) == (r >= 8)
 
 
@@ -241,14 +242,14 @@ def test_ranks_that_were_not_learned_start_as_loras() -> None:
         assert torch.equal(a[1:], first[f"{name}.{A}"][1:])
         assert a[1:].all()
         assert not b[:, 1:].any()
-    assert federation.history[1]["server/energy"] == pytest.approx(1)
+    assert federation.run.history[1]["server/energy"] == pytest.approx(1)
 
 
 def test_nothing_learned_starts_as_lora() -> None:
     still = partial(torch.optim.SGD, lr=0.0)
     method = method_of(optimizer=still)
     federation = fit(rounds=2, method=method)
-    assert all("server/energy" not in row for row in federation.history)
+    assert all("server/energy" not in row for row in federation.run.history)
     assert same(stage(federation, 3).state, method.shared_state())
 
 
@@ -263,10 +264,10 @@ def test_a_residual_base_keeps_the_function(base: Any) -> None:
 @pytest.mark.parametrize("base", ["original", "residual"])
 def test_the_second_stage_trains_the_adapter_alone(base: Any) -> None:
     federation = fit(rounds=4, method=method_of(base=base))
-    module, server = module_of(federation), federation.server
+    module, server = module_of(federation), federation.run.server
     assert not module.sparse
     assert {name for name, p in module.named_parameters() if p.requires_grad} == module.shared_names()
-    start = fit(rounds=2, method=method_of(base=base)).server.state
+    start = fit(rounds=2, method=method_of(base=base)).run.server.state
     moved = {name for name, tensor in server.state.items() if not torch.equal(tensor, start[name])}
     assert moved == module.shared_names()
     for name, weight in module.effective_weights().items():
@@ -287,9 +288,9 @@ def test_without_sparse_rounds_it_is_homlora() -> None:
     options: dict[str, Any] = {"optimizer": adam, "local_steps": 2, "r": 3, "persistent": False}
     other = WeightedHOMLoRA(lambda classes: copy.deepcopy(pretrained()), CLASSES, target_modules=".*[qkvo]_proj", **options)
     expected = fit(rounds=2, method=other)
-    kept = {name: federation.server.state[name] for name in expected.server.state}
-    assert same(kept, expected.server.state)
-    assert federation.results == expected.results
+    kept = {name: federation.run.server.state[name] for name in expected.run.server.state}
+    assert same(kept, expected.run.server.state)
+    assert federation.run.results == expected.run.results
     adapters = {name: tensor for name, tensor in method_and_start(sparse_rounds=0).items() if "lora_" in name}
     assert len(adapters) == 2 * TARGETS
     assert all(tensor.any() == ("lora_A" in name) for name, tensor in adapters.items())
@@ -357,9 +358,9 @@ def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> N
         fit(method=method_of(sparse_rounds=1, base=base), run_dir="parts", callbacks=[Interrupt(round)])
     parts = new_federation(3, "parts", participation=0.7, evaluate_every=0)
     parts.fit(method_of(sparse_rounds=1, base=base), new_data(3, 60), ckpt_path="last")
-    assert without_seconds(parts.history) == without_seconds(whole.history)
-    assert parts.results == whole.results
-    assert_same_end(whole.folder, parts.folder)
+    assert without_seconds(parts.run.history) == without_seconds(whole.run.history)
+    assert parts.run.results == whole.run.results
+    assert_same_end(whole.run.folder, parts.run.folder)
 
 
 # ------------------------------------------------------------------------------------------------------------------ export
@@ -369,7 +370,7 @@ def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> N
 @pytest.mark.parametrize(("rounds", "base"), [(2, "original"), (4, "original"), (4, "residual")])
 def test_what_is_exported_is_the_global_model(rounds: int, base: Any, client: int | None) -> None:
     federation = fit(rounds=rounds, method=method_of(base=base), run_dir="runs")
-    images, _ = federation.data.client(0).data[torch.arange(20)]
+    images, _ = federation.run.data.client(0).data[torch.arange(20)]
     with torch.no_grad():
         expected = module_of(federation).eval()(images)
     new_federation(rounds, "runs").export(method_of(base=base), new_data(3, 60), "exported", client)
@@ -400,7 +401,7 @@ def test_what_is_no_linear_layer_has_no_mask() -> None:
 
 def test_a_lacking_tensor_is_an_error_and_changes_nothing() -> None:
     federation = fit(rounds=1)
-    server = federation.server
+    server = federation.run.server
     before = dict(server.state)
     update = ClientUpdate(0, 10, dict(server.trained()))
     del update.state[f"{QUERY}.{VALUES}"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_trainer, same, sgd
-from tiny_rounds import Recording, UniformFedAvg, fit
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, same, sgd
+from tiny_rounds import UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.data import ClassesPerClient
@@ -41,9 +41,9 @@ def test_one_network_is_unweighted_fedavg(masked: bool) -> None:
     assert all(min(client.label_counts) > 0 for client in data.clients)
     ours = fit(SplitMix(Narrow, CLASSES, bases=1, budgets=[1], masked=masked, optimizer=momentum), data, rounds=2)
     theirs = fit(UniformFedAvg(Narrow, CLASSES, momentum), data, rounds=2)
-    assert same(base(ours.server.state_dict(), 0), theirs.server.state_dict())
-    assert len(ours.server.state_dict()) == len(theirs.server.state_dict())
-    assert ours.server.models().keys() == {"global"}
+    assert same(base(ours.run.server.state_dict(), 0), theirs.run.server.state_dict())
+    assert len(ours.run.server.state_dict()) == len(theirs.run.server.state_dict())
+    assert ours.run.server.models().keys() == {"global"}
 
 
 def test_networks_start_differently() -> None:
@@ -127,7 +127,7 @@ def test_a_client_gets_as_many_different_networks_as_it_can_hold() -> None:
 def test_a_round_without_learning_changes_nothing() -> None:
     data = new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
     federation = fit(SplitMix(NoisyNet, CLASSES, bases=4, budgets=[4, 2, 1], optimizer=no_sgd), data, rounds=2)
-    assert same(federation.server.state_dict(), federation.model.shared_state())
+    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -135,11 +135,11 @@ def test_each_network_is_averaged_over_those_who_trained_it(masked: bool) -> Non
     engine, data = Recording(), new_data(3, 120, partition=ClassesPerClient(2), batch_size=10)
     method = SplitMix(Net, CLASSES, bases=4, budgets=[2, 1], masked=masked, optimizer=sgd)
     federation = fit(method, data, engine=engine)
-    before, after, assigned = method.shared_state(), federation.server.state_dict(), federation.server.assigned
+    before, after, assigned = method.shared_state(), federation.run.server.state_dict(), federation.run.server.assigned
     assert [len(assigned[k]) for k in range(3)] == [2, 1, 2]
     trained = {k for bases in assigned.values() for k in bases}
     for k in range(4):
-        parts = {client: base(engine.updates[client].state, bases.index(k)) for client, bases in assigned.items() if k in bases}
+        parts = {client: base(engine.trained[client].state, bases.index(k)) for client, bases in assigned.items() if k in bases}
         for name, old in base(before, k).items():
             found = base(after, k)[name]
             if not parts:
@@ -155,8 +155,8 @@ def test_each_network_is_averaged_over_those_who_trained_it(masked: bool) -> Non
 def test_networks_that_nobody_trained_stay_bit_for_bit() -> None:
     method = SplitMix(Net, CLASSES, bases=4, budgets=[2], masked=False, optimizer=momentum)
     federation = fit(method, new_data(3, 120), participation=0.3)
-    [assigned] = federation.server.assigned.values()
-    before, after = method.shared_state(), federation.server.state_dict()
+    [assigned] = federation.run.server.assigned.values()
+    before, after = method.shared_state(), federation.run.server.state_dict()
     assert len(assigned) == 2
     for k in range(4):
         assert same(base(before, k), base(after, k)) == (k not in assigned)

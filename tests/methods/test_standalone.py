@@ -28,15 +28,15 @@ def fixed_net(num_classes: int) -> Net:
 
 def test_nothing_is_sent() -> None:
     federation = fit(Standalone([Net, WideNet], CLASSES))
-    assert all(value == 0 for name, value in federation.history[-1].items() if name.startswith("traffic/"))
-    assert federation.server.state_dict() == {}
+    assert all(value == 0 for name, value in federation.run.history[-1].items() if name.startswith("traffic/"))
+    assert federation.run.server.state_dict() == {}
     assert not federation.client_module(0).shared_state()
 
 
 def test_one_client_of_fedavg_is_standalone_bit_for_bit() -> None:
     one, other = (fit(method(fixed_net, CLASSES, momentum), new_data(1)) for method in (Standalone, FedAvg))
-    assert same(one.store.get(0), other.server.state_dict())
-    assert one.results == other.results
+    assert same(one.run.store.get(0), other.run.server.state_dict())
+    assert one.run.results == other.run.results
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ def test_a_client_learns_as_if_it_were_alone() -> None:
     for size, num_clients in ((200, 1), (200, 3), (120, 4)):
         data = new_data(num_clients, size, partition=Blocks())
         data.client(0).data.images[40:] += size  # what the others hold
-        states.append(fit(Standalone(Net, CLASSES, momentum), data).store.get(0))
+        states.append(fit(Standalone(Net, CLASSES, momentum), data).run.store.get(0))
     assert same(states[0], states[1])
     assert same(states[0], states[2])
 
 
 def test_before_and_after_aggregation_are_the_same() -> None:
-    row = fit(Standalone(Net, CLASSES)).history[-1]
+    row = fit(Standalone(Net, CLASSES)).run.history[-1]
     before = {name.removeprefix("before/"): value for name, value in row.items() if name.startswith("before/")}
     after = {name.removeprefix("after/"): value for name, value in row.items() if name.startswith("after/")}
     assert before == after
@@ -68,10 +68,10 @@ def test_before_and_after_aggregation_are_the_same() -> None:
 
 def test_only_who_is_drawn_trains() -> None:
     federation = fit(Standalone(Net, CLASSES), rounds=1, participation=0.5)
-    drawn = [client.id for client in federation.clients if client.id in federation.store]
+    drawn = [client.id for client in federation.run.clients if client.id in federation.run.store]
     assert len(drawn) == 2
-    for client in federation.clients:
-        untrained = federation.model.for_client(client, federation.seed).state_dict()
+    for client in federation.run.clients:
+        untrained = federation.run.model.for_client(client, federation.seed).state_dict()
         assert same(federation.client_module(client.id).state_dict(), untrained) == (client.id not in drawn)
 
 

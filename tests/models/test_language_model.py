@@ -192,8 +192,8 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
     federation = new_federation(2)
     federation.fit(method, tiny_e2e(tmp_path))
     prefix = "adapted_" if name == "PerFedAvgLoRA" else ""
-    assert federation.metric == f"{prefix}bleu"
-    first, last = federation.history
+    assert federation.run.metric == f"{prefix}bleu"
+    first, last = federation.run.history
     assert 1 < last[f"after/test_{prefix}perplexity/mean"] < first[f"after/test_{prefix}perplexity/mean"]
     for score in ("bleu", "rouge_l"):
         assert 0 <= last[f"after/test_{prefix}{score}/mean"] <= 1
@@ -256,6 +256,6 @@ def test_runs_are_repeatable(tmp_path: Path) -> None:
     for _ in range(2):
         federation = new_federation(1)
         federation.fit(HOMLoRA(partial(tiny_lm, max_new_tokens=4), 1, r=2, local_steps=2), data)
-        ends.append((federation.server.state_dict(), federation.history[0]["after/test_rouge_l/mean"]))
+        ends.append((federation.run.server.state_dict(), federation.run.history[0]["after/test_rouge_l/mean"]))
     assert same(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1]

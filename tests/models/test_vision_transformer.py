@@ -99,13 +99,13 @@ def test_attention_can_be_chosen(attention: str | None, expected: str) -> None:
 def test_fedavg_fine_tunes_all_of_it() -> None:
     federation = new_federation(1)
     federation.fit(new_method("FedAvg", backbone=tiny_vit), new_data(2, 100))
-    before = federation.model.shared_state()
-    trained = federation.server.state
+    before = federation.run.model.shared_state()
+    trained = federation.run.server.state
     assert trained.keys() == before.keys() == {f"backbone.{name}" for name in tiny_vit(CLASSES).state_dict()}
     still = {name for name in trained if torch.equal(trained[name], before[name])}
     assert all(name.endswith("k_proj.bias") for name in still)  # a key's bias cancels in the softmax
-    assert federation.history[0]["traffic/up_parameters"] == 2 * sum(tensor.numel() for tensor in trained.values())
-    assert federation.history[0]["compute/flops"] > 0
+    assert federation.run.history[0]["traffic/up_parameters"] == 2 * sum(tensor.numel() for tensor in trained.values())
+    assert federation.run.history[0]["compute/flops"] > 0
 
 
 @pytest.mark.parametrize("name", ["FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA"])
@@ -121,7 +121,7 @@ def test_methods_that_cut_a_network_find_its_head(name: str) -> None:
         "FedRoD": whole,
         "PFedLoRA": {f"adapter.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")},
     }
-    assert federation.server.state.keys() == travels[name]
+    assert federation.run.server.state.keys() == travels[name]
     first, second = (federation.client_module(client).state_dict() for client in range(2))
     own = {tensor for tensor in whole if not torch.equal(first[tensor], second[tensor])}
     assert (heads & own == set()) == (heads <= travels[name])

@@ -1,0 +1,174 @@
+"""What knows what: the rooms of the package, read from its source; and what an object has, it has from the start."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "lightning_fed"
+
+MACHINERY = {"__main__", "callbacks", "cli", "engines", "federation", "lean", "measure", "quiet", "run", "signals", "storage"}
+"""What plays the rounds, whatever the method."""
+
+METHODS = {"families", "methods"}
+
+OTHERS = {"aggregation", "data", "errors", "exchange", "models", "module", "nn", "options", "phases", "seeding", "server"}
+"""What both build on."""
+
+COMPOSITION = {"lightning_fed.methods", "lightning_fed.models", "lightning_fed.data"}
+"""What the command line imports so that short names of classes work."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+MODULES = sorted(SOURCES)
+assert {"lightning_fed", "lightning_fed.run", "lightning_fed.data.vision.images"} <= SOURCES.keys()
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text())
+
+
+def room(module: str) -> str:
+    """The file or folder in the package that a module is, or is in."""
+    return module.split(".")[1] if "." in module else module
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Modules of the package that a module imports anywhere: at the top, in functions, for type checkers."""
+    found = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in SOURCES else str(node.module) for name in names}
+    return frozenset(found & SOURCES.keys() - {module})
+
+
+def rooms_of(modules: Iterable[str]) -> set[str]:
+    return {room(module) for module in modules}
+
+
+def reach(module: str) -> set[str]:
+    """What is imported with a module, directly or not."""
+    found, waiting = set[str](), {module}
+    while waiting:
+        one = waiting.pop()
+        found.add(one)
+        waiting |= imports(one) - found
+    return found - {module}
+
+
+# ---------------------------------------------------------------------------------------------------------------- imports
+
+
+def test_every_room_is_on_a_side() -> None:
+    rooms = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert rooms - {"__init__"} == MACHINERY | METHODS | OTHERS
+    assert imports("lightning_fed.callbacks.base") == {"lightning_fed.exchange", "lightning_fed.run"}
+
+
+def test_imports_go_in_no_circle() -> None:
+    TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
+
+
+def test_rooms_import_each_other_in_no_circle() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module in MODULES:
+        rooms.setdefault(room(module), set()).update({room(other) for other in imports(module)} - {room(module)})
+    TopologicalSorter(rooms).prepare()
+
+
+def test_what_is_learned_does_not_know_what_runs_it() -> None:
+    known = {module: rooms_of(reach(module)) & MACHINERY for module in MODULES if room(module) not in MACHINERY}
+    assert {module: rooms for module, rooms in known.items() if rooms} == {}
+
+
+def test_what_runs_methods_knows_none() -> None:
+    """But the command line, which brings everything together: it imports the packages, and no method."""
+    for module in MODULES:
+        if room(module) in MACHINERY:
+            known = {other for other in imports(module) if room(other) in METHODS}
+            assert known <= (COMPOSITION if room(module) == "cli" else set()), module
+
+
+def test_nothing_below_the_federation_imports_callbacks() -> None:
+    assert {room(module) for module in MODULES if "callbacks" in rooms_of(imports(module))} == {"callbacks", "cli", "federation"}
+
+
+def test_phases_know_no_federation() -> None:
+    """They are of use to any LightningModule."""
+    assert reach("lightning_fed.phases") == {"lightning_fed.errors"}
+    assert imports("lightning_fed") == set()  # the package itself, which comes with each of its modules
+
+
+def test_imports_by_a_string_are_where_public_names_are() -> None:
+    """Elsewhere they would escape these tests. ``hub`` imports libraries that need not be there."""
+    calls = {(module, node) for module in MODULES for node in ast.walk(tree(module)) if isinstance(node, ast.Call)}
+    named = {module for module, call in calls if ast.unparse(call.func).split(".")[-1] in {"import_module", "__import__"}}
+    assert named == {"lightning_fed", "lightning_fed.methods", "lightning_fed.data.hub"}
+
+
+# -------------------------------------------------------------------------------------------------------------- attributes
+
+CORE = {"callbacks", "engines", "federation", "measure", "module", "phases", "run", "server", "storage"}
+
+LATE = {"build", "configure_model"}
+"""Methods that create networks late, which is their purpose: the metrics of ``configure_model`` are made for the networks, and
+``FederatedModule.blank`` drops all that was not there before.
+"""
+
+CLASSES = {node.name: (module, node) for module in MODULES for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef)}
+
+
+def assigned(method: ast.FunctionDef) -> Iterator[str]:
+    """Attributes of its first argument that a method sets, in whatever way."""
+    me = method.args.args[0].arg if method.args.args else None
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == me:
+            yield node.attr
+
+
+def methods_of(name: str) -> list[ast.FunctionDef]:
+    return [node for node in CLASSES[name][1].body if isinstance(node, ast.FunctionDef)]
+
+
+def declared(name: str) -> set[str]:
+    """Attributes that an object of a class has once it is made, its ancestors' included, and those with a setter."""
+    if name not in CLASSES:
+        return set()  # of another library
+    node = CLASSES[name][1]
+    bases = [ast.unparse(base.value if isinstance(base, ast.Subscript) else base).split(".")[-1] for base in node.bases]
+    found = set().union(*map(declared, bases))
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign):
+            found.add(ast.unparse(statement.target))
+        elif isinstance(statement, ast.Assign):
+            found |= {ast.unparse(target) for target in statement.targets}
+    for method in methods_of(name):
+        if method.name == "__init__":
+            found |= set(assigned(method))
+        if any(ast.unparse(decorator).endswith(".setter") for decorator in method.decorator_list):
+            found.add(method.name)
+    return found
+
+
+def test_names_of_classes_are_unique() -> None:
+    """They stand for the classes here."""
+    assert len(CLASSES) == sum(isinstance(node, ast.ClassDef) for module in MODULES for node in ast.walk(tree(module)))
+
+
+def test_an_object_has_all_its_attributes_from_the_start() -> None:
+    for name, (module, _) in CLASSES.items():
+        if room(module) in CORE:
+            appear = {attribute for method in methods_of(name) if method.name not in LATE for attribute in assigned(method)}
+            assert appear - declared(name) == set(), name
