@@ -30,7 +30,7 @@ UNHEARD = frozenset(
 def lean_lightning() -> Iterator[None]:
     """Plugins are searched once: each Trainer asks all installed packages for callbacks, which takes longer than the rest of its
     construction. Hooks that nobody overrides are not called. Signatures of hooks, and whether they are overridden, are looked up
-    once per class.
+    once per class. No Trainer asks for all signals and sets their handlers, before and after each fit.
     """
     replaced: dict[str, Callable[..., Any]] = {
         "lightning.fabric.utilities.registry.entry_points": cache(entry_points),
@@ -40,6 +40,7 @@ def lean_lightning() -> Iterator[None]:
         "lightning.pytorch.loops.training_epoch_loop.is_param_in_hook_signature": _is_param_in_hook_signature,
         "lightning.pytorch.loops.evaluation_loop.is_param_in_hook_signature": _is_param_in_hook_signature,
         "lightning.pytorch.trainer.connectors.data_connector.is_overridden": _is_overridden,
+        "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": _leave_signals,
     }
     with ExitStack() as stack:
         for name, function in replaced.items():
@@ -70,6 +71,10 @@ def _call_strategy_hook(trainer: L.Trainer, hook_name: str, *args: Any, **kwargs
     if hook_name not in UNHEARD or _listens(trainer.strategy, Strategy, hook_name):
         return _call_strategy(trainer, hook_name, *args, **kwargs)
     return None
+
+
+def _leave_signals(connector: Any) -> None:
+    """Signals are the run's: see :mod:`lightning_fed.signals`."""
 
 
 def _listens(listener: Any, base: type, hook_name: str) -> bool:

@@ -1,5 +1,6 @@
 """What needs a GPU."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federation, new_method, without_seconds
 
 import lightning_fed.methods
+from lightning_fed.engines import InProcess, Processes
 from lightning_fed.families.capacity import CapacityModule
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models import TransformerClassifier
@@ -34,6 +36,23 @@ def test_cpu_and_gpu_learn_the_same_at_first(name: str) -> None:
         federation = new_federation(1, trainer=partial(L.Trainer, accelerator=accelerator, devices=1))
         model, data = new_method(name, **without_dropout(name)), data_for(name, num_clients=3, size=120)
         rows.append(without_seconds(federation.fit(model, data))[0])
+    losses = [name for name in rows[0] if name.startswith("train/")]
+    assert [rows[0][loss] for loss in losses] == pytest.approx([rows[1][loss] for loss in losses], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Processes]:
+    """Two workers that share the first GPU."""
+    engine = Processes(workers=2)
+    yield engine
+    engine._stop()
+
+
+def test_worker_processes_on_the_gpu_learn_what_one_process_does(name: str, engine: Processes) -> None:
+    rows = []
+    for chosen in (InProcess(threads=1), engine):
+        federation = new_federation(1, engine=chosen, trainer=partial(L.Trainer, accelerator="gpu", devices=1))
+        rows.append(without_seconds(federation.fit(new_method(name), data_for(name, num_clients=3, size=120)))[0])
     losses = [name for name in rows[0] if name.startswith("train/")]
     assert [rows[0][loss] for loss in losses] == pytest.approx([rows[1][loss] for loss in losses], rel=1e-3)
 

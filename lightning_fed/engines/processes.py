@@ -5,9 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
-import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +22,8 @@ from lightning_fed.engines.block import Pipe
 from lightning_fed.engines.packing import Packed, pack, unpack, unpicklable
 from lightning_fed.engines.pool import Crew, Died, Job, carry_out
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import QUIET, Worker
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.worker_process import Numerics, Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.lean import lean_lightning
@@ -36,10 +35,6 @@ NAME = "lightning-fed worker"
 
 GRACE = 5.0
 """Seconds that a process has to end when asked, before it is killed."""
-
-
-class WorkerError(RuntimeError):
-    """An exception in a worker process, as text: type, message and traceback."""
 
 
 class Processes(Engine):
@@ -76,7 +71,7 @@ class Processes(Engine):
         recipe = recipe.unbuilt()
         gpus = _gpus() if _on_gpu(recipe) else []
         size = self.workers or len(gpus) or max(1, len(os.sched_getaffinity(0)) // self.threads)
-        settings = _Settings(self.threads, Numerics.of_this_process(), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
+        settings = Settings(self.threads, Numerics.of_this_process(), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
         self._opened = _packed(recipe), states
         if self._crew is None or self._crew.settings != settings or self._crew.size != size:
             self._stop()
@@ -101,35 +96,6 @@ class Processes(Engine):
             self._crew.stop()
 
 
-@dataclass(frozen=True)
-class Numerics:
-    """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
-
-    dtype: torch.dtype
-    matmul_precision: str
-    deterministic: bool
-
-    @classmethod
-    def of_this_process(cls) -> "Numerics":
-        """As they are."""
-        return cls(torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
-
-    def set(self) -> None:
-        """Set them."""
-        torch.set_default_dtype(self.dtype)
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.use_deterministic_algorithms(self.deterministic)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What worker processes have in common: torch threads, numerics, and the GPU of each, by its name in CUDA_VISIBLE_DEVICES."""
-
-    threads: int
-    numerics: Numerics
-    gpus: list[str]
-
-
 @dataclass
 class _Slot:
     """A place for a process: the one that is in it, this end of its pipe, and what it has been told."""
@@ -144,7 +110,7 @@ class _Slot:
 class _Processes(Crew):
     """Worker processes, each with a pipe of its own: whose worker dies is then known."""
 
-    def __init__(self, size: int, settings: _Settings) -> None:
+    def __init__(self, size: int, settings: Settings) -> None:
         self.size = size
         self.settings = settings
         self.recipe: Packed | None = None
@@ -180,7 +146,7 @@ class _Processes(Crew):
                 answer = None
             if answer is None:
                 answers.append((worker, self._died(slot)))
-            elif isinstance(answer, _Ready):
+            elif isinstance(answer, Ready):
                 slot.ready = True
             elif isinstance(answer, Packed):
                 answers.append((worker, unpack(answer)))
@@ -225,7 +191,7 @@ class _Processes(Crew):
     def _start(self, worker: int) -> _Slot:
         context = _context()
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
+        process = context.Process(target=serve, args=(theirs, worker, self.settings), name=f"{NAME} {worker}", daemon=False)
         process.start()
         theirs.close()  # the last copy is the worker's: when it dies, this end sees it
         self._slots[worker] = _Slot(process, Pipe(ours))
@@ -267,7 +233,7 @@ def _context() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *(name for name in ("transformers", "peft") if name in sys.modules)])
+    context.set_forkserver_preload([serve.__module__, *(name for name in ("transformers", "peft") if name in sys.modules)])
     return context
 
 
@@ -296,92 +262,3 @@ def _gpus() -> list[str]:
     """This process's GPUs, by the names that CUDA_VISIBLE_DEVICES has."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
-
-
-# ------------------------------------------------------------------------------------------------- in the worker's process
-
-
-class _Ready:
-    """A worker's first word."""
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An exception as text: not all exceptions can be unpickled, and one that cannot would end the reader."""
-
-    kind: str
-    message: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "_Failure":
-        """An exception, with its notes."""
-        kind = "refused" if isinstance(error, FederationError) else type(error).__name__
-        return cls(kind, str(error), "".join(traceback.format_exception(error)))
-
-    def error(self) -> Exception:
-        """What to raise in its place."""
-        if self.kind == "refused":
-            return FederationError(self.message)
-        return WorkerError(f"{self.kind} in a worker process: {self.message}\n\n{self.trace}")
-
-
-def _serve(connection: Connection, number: int, settings: _Settings) -> None:
-    """A worker process: carries out what comes through the connection until that is closed."""
-    pipe = Pipe(connection)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    if settings.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpus[number]
-    torch.set_num_threads(settings.threads)
-    settings.numerics.set()
-    pipe.send(_Ready())
-    worker: Worker | _Failure | None = None
-    broadcast = Broadcast({})
-    with quiet_lightning(), lean_lightning():
-        while True:
-            try:
-                message = pipe.recv()
-                if message is None:
-                    worker, broadcast = None, Broadcast({})
-                elif isinstance(message, Packed):
-                    worker = _made(message)
-                else:
-                    packed, new = message
-                    if new is not None:
-                        broadcast = unpack(new)
-                    pipe.send(_answer(worker, packed, broadcast))
-            except (EOFError, OSError):  # nobody is at the other end any more
-                return
-
-
-def _made(packed: Packed) -> "Worker | _Failure":
-    try:
-        recipe: Recipe = unpack(packed)
-        return recipe.worker()
-    except (AttributeError, ImportError) as error:
-        hint = FederationError(
-            f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
-            "processes. Put it into a module that can be imported, or use the engine InProcess."
-        )
-        return _Failure.of(hint)
-    except Exception as error:
-        return _Failure.of(error)
-
-
-def _answer(worker: "Worker | _Failure | None", packed: Packed, broadcast: Broadcast) -> "Packed | _Failure":
-    if isinstance(worker, _Failure):
-        return worker
-    assert worker is not None, "the recipe comes first"
-    try:
-        turn, private = unpack(packed)
-        return pack(worker.take(replace(turn, broadcast=broadcast), private))
-    except Exception as error:
-        return _Failure.of(error)
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

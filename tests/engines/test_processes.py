@@ -30,7 +30,8 @@ from torch import Tensor
 
 from lightning_fed.__main__ import main
 from lightning_fed.engines import InProcess, Processes
-from lightning_fed.engines.processes import NAME, WorkerError
+from lightning_fed.engines.processes import NAME
+from lightning_fed.engines.worker_process import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, PFedLoRA
@@ -282,6 +283,7 @@ def gone_within(leader: int, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_script_without_a_main_guard_is_told_so() -> None:
     process = start(UNGUARDED)
