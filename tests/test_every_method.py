@@ -4,7 +4,19 @@ import math
 from functools import cache
 
 import pytest
-from tiny import METHODS, NoisyNet, Recording, Shuffled, data_for, new_federation, new_method, private_states, same, without_seconds
+from tiny import (
+    METHODS,
+    NoisyNet,
+    Recording,
+    Shuffled,
+    assert_same,
+    data_for,
+    new_federation,
+    new_method,
+    private_states,
+    same,
+    without_seconds,
+)
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
@@ -41,15 +53,6 @@ def recorded(name: str) -> tuple[Federation, Recording]:
     """The run that the others are compared with; played once."""
     engine = Recording()
     return fit(name, engine=engine), engine
-
-
-def assert_same(one: Federation, other: Federation) -> None:
-    assert without_seconds(one.run.history) == without_seconds(other.run.history)
-    assert one.run.results == other.run.results
-    assert same(one.run.server.state_dict(), other.run.server.state_dict())
-    ours, theirs = private_states(one), private_states(other)
-    assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) for client in ours)
 
 
 def client_modules(name: str, **options: object) -> list[FederatedModule]:

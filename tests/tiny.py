@@ -203,6 +203,16 @@ def private_states(federation: Federation) -> dict[int, State]:
     }
 
 
+def assert_same(one: Federation, other: Federation) -> None:
+    """Two runs found the same, bit for bit."""
+    assert without_seconds(one.run.history) == without_seconds(other.run.history)
+    assert one.run.results == other.run.results
+    assert same(one.run.server.state_dict(), other.run.server.state_dict())
+    ours, theirs = private_states(one), private_states(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
 def without_seconds(history: list[Metrics]) -> list[Metrics]:
     """The part of the metrics that two runs have in common."""
     return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in history]

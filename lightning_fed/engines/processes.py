@@ -70,7 +70,7 @@ class Processes(Engine):
             raise SystemExit(1)
         recipe = recipe.unbuilt()
         gpus = _gpus() if _on_gpu(recipe) else []
-        size = self.workers or len(gpus) or max(1, len(os.sched_getaffinity(0)) // self.threads)
+        size = self.workers or len(gpus) or max(1, _cores() // self.threads)
         settings = Settings(self.threads, Numerics.of_this_process(), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
         self._opened = _packed(recipe), states
         if self._crew is None or self._crew.settings != settings or self._crew.size != size:
@@ -248,6 +248,11 @@ def _packed(recipe: Recipe) -> Packed:
             f"{next(filter(None, culprits), 'The recipe')} cannot be sent to worker processes ({error}): give something that can "
             "be pickled, such as a function of a module instead of a lambda, or use the engine InProcess."
         ) from error
+
+
+def _cores() -> int:
+    """Cores that this process may use; where the system does not say, all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
 
 
 def _on_gpu(recipe: Recipe) -> bool:

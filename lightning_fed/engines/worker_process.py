@@ -27,17 +27,23 @@ class Numerics:
     dtype: torch.dtype
     matmul_precision: str
     deterministic: bool
+    warn_only: bool
 
     @classmethod
     def of_this_process(cls) -> "Numerics":
         """As they are."""
-        return cls(torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+        return cls(
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
 
     def set(self) -> None:
         """Set them."""
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.use_deterministic_algorithms(self.deterministic)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
 
 
 @dataclass(frozen=True)

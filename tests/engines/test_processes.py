@@ -16,6 +16,7 @@ import torch
 from tiny import (
     METHODS,
     Net,
+    assert_same,
     assert_same_end,
     data_for,
     new_data,
@@ -23,8 +24,6 @@ from tiny import (
     new_method,
     new_trainer,
     private_states,
-    same,
-    without_seconds,
 )
 from torch import Tensor
 
@@ -53,15 +52,6 @@ def fit(engine: InProcess | Processes, name: str = "PFedLoRA", rounds: int = 2, 
     federation = new_federation(rounds, engine=engine, **options)
     federation.fit(new_method(name), data_for(name, num_clients=3, size=100), "last" if "run_dir" in options else None)
     return federation
-
-
-def assert_same(one: Federation, other: Federation) -> None:
-    assert without_seconds(one.run.history) == without_seconds(other.run.history)
-    assert one.run.results == other.run.results
-    assert same(one.run.server.state_dict(), other.run.server.state_dict())
-    ours, theirs = private_states(one), private_states(other)
-    assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) for client in ours)
 
 
 def in_shared_memory(tensor: Tensor) -> bool:
