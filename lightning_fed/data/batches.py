@@ -67,6 +67,10 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
+def _as_it_is(batch: Batch) -> Batch:
+    return batch  # it consists of tensors already
+
+
 class ShuffledBatches(Sampler[Tensor]):
     """Batches of indices, shuffled anew each epoch; the last one may be smaller.
 
@@ -126,7 +130,7 @@ class SharedTensors(Dataset[Batch]):
 
     def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
         """A loader for training."""
-        return DataLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), batch_size=None)
+        return DataLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), batch_size=None, collate_fn=_as_it_is)
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
         """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do".
@@ -139,7 +143,7 @@ class SharedTensors(Dataset[Batch]):
         batches = list(torch.split(indices, batch_size))
         if no_single and len(batches) > 1 and len(batches[-1]) == 1:
             batches[-2:] = [torch.cat(batches[-2:])]
-        return DataLoader(self, sampler=batches, batch_size=None) if len(indices) else []
+        return DataLoader(self, sampler=batches, batch_size=None, collate_fn=_as_it_is) if len(indices) else []
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,10 @@ class BatchTransform:
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return mean, std
 
+    @cached_property
+    def _plain(self) -> bool:
+        return set(self.mean) == {0.0} and set(self.std) == {1.0}
+
     def __call__(self, batch: Batch, trainer: L.Trainer | None) -> Batch:
         """The batch as floats of the Trainer's precision; anything but bytes passes unchanged."""
         images, labels = batch
@@ -169,8 +177,10 @@ class BatchTransform:
             return batch
         if self.augment == "crop_flip" and trainer is not None and trainer.training:
             images = random_crop_flip(images)
-        mean, std = (levels.to(images.device) for levels in self._levels)
-        images = (images / 255).sub_(mean).div_(std)
+        images = images / 255
+        if not self._plain:
+            mean, std = (levels.to(images.device) for levels in self._levels)
+            images = images.sub_(mean).div_(std)
         if trainer is not None:
             # Lightning converts a batch before its transfer, when these images were still bytes.
             images = trainer.precision_plugin.convert_input(images)
