@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -67,7 +67,7 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch  # it consists of tensors already
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -46,7 +46,7 @@ class CapacityModule(FederatedModule):
         masked: mask absent classes.
         optimizer: how a client steps.
         epochs: local epochs per round.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     headline_model = "global"
@@ -61,9 +61,9 @@ class CapacityModule(FederatedModule):
         masked: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         if not capacities:
             raise FederationError(f"{type(self).__name__} got an empty list of sizes: give at least one, 1 for the whole model.")
         self.capacities = [None if capacity == 1 else capacity for capacity in capacities]

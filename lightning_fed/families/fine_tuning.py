@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -47,7 +47,7 @@ class FineTuning(FederatedModule):
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
         epochs: local epochs per round, where ``local_steps`` is None.
         persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -64,9 +64,9 @@ class FineTuning(FederatedModule):
         local_steps: NonNegativeInt | None = 10,
         epochs: NonNegativeInt = 1,
         persistent: bool = False,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)  # type: ignore[arg-type]
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)  # type: ignore[arg-type]
         self.source = SharedTransformer(backbone)
         self.train_head = train_head
         self.metric = metric

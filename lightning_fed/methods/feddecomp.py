@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -46,8 +46,8 @@ class FedDecomp(FederatedModule):
             :math:`\bar\sigma`, as in the authors' code.
         optimizer: of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
         lora_optimizer: of :math:`\tau`, if it is to differ.
-        gradient_clip: largest gradient norm of a step; None does not clip.
         track_drift: log the clients' mean distance from the average (eq. 9), which keeps a round's updates in memory.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     weighting = "uniform"
@@ -65,10 +65,10 @@ class FedDecomp(FederatedModule):
         absentees: Literal["left_out", "stale"] = "left_out",
         optimizer: OptimizerCallable = default_optimizer,
         lora_optimizer: OptimizerCallable | None = None,
-        gradient_clip: PositiveFloat | None = None,
         track_drift: bool = True,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, lora_epochs + global_epochs, gradient_clip)
+        super().__init__(backbone, num_classes, optimizer, lora_epochs + global_epochs, **kwargs)
         self.rank_ratio_conv = rank_ratio_conv
         self.rank_ratio_linear = rank_ratio_linear
         self.lora_epochs = lora_epochs

@@ -68,7 +68,7 @@ class FedHM(CapacityModule):
         masked: mask absent classes.
         optimizer: the paper: SGD, lr 0.1, momentum 0.9. Its weight decay acts on everything that is not factorised.
         epochs: local epochs per round; the paper: 10.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class FedHM(CapacityModule):
         masked: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, ratios, num_classes, assignment, masked, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, ratios, num_classes, assignment, masked, optimizer, epochs, **kwargs)
         if any(not 0 < ratio <= 1 for ratio in ratios):
             raise FederationError(f"ratios is {list(ratios)}: give rank ratios in (0, 1], that is 0.125 where the paper says 8.")
         self.layers = layers

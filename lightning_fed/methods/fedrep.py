@@ -1,6 +1,8 @@
 """FedRep (Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078), Algorithm 1."""
 
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.methods.fedper import FedPer
@@ -21,7 +23,7 @@ class FedRep(FedPer):
         optimizer: of both phases. Default: SGD, lr 0.01, the authors' learning rate (with momentum 0.5).
         head_epochs: epochs of the head. The authors' code: 10.
         epochs: epochs of the representation. The authors' code: 1 (two classes per client), else 5.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     weighting = "uniform"
@@ -33,9 +35,9 @@ class FedRep(FedPer):
         optimizer: OptimizerCallable = default_optimizer,
         head_epochs: NonNegativeInt = 10,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.head_epochs = head_epochs
 
     def phases(self) -> list[Phase]:

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -34,8 +34,8 @@ class FedRoD(FederatedModule):
         gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
         optimizer: of everything. Default: SGD, lr 0.01.
         epochs: local epochs per round.
-        gradient_clip: largest norm of all gradients of a step together; None does not clip. With clipping the personal head's
-            gradient does limit the others'.
+        **kwargs: see :class:`.FederatedModule`. With ``gradient_clip``, which is of all gradients of a step together, the personal
+            head's gradient does limit the others'.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class FedRoD(FederatedModule):
         gamma: NonNegativeFloat = 1.0,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
 

@@ -37,7 +37,7 @@ class HeteroFL(CapacityModule):
         scaler: divide activations by the width in training.
         optimizer: the paper: SGD, lr 0.1, momentum 0.9, weight decay 5e-4.
         epochs: local epochs per round; the paper: 5.
-        gradient_clip: largest gradient norm of a step; the authors' code: 1. None does not clip.
+        **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` in the authors' code: 1.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class HeteroFL(CapacityModule):
         scaler: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, widths, num_classes, assignment, masked, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, widths, num_classes, assignment, masked, optimizer, epochs, **kwargs)
         if any(not 0 < width <= 1 for width in widths):
             raise FederationError(f"widths is {list(widths)}: give numbers in (0, 1], relative to the global network.")
         self.scaler = scaler

@@ -1,8 +1,8 @@
 """pFedLoRA (Yi et al. 2023, https://arxiv.org/abs/2310.13283; its first version was called FedLoRA)."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -51,7 +51,7 @@ class PFedLoRA(FederatedModule):
         adapter_optimizer: of the adapter. Default: the same as ``optimizer``.
         epochs: epochs E of the network per round. Section 6.1: 1 or 10.
         adapter_epochs: epochs of the adapter per round. Default: the same as ``epochs``.
-        gradient_clip: largest gradient norm of a step; None does not clip.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     heterogeneous = True
@@ -69,9 +69,9 @@ class PFedLoRA(FederatedModule):
         adapter_optimizer: OptimizerCallable | None = None,
         epochs: NonNegativeInt = 1,
         adapter_epochs: NonNegativeInt | None = None,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         if not 0 <= mu <= 1:
             raise FederationError(f"mu is {mu}: give a weight in [0, 1].")
         self.mu = mu

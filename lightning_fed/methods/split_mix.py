@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -39,7 +39,7 @@ class SplitMix(CapacityModule):
         masked: mask absent classes.
         optimizer: the paper: SGD, lr 0.01, momentum 0.9, weight decay 5e-4.
         epochs: local epochs per round; the paper: 5.
-        gradient_clip: largest norm of all networks' gradients together; None does not clip.
+        **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` is of all networks' gradients together.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class SplitMix(CapacityModule):
         masked: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        gradient_clip: PositiveFloat | None = None,
+        **kwargs: Any,
     ) -> None:
         self.num_bases = bases
-        super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, gradient_clip)
+        super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, **kwargs)
         if any(not 1 <= budget <= bases for budget in budgets):
             raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
         self.capacities = [None if budget == bases else budget for budget in budgets]
