@@ -4,7 +4,8 @@
 
 FedPer (the head stays with the client) on a network of two small layers, ten clients a round, on the CPU, with all that is written
 by default: tables, TensorBoard events, a checkpoint after each round. Each run is in a process of its own. Printed are medians of
-the seconds of a round and of the bytes written (``/proc/self/io``; 0 where there is none), and the peak memory at its end:
+the seconds of a round, of the processor's seconds, which other work on the machine does not lengthen, and of the bytes written
+(``/proc/self/io``; 0 where there is none), and the peak memory at the end:
 
 - one run of 1,000 rounds with 100 clients, at rounds 10, 100 and 1,000;
 - runs of 60 rounds with 10, 100, 1,000 and 10,000 clients, of which ten take part.
@@ -22,14 +23,14 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 COHORT = 10
 WINDOW = 20
 
 
 def run(clients: int, rounds: int) -> None:
-    """Play, and print a line of JSON per round: seconds, bytes written, peak memory in MiB."""
+    """Play, and print a line of JSON per round: seconds, bytes, peak memory in MiB, whether all were measured, CPU seconds."""
     import lightning as L
     import torch
     from torch import Tensor, nn
@@ -57,17 +58,18 @@ def run(clients: int, rounds: int) -> None:
 
     class Meter(FederationCallback):
         def __init__(self) -> None:
-            self.start, self.written = 0.0, 0
+            self.start, self.cpu, self.written = 0.0, 0.0, 0
 
         def on_fit_start(self, run: Run) -> None:
-            self.start, self.written = perf_counter(), written()
+            self.start, self.cpu, self.written = perf_counter(), process_time(), written()
 
         def on_round_end(self, run: Run) -> None:
-            now, total = perf_counter(), written()
+            now, cpu, total = perf_counter(), process_time(), written()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             measured = run.headline("test") in run.history[-1]
-            print(json.dumps([run.round, now - self.start, total - self.written, peak, measured]), flush=True)
-            self.start, self.written = perf_counter(), written()
+            row = [run.round, now - self.start, total - self.written, peak, measured, cpu - self.cpu]
+            print(json.dumps(row), flush=True)
+            self.start, self.cpu, self.written = perf_counter(), process_time(), written()
 
     half = max(1000, clients)
     images, labels = torch.randn(2 * half, 1, 4, 4), torch.arange(2 * half) % 10
@@ -104,8 +106,9 @@ def play(clients: int, rounds: int) -> list[list[float]]:
 def show(label: str, rows: list[list[float]]) -> None:
     """One line: medians of the rounds that measured nobody, unless all did."""
     quiet = [row for row in rows if not row[4]] or rows
-    seconds, size = (statistics.median(row[column] for row in quiet) for column in (1, 2))
-    line = f"  {label:24s} {1000 * seconds:8.1f} ms a round  {size / 1024:8.1f} KiB written  {rows[-1][3]:7.0f} MiB peak"
+    seconds, size, cpu = (statistics.median(row[column] for row in quiet) for column in (1, 2, 5))
+    line = f"  {label:24s} {1000 * seconds:8.1f} ms a round  {1000 * cpu:8.1f} ms CPU"
+    line += f"  {size / 1024:8.1f} KiB written  {rows[-1][3]:7.0f} MiB peak"
     measured = [row[1] for row in rows if row[4]]
     print(line + (f"   with everybody measured {statistics.median(measured):.2f} s" if measured else ""), flush=True)
 

@@ -49,7 +49,9 @@ def lean_lightning() -> Iterator[None]:
         "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.cpu": _to_cpu,
         "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.to": _to,
         "lightning.fabric.utilities.registry.entry_points": cache(entry_points),
-        "lightning.fabric.plugins.environments.slurm.SLURMEnvironment._validate_srun_used": cache(SLURMEnvironment._validate_srun_used),
+        "lightning.fabric.plugins.environments.slurm.SLURMEnvironment._validate_srun_used": cache(
+            SLURMEnvironment._validate_srun_used
+        ),
         "lightning.pytorch.core.module.LightningModule._call_batch_hook": _call_batch_hook,
         "lightning.pytorch.profilers.Profiler.profile": _profile,
         "lightning.pytorch.trainer.call._call_callback_hooks": _call_callback_hooks,

@@ -1,13 +1,18 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
 import copy
+import inspect
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, Self
 
 import safetensors.torch
+import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities.parsing import collect_init_args
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
@@ -16,8 +21,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
+from lightning_fed.hparams import INSTANTIATOR, describe
 from lightning_fed.models import Backbone, Backbones, Transformer
-from lightning_fed.phases import MOMENTS, Phase, PhasedModule, Progress, default_optimizer
+from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
+from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 
@@ -45,6 +52,9 @@ class FederatedModule(PhasedModule):
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         gradient_clip: largest gradient norm of a step; None does not clip.
+        lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
+            rate is constant.
+        lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
     """
 
     headline_metric = "accuracy"
@@ -77,9 +87,12 @@ class FederatedModule(PhasedModule):
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         gradient_clip: PositiveFloat | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_interval: Interval = "round",
     ) -> None:
-        super().__init__(gradient_clip)
-        self.save_hyperparameters(ignore=["backbone", "optimizer"])
+        super().__init__(gradient_clip, lr_scheduler, lr_interval)
+        self._not_stored: list[str] = []
+        self._save_hyperparameters(inspect.currentframe())
         self.backbone_factories = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
             raise FederationError("backbone is an empty list: name at least one network.")
@@ -95,6 +108,42 @@ class FederatedModule(PhasedModule):
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._given = self.frozen_names
         self._built = False
+
+    # ------------------------------------------------------------------------------------------------------ hyperparameters
+
+    def _save_hyperparameters(self, frame: FrameType | None) -> None:
+        """Keep what the method was made with, as a configuration has it: in ``hparams``, and so in Lightning's checkpoints."""
+        if _given_hyperparameters.get() is not None:  # the command line knows its configuration
+            self.save_hyperparameters()
+            return
+        assert frame is not None
+        arguments = collect_init_args(frame, [], classes=(FederatedModule,))[-1]  # of the class that is made, not of its bases
+        plain, self._not_stored = describe(arguments)
+        self.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the training is, and what could not be stored."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT]["not_stored"] = self._not_stored
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
+
+        Raises:
+            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
+        """
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except Exception as error:
+            checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
+            missing = [name for name in checkpoint.get(CHECKPOINT, {}).get("not_stored", []) if name not in kwargs]
+            if not missing:
+                raise
+            raise FederationError(
+                f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
+                f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
+            ) from error
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -123,6 +172,8 @@ class FederatedModule(PhasedModule):
         module._built = False
         with seeded(seed, INITIAL, client.id):
             module.configure_model()
+        if self.dtype != torch.float32:  # what a Trainer of another precision has made of the template
+            module.to(self.dtype)
         return module
 
     def blank(self) -> Self:
@@ -136,7 +187,7 @@ class FederatedModule(PhasedModule):
             for place in ("_parameters", "_buffers", "_modules"):
                 vars(module)[place] = {name: value for name, value in vars(self)[place].items() if name in self._given}
         module._trainer, module._built = None, False
-        module.progress, module._phase, module._phases, module._moments = Progress(), None, [], {}
+        module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
         return module
 
     def configure_model(self) -> None:

@@ -1,17 +1,24 @@
 """Training in phases: a LightningModule in which different parameters learn one after the other. It knows no client."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
+from lightning_fed.schedules import Interval, Schedule
+from lightning_fed.seeding import random_state, set_random_state
+
+CHECKPOINT = "phases"
+"""Where a checkpoint of Lightning's has what this module adds."""
 
 MOMENTS = "optimizer/"
 """What names of persistent optimizers' state begin with; no name of a module does."""
@@ -36,6 +43,8 @@ class Phase:
         eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
         persistent: whether the optimizer's state (moments) is kept from one fit to the next: in a federation it is private state,
             and stays with the client. Else each fit begins with an empty one.
+        lr_scheduler: builds the schedule of the optimizer's learning rate; None: the module's, if it has one.
+        lr_interval: what the schedule counts; see :class:`lightning_fed.schedules.Schedule`. None: the module's.
     """
 
     name: str
@@ -46,6 +55,8 @@ class Phase:
     steps: int | None = None
     eval_modules: Sequence[nn.Module] = ()
     persistent: bool = False
+    lr_scheduler: LRSchedulerCallable | None = None
+    lr_interval: Interval | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -63,6 +74,7 @@ class Progress:
     Args:
         phase: its name; None: no phase is running.
         steps_left: of a phase that is counted in steps.
+        batches: of the running epoch, which the end of such a phase cuts short.
         waiting: batches of a step that waits for more.
         last_step: the batch, or the batches, of the last call of ``training_step`` if it stepped.
         optimizer: the phase's.
@@ -72,11 +84,17 @@ class Progress:
 
     phase: str | None = None
     steps_left: int | None = None
+    batches: int | None = None
     waiting: list[Any] = field(default_factory=list)
     last_step: Any = None
     optimizer: LightningOptimizer | None = None
     losses: list[Tensor] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a stopped training needs to go on."""
+        names = ("phase", "steps_left", "batches", "waiting", "losses", "sizes")
+        return {name: getattr(self, name) for name in names}
 
 
 class PhasedModule(L.LightningModule):
@@ -89,22 +107,44 @@ class PhasedModule(L.LightningModule):
     A method with a step of its own overrides :meth:`compute_gradients` or :meth:`client_step`. Almost never override
     ``training_step`` or ``configure_optimizers``: they run the phases.
 
+    A Trainer's checkpoint holds where the training is in its phases, and the random state: stopped anywhere and continued with
+    ``trainer.fit(…, ckpt_path=…)``, it ends as if it had never been stopped, if its data play the same batches again (those of
+    this package do; a ``DataLoader`` of one's own has to be stateful for that).
+
     Args:
         gradient_clip: largest gradient norm of a step; None does not clip.
+        lr_scheduler: builds the schedule of each phase's learning rate from its optimizer; None: it is constant.
+        lr_interval: what the schedule counts: ``round``, runs through all phases so far; ``epoch`` or ``step``, those of the phase,
+            which begins it anew.
     """
 
     batches_per_step = 1
     """How many batches an optimizer step takes; with more than one, :meth:`client_step` gets a list of them."""
 
-    def __init__(self, gradient_clip: float | None = None) -> None:
+    scales_gradients = True
+    """Whether gradients come from :meth:`manual_backward` alone, which scales them where the precision asks for it (16-mixed)."""
+
+    def __init__(
+        self,
+        gradient_clip: float | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_interval: Interval = "round",
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.gradient_clip = gradient_clip
+        self.lr_scheduler = lr_scheduler
+        self.lr_interval: Interval = lr_interval
         self.frozen_names: frozenset[str] | None = None
         self.progress = Progress()
+        self.rounds_before = 0  # runs through the phases before this fit; a federation says how many
         self._phase: Phase | None = None
         self._phases: list[Phase] = []
+        self._schedules: dict[str, Schedule] = {}
         self._moments: dict[str, Tensor] = {}
+        self._stopped: dict[str, Any] | None = None  # from a checkpoint that is about to be continued
+        self._epoch_to_start = False
+        self._epoch_batches = 0  # of an epoch that is not cut short
 
     def phases(self) -> list[Phase]:
         """What learns, one after the other."""
@@ -146,12 +186,21 @@ class PhasedModule(L.LightningModule):
 
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
 
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One optimizer per phase."""
+    def configure_optimizers(self) -> Any:
+        """One optimizer per phase, and the schedules of those that have one."""
         if self.frozen_names is None:  # asked before the first phase freezes anything
             self.frozen_names = self.find_frozen()
         self._phases = [phase for phase in self.phases() if phase.epochs or phase.steps]
-        return [phase.optimizer(phase.parameters) for phase in self._phases]
+        optimizers = [phase.optimizer(phase.parameters) for phase in self._phases]
+        schedules = {}
+        for phase, optimizer in zip(self._phases, optimizers, strict=True):
+            if factory := phase.lr_scheduler or self.lr_scheduler:
+                earlier = self._schedules.get(phase.name)
+                schedules[phase.name] = Schedule(factory, phase.lr_interval or self.lr_interval, optimizer, earlier)
+        self._schedules = schedules
+        if not schedules:
+            return optimizers
+        return optimizers, [{"scheduler": schedule.scheduler, "name": f"lr/{name}"} for name, schedule in schedules.items()]
 
     def find_frozen(self) -> frozenset[str]:
         """Names of the parameters that no phase trains: those that require no gradient as the networks were made. A tied parameter
@@ -159,35 +208,102 @@ class PhasedModule(L.LightningModule):
         """
         return frozenset(name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the training is."""
+        checkpoint[CHECKPOINT] = {
+            "phases": [phase.name for phase in self._phases],
+            "epoch": self.current_epoch,
+            "progress": self.progress.state_dict(),
+            "moments": dict(self._moments),
+            "random_state": random_state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remember where the training was, in case that it is continued."""
+        self._stopped = checkpoint.get(CHECKPOINT)
+
     def on_fit_start(self) -> None:
-        """Refuse what would clip wrongly."""
-        self.progress = Progress()  # a fit that failed left its own
+        """Refuse what cannot be trained with."""
+        self.progress = Progress()  # an earlier fit left its own
+        if not self.trainer.ckpt_path:
+            self._stopped = None  # a checkpoint was loaded, but is not continued
+        if self._stopped:
+            self._moments = {name: tensor.to("cpu") for name, tensor in self._stopped["moments"].items()}
+            theirs, ours = (", ".join(names) for names in (self._stopped["phases"], [phase.name for phase in self._phases]))
+            if theirs != ours:
+                raise FederationError(
+                    f"The checkpoint was made with the phases {theirs}, but {type(self).__name__} has {ours}: continue with the "
+                    "settings that it was made with."
+                )
+        if self.trainer.precision == "16-mixed" and not self.scales_gradients:
+            raise FederationError(
+                f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
+                "bf16-mixed or 32-true."
+            )
         if self.gradient_clip is not None and self.trainer.precision == "16-mixed":
             raise FederationError(
                 f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
             )
+        if len(self.trainer.lr_scheduler_configs) != len(self._schedules):
+            raise FederationError(
+                f"configure_optimizers() of {type(self).__name__} returned a schedule that no phase would follow: give "
+                "lr_scheduler to the module or to its phases."
+            )
+
+    def on_train_start(self) -> None:
+        """Go on inside a phase, or inside an epoch, where a checkpoint was made there."""
+        if math.isinf(self.trainer.num_training_batches):
+            raise FederationError(
+                "The training data have no length, by which phases are counted: give the Trainer limit_train_batches."
+            )
+        self._epoch_batches = int(self.trainer.num_training_batches)
+        stopped, self._stopped = self._stopped, None
+        if stopped is None:
+            return
+        progress: dict[str, Any] = move_data_to_device(stopped["progress"], self.device)
+        if progress["phase"] is not None:
+            place = stopped["phases"].index(progress["phase"])
+            self.progress = Progress(**progress, optimizer=self._optimizer(place))
+            self._set_learning(self._phases[place])
+            self._cut_epoch(progress["batches"])
+            if self.trainer.fit_loop.restarted_mid_epoch and self.current_epoch > stopped["epoch"]:
+                # From the last batch of an epoch Lightning goes on with the next one, but calls no hook between them. It still has
+                # to see that the last one was the last, so that the next epoch starts with its first batch.
+                self._step_schedule("epoch")
+                self._epoch_to_start = True
+        set_random_state(stopped["random_state"])  # last: until here, loaders and others may have drawn
 
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
-        batches = int(self.trainer.num_training_batches)
-        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(batches, self.batches_per_step))]
-        epoch = self.current_epoch % len(schedule)
+        if self.trainer.num_training_batches != self.progress.batches:
+            self._epoch_batches = int(self.trainer.num_training_batches)  # loaders may have been made anew
+        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(self._epoch_batches, self.batches_per_step))]
+        run, epoch = divmod(self.current_epoch, len(schedule))
         if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
-            self._enter(schedule[epoch])
-        self.progress.losses, self.progress.sizes = [], []
+            self._enter(schedule[epoch], self.rounds_before + run)
+        progress = self.progress
+        progress.losses, progress.sizes = [], []
+        missing = self._epoch_batches
+        if progress.steps_left is not None:
+            missing = progress.steps_left * self.batches_per_step - len(progress.waiting)
+        self._cut_epoch(min(missing, self._epoch_batches))
 
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        place = self._phases.index(phase)
+    def _cut_epoch(self, batches: int) -> None:
+        """Let the running epoch have so many batches, and the Trainer validate after the last one."""
+        loop, interval = self.trainer.fit_loop, self.trainer.val_check_interval
+        self.progress.batches = loop.max_batches = batches
+        if isinstance(interval, float) and self.trainer.val_check_batch is not None:
+            self.trainer.val_check_batch = max(1, int(batches * interval))
+
+    def _optimizer(self, place: int) -> LightningOptimizer:
         optimizers = self.optimizers()
-        wrapped = optimizers[place] if isinstance(optimizers, list) else optimizers
-        self.progress = Progress(phase.name, phase.steps, optimizer=wrapped)
-        frozen = self.frozen_names or ()
-        learning = {id(p) for p in phase.parameters}
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(id(parameter) in learning and name not in frozen)
-            parameter.grad = None
+        return optimizers[place] if isinstance(optimizers, list) else optimizers
+
+    def _enter(self, phase: Phase, round: int) -> None:
+        place = self._phases.index(phase)
+        self.progress = Progress(phase.name, phase.steps, optimizer=self._optimizer(place))
+        self._set_learning(phase)
         optimizer = self.trainer.optimizers[place]
         optimizer.state.clear()
         if phase.persistent:
@@ -198,16 +314,26 @@ class PhasedModule(L.LightningModule):
                     optimizer.state[parameter] = {
                         k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
                     }
+        if phase.name in self._schedules:
+            self._schedules[phase.name].begin(round)
+
+    def _set_learning(self, phase: Phase) -> None:
+        """Let the phase's parameters learn, and nothing else."""
+        self.phase = phase
+        frozen = self.frozen_names or ()
+        learning = {id(p) for p in phase.parameters}
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(id(parameter) in learning and name not in frozen)
+            parameter.grad = None
         self.train()
         for module in phase.eval_modules:
             module.eval()
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """End the epoch early when a phase counted in steps is over."""
-        return -1 if self.progress.steps_left == 0 else None
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One :meth:`client_step`, once there are enough batches for it."""
+        if self._epoch_to_start:
+            self._epoch_to_start = False
+            self.on_train_epoch_start()
         progress = self.progress
         progress.waiting.append(batch)
         progress.last_step = None
@@ -219,19 +345,31 @@ class PhasedModule(L.LightningModule):
             progress.last_step = step
             if progress.steps_left is not None:
                 progress.steps_left -= 1
+            self._step_schedule("step")
+        if batch_idx + 1 == progress.batches:  # which the loader, if it has more, does not know
+            self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
     def on_train_epoch_end(self) -> None:
-        """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step."""
-        losses, sizes = self.progress.losses, self.progress.sizes
-        if losses:
-            weights = torch.tensor(sizes, device=self.device) / sum(sizes)
-            self.log(f"train/{self.phase.name}_loss", (torch.stack(losses) * weights).sum())
+        """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step. Log
+        ``lr/<phase>`` where there is a schedule.
+        """
+        progress = self.progress
+        if progress.losses:
+            weights = torch.tensor(progress.sizes, device=self.device) / sum(progress.sizes)
+            self.log(f"train/{progress.phase}_loss", (torch.stack(progress.losses) * weights).sum())
+        if progress.phase in self._schedules:
+            self.log(f"lr/{progress.phase}", self._schedules[progress.phase].rate)
+        self._step_schedule("epoch")
+
+    def _step_schedule(self, interval: Interval) -> None:
+        if self._schedules and self.progress.phase in self._schedules:
+            self._schedules[self.progress.phase].step(interval)
 
     def on_fit_end(self) -> None:
         """Leave the module as it was made: trainable where it was, in train mode, without gradients. Take what persistent
-        optimizers have to remember.
+        optimizers have to remember. A checkpoint that is made now still says where the training was.
         """
-        self.progress = Progress()
+        self.progress.optimizer = self.progress.last_step = None
         for phase, optimizer in zip(self._phases, self.trainer.optimizers, strict=True):
             if phase.persistent:
                 for name, parameter in self.named_parameters():

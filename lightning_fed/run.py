@@ -86,8 +86,8 @@ class Run:
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.clients)))
         cohorts = 1 if model.centralised else -(-len(self.clients) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
-        with seeded(seed, INITIAL):
-            model.configure_model()
+        self._recipe = Recipe(model, data, new_trainer, seed)
+        self._recipe.build()
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
         self.method, self.metric = type(model).__name__, model.headline_metric
@@ -108,7 +108,6 @@ class Run:
         self._callbacks, self._continued = callbacks, checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)
-        self._recipe = Recipe(model, data, new_trainer, seed)
         self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
         engine.open(self._recipe, self.store)
         self.loggers = self._make_loggers(logger)
@@ -293,7 +292,8 @@ class Run:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """What a logger should remember of this run's settings."""
-        settings = {**self.model.hparams, "method": self.method, "rounds": self.rounds, "participation": self.participation}
+        given = {name: value for name, value in self.model.hparams.items() if not name.startswith("_")}
+        settings = {**given, "method": self.method, "rounds": self.rounds, "participation": self.participation}
         settings["seed"] = self.seed
         for phase in self.model.phases():
             defaults = phase.optimizer(phase.parameters).defaults

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed.errors import FederationError
-from lightning_fed.phases import PhasedModule
+from lightning_fed.phases import Phase, PhasedModule
 
 PAGE = Path(__file__).parents[1] / "docs" / "phases.md"
 EPOCHS = 4
@@ -111,6 +111,76 @@ def test_each_phase_has_a_loss_of_its_own() -> None:
         assert trainer.callback_metrics[f"train/{name}_loss"].item() == pytest.approx(mean)
     first, *_, last = (sum(loss for loss, _ in steps) for steps in watch.losses)
     assert last < first
+
+
+class InSteps(PhasedModule):
+    """Phases that are counted in steps and end within an epoch of 5 batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.validated: list[tuple[int, int]] = []
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.layer(x), y)
+
+    def phases(self) -> list[Phase]:
+        optimizer, parameters = partial(torch.optim.SGD, lr=0.1), list(self.parameters())
+        return [
+            Phase("three", parameters, self.loss, optimizer, steps=3),
+            Phase("seven", parameters, self.loss, optimizer, steps=7),
+        ]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.validated.append((self.current_epoch, self.global_step))
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (1.0, [(0, 3), (1, 8), (2, 10), (3, 13), (4, 18), (5, 20)]),
+        (
+            0.5,
+            [
+                (0, 1),
+                (0, 2),
+                (0, 3),
+                (1, 5),
+                (1, 7),
+                (2, 9),
+                (2, 10),
+                (3, 11),
+                (3, 12),
+                (3, 13),
+                (4, 15),
+                (4, 17),
+                (5, 19),
+                (5, 20),
+            ],
+        ),
+        (2, [(0, 2), (1, 5), (1, 7), (2, 10), (3, 12), (4, 15), (4, 17), (5, 20)]),
+    ],
+    ids=["each epoch", "half an epoch", "two batches"],
+)
+def test_it_is_validated_when_the_trainer_says_also_where_a_phase_ends_an_epoch(interval: Any, expected: Any) -> None:
+    module = InSteps()
+    assert module.num_epochs(5) == 3
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = new_trainer(max_epochs=6, num_sanity_val_steps=0, val_check_interval=interval, **options)
+    trainer.fit(module, batches(), batches())
+    assert module.validated == expected
+
+
+def test_early_stopping_stops(tmp_path: Path) -> None:
+    module, stop = InSteps(), L.pytorch.callbacks.EarlyStopping("val/loss", patience=1, min_delta=100.0)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = new_trainer(max_epochs=50, callbacks=[stop], num_sanity_val_steps=0, **options)
+    trainer.fit(module, batches(), batches())
+    assert len(module.validated) == 2
 
 
 def test_what_was_frozen_stays_frozen() -> None:

@@ -74,7 +74,8 @@ def _as_it_is(batch: Any) -> Any:
 class ShuffledBatches(Sampler[Tensor]):
     """Batches of indices, shuffled anew each epoch; the last one may be smaller.
 
-    The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch`.
+    The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch`, after it has asked for an iterator: the
+    order is made when the first batch is asked for.
 
     Args:
         indices: what to shuffle.
@@ -87,20 +88,54 @@ class ShuffledBatches(Sampler[Tensor]):
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
+        self.position = 0  # how many batches of the epoch were played
+        self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The epoch's batches."""
+        """The epoch's batches, or those that are left of a stopped epoch."""
+        stopped, self._stopped = self._stopped, None
+        return self._play(stopped)
+
+    def _play(self, stopped: tuple[int, int] | None) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         order = torch.randperm(len(self.indices), generator=generator)
-        return iter(torch.split(self.indices[order], self.batch_size))
+        start = stopped[1] if stopped and stopped[0] == self.epoch else 0
+        batches = torch.split(self.indices[order], self.batch_size)
+        for position in range(start, len(batches)):
+            self.position = position + 1
+            yield batches[position]
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration go on from there, if it is of the same epoch."""
+        self._stopped = state["epoch"], state["position"]
 
     def __len__(self) -> int:
         """Number of batches."""
         return -(-len(self.indices) // self.batch_size)
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A loader that Lightning keeps in its checkpoints: a stopped epoch goes on with the batch that was next. Its sampler is
+    resumable, too.
+    """
+
+    sampler: ShuffledBatches
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.sampler.load_state_dict(state)
 
 
 class SharedTensors(Dataset[Batch]):
@@ -130,7 +165,7 @@ class SharedTensors(Dataset[Batch]):
 
     def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
         """A loader for training."""
-        return DataLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), batch_size=None, collate_fn=_as_it_is)
+        return ResumableLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
         """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do".
@@ -143,7 +178,14 @@ class SharedTensors(Dataset[Batch]):
         batches = list(torch.split(indices, batch_size))
         if no_single and len(batches) > 1 and len(batches[-1]) == 1:
             batches[-2:] = [torch.cat(batches[-2:])]
-        return DataLoader(self, sampler=batches, batch_size=None, collate_fn=_as_it_is) if len(indices) else []
+        return DataLoader(self, sampler=batches, **self._options()) if len(indices) else []
+
+    @staticmethod
+    def _options() -> dict[str, Any]:
+        """A loader's options: its sampler gives whole batches. Lightning asks for many iterators, each of which draws a number that
+        is of no use here; with a generator of their own, what else is drawn does not depend on how often they are asked for.
+        """
+        return {"batch_size": None, "collate_fn": _as_it_is, "generator": torch.Generator()}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines.worker import TrainerFactory, Worker
+from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 
@@ -30,9 +30,16 @@ class Recipe:
 
     def worker(self) -> Worker:
         """A worker of this process."""
+        self.build()
+        return Worker(self.template, self.data, self.new_trainer, self.seed)
+
+    def build(self) -> None:
+        """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept
+        has it from the first round on.
+        """
         with seeded(self.seed, INITIAL):
             self.template.configure_model()
-        return Worker(self.template, self.data, self.new_trainer, self.seed)
+        self.new_trainer(**QUIET).precision_plugin.convert_module(self.template)
 
     def unbuilt(self) -> "Recipe":
         """The recipe as it travels."""

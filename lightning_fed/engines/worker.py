@@ -98,7 +98,7 @@ class Worker:
             self._modules[architecture] = self.template.for_client(client, self.seed)
         module = self._modules[architecture]
         module.client = client
-        module.progress.phase = None  # of a fit that failed
+        module.progress.phase = None  # of an earlier turn
         if private is not None:
             module.load_private_state(private)
         elif module.has_private_state and not first:
@@ -111,9 +111,11 @@ class Worker:
         epochs = module.num_epochs(len(data.train_dataloader()))
         metrics: dict[str, float] = {}
         if epochs:
+            module.rounds_before = turn.round - 1
             trainer = self.new_trainer(**QUIET, max_epochs=epochs, limit_val_batches=0)
             trainer.callbacks.append(self.flops)  # type: ignore[attr-defined]
             trainer.fit(module, datamodule=data)
+            module.progress.phase = None
             if trainer.global_step == 0:
                 raise FederationError(
                     "no step was trained: check the trainer's limit_train_batches, max_steps and fast_dev_run, which apply to each "

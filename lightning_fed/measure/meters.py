@@ -101,8 +101,8 @@ def spread_all(stage: str, results: Iterable[Metrics]) -> Metrics:
 
 
 def training_means(updates: Sequence[ClientUpdate]) -> Metrics:
-    """Mean of each ``train/…`` metric over the participants, weighted by their numbers of training examples."""
-    names = dict.fromkeys(name for update in updates for name in update.metrics if name.startswith("train/"))
+    """Mean of each ``train/…`` and ``lr/…`` metric over the participants, weighted by their numbers of training examples."""
+    names = dict.fromkeys(name for update in updates for name in update.metrics if name.startswith(("train/", "lr/")))
     means = {}
     for name in names:
         holders = [update for update in updates if name in update.metrics]

@@ -41,6 +41,8 @@ class PerFedAvgLoRA(LoRAModule):
         **kwargs: see :class:`.LoRAModule`; ``gradient_clip`` limits G. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
     """
 
+    scales_gradients = False
+
     def __init__(
         self,
         backbone: TransformerFactory,

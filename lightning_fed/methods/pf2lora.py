@@ -44,6 +44,8 @@ class PF2LoRA(LoRAModule):
             for most of GLUE, 10 ``local_steps``.
     """
 
+    scales_gradients = False
+
     def __init__(
         self,
         backbone: TransformerFactory,

@@ -1,0 +1,52 @@
+"""Every method in every precision of a Trainer: it trains, what is built, sent and kept has that precision, and a run continues
+exactly.
+"""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from tiny import METHODS, assert_same_end, data_for, final_checkpoint, new_federation, new_method
+
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State
+
+DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": torch.float32}
+
+
+def fit(name: str, precision: str, folder: Path, rounds: int, ckpt_path: str | None = None) -> Path:
+    trainer = partial(L.Trainer, accelerator="cpu", devices=1, precision=precision)
+    federation = new_federation(rounds, run_dir=folder, evaluate_every=1, trainer=trainer)
+    federation.fit(new_method(name), data_for(name, num_clients=2, size=60), ckpt_path=ckpt_path)
+    [run_folder] = folder.glob("version_*")
+    return run_folder
+
+
+@pytest.mark.parametrize(
+    "precision", ["64-true", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-true", "bf16-mixed"))]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_in_a_precision(name: str, precision: str, tmp_path: Path) -> None:
+    whole = fit(name, precision, tmp_path / "whole", 2)
+    fit(name, precision, tmp_path / "stopped", 1)
+    assert_same_end(whole, fit(name, precision, tmp_path / "stopped", 2, "last"))
+    _, _, _, server, clients = final_checkpoint(whole)
+    for state in (server, *clients.values()):
+        assert floating(state) <= {DTYPES[precision]}
+
+
+def floating(state: State) -> set[torch.dtype]:
+    """Types of a state's tensors, without the counters of optimizers, which PyTorch keeps in float32."""
+    return {tensor.dtype for name, tensor in state.items() if tensor.is_floating_point() and not name.endswith("/step")}
+
+
+@pytest.mark.parametrize("name", ["PF2LoRA", "PerFedAvgLoRA"])
+def test_gradients_that_nobody_scales_are_refused_at_half_precision(name: str) -> None:
+    """On a CPU, Lightning has bf16-mixed in its place."""
+    module = new_method(name)
+    module._trainer = SimpleNamespace(precision="16-mixed", ckpt_path=None, lr_scheduler_configs=[])
+    with pytest.raises(FederationError, match=f"{name} computes gradients that 16-mixed would have to scale"):
+        module.on_fit_start()
