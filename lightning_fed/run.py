@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
@@ -90,6 +91,7 @@ class Run:
         self._recipe.build()
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
+        refuse_lone_examples(model, data, [data.pooled().info] if model.centralised else self.clients, seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()

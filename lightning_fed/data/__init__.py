@@ -3,8 +3,15 @@
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
+from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.data.own.array_files import ArrayFiles
+from lightning_fed.data.own.csv_files import CSVFiles
+from lightning_fed.data.own.hf_dataset import HFDataset
+from lightning_fed.data.own.image_folder import ImageFolder
+from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
+from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.partition.similarity import BySimilarity
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.ag_news import AGNews
@@ -26,8 +33,11 @@ __all__ = [
     "GLUE",
     "IID",
     "AGNews",
+    "ArrayFiles",
     "BatchTransform",
+    "ByColumn",
     "BySimilarity",
+    "CSVFiles",
     "ClassesPerClient",
     "ClientDataModule",
     "Digits",
@@ -35,15 +45,20 @@ __all__ = [
     "DirichletPerClient",
     "FashionMNIST",
     "FederatedDataModule",
+    "HFDataset",
     "ImageFiles",
+    "ImageFolder",
     "InMemory",
     "Inputs",
+    "LazyInputs",
     "Partitioner",
     "QuestionAnswering",
     "QuestionFiles",
     "SQuAD",
     "SharedTensors",
     "ShuffledBatches",
+    "Table",
+    "TableData",
     "TextClassification",
     "TextFiles",
     "TextGeneration",

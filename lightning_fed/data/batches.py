@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lightning_fed.data.lazy import Joined, LazyInputs, Taken
 from lightning_fed.data.vision.augment import random_crop_flip
 from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import derive_seed
 
-Inputs = Tensor | dict[str, Tensor]
-"""Images, or what a network takes by name (tokenised texts): tensors of shape (N, …), with one row per example."""
+Inputs = Tensor | dict[str, Tensor] | LazyInputs
+"""Images, or what a network takes by name (tokenised texts): tensors of shape (N, …), with one row per example; or what makes the
+images of a batch when they are needed.
+"""
 
-Batch = tuple[Inputs, Tensor]
+Batch = tuple[Tensor | dict[str, Tensor], Tensor]
 """Images, or other inputs, and what is to be predicted."""
 
 TARGETS = "targets"
@@ -26,28 +29,35 @@ TARGETS = "targets"
 EXAMPLE = "example"
 """Name, among the inputs, of the number of the example that a row belongs to, shape (N,). A network drops it."""
 
+LoneExample = Literal["join", "drop", "keep"]
+"""What becomes of an example that would be alone in the last training batch, see :func:`batches_of`."""
+
 ROUND_UP = 8
 """Batches of texts have a multiple of so many columns, so that few shapes occur: a step is counted once per shape."""
 
 
 def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
     """Some of the examples."""
+    if isinstance(inputs, LazyInputs):
+        return Taken(inputs, torch.arange(len(inputs))[rows])
     return inputs[rows] if isinstance(inputs, Tensor) else {name: tensor[rows] for name, tensor in inputs.items()}
 
 
 def join(first: Inputs, second: Inputs) -> Inputs:
     """The examples of both."""
+    if isinstance(first, LazyInputs) and isinstance(second, LazyInputs):
+        return Joined(first, second)
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.cat([first, second])
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return {name: torch.cat([first[name], second[name]]) for name in first}
-    kinds = ["one tensor" if isinstance(inputs, Tensor) else ", ".join(inputs) for inputs in (first, second)]
+    kinds = [", ".join(inputs) if isinstance(inputs, dict) else type(inputs).__name__ for inputs in (first, second)]
     raise FederationError(f"The inputs of the training set are {kinds[0]}, those of the test set {kinds[1]}: give the same kind.")
 
 
 def count(inputs: Inputs) -> int:
     """Number of examples."""
-    rows = [len(tensor) for tensor in ([inputs] if isinstance(inputs, Tensor) else inputs.values())]
+    rows = [len(tensor) for tensor in (inputs.values() if isinstance(inputs, dict) else [inputs])]
     require(len(set(rows)) == 1, f"Inputs must have one row per example each, but have {rows} rows.")
     return rows[0]
 
@@ -67,12 +77,39 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
+def batches_of(order: Tensor, batch_size: int, lone_example: LoneExample) -> list[Tensor]:
+    """Indices cut into batches.
+
+    Batch norm cannot learn from one value per channel. So where one example would be left for the last batch, it can ``join`` the
+    batch before, which is larger by one then; it can be left out (``drop``); or one can ``keep`` it, as published protocols do, for
+    networks without batch norm. An only example is always kept, and so are batches that shall be of size 1.
+
+    Args:
+        order: the indices, shape (N,).
+        batch_size: size of a batch; the last one may be smaller.
+        lone_example: what becomes of the last example where N mod ``batch_size`` is 1.
+    """
+    batches = list(torch.split(order, batch_size))
+    if num_batches(len(order), batch_size, lone_example) < len(batches):
+        lone = batches.pop()
+        if batches and lone_example == "join":  # without examples there is one batch of none
+            batches[-1] = torch.cat([batches[-1], lone])
+    return batches
+
+
+def num_batches(examples: int, batch_size: int, lone_example: LoneExample) -> int:
+    """How many batches :func:`batches_of` makes."""
+    full, rest = divmod(examples, batch_size)
+    alone = rest == 1 and full > 0 and lone_example != "keep"
+    return full + (rest > 0 and not alone)
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch  # it consists of tensors already
 
 
 class ShuffledBatches(Sampler[Tensor]):
-    """Batches of indices, shuffled anew each epoch; the last one may be smaller.
+    """Batches of indices, shuffled anew each epoch; the last one may be smaller, see :func:`batches_of`.
 
     The order is a function of ``seed`` and the epoch. Lightning calls :meth:`set_epoch`, after it has asked for an iterator: the
     order is made when the first batch is asked for.
@@ -81,12 +118,14 @@ class ShuffledBatches(Sampler[Tensor]):
         indices: what to shuffle.
         batch_size: size of a batch.
         seed: non-negative.
+        lone_example: what becomes of an example that would be alone in the last batch.
     """
 
-    def __init__(self, indices: Tensor, batch_size: int, seed: int) -> None:
+    def __init__(self, indices: Tensor, batch_size: int, seed: int, lone_example: LoneExample = "join") -> None:
         self.indices = indices
         self.batch_size = batch_size
         self.seed = seed
+        self.lone_example: LoneExample = lone_example
         self.epoch = 0
         self.position = 0  # how many batches of the epoch were played
         self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
@@ -104,7 +143,7 @@ class ShuffledBatches(Sampler[Tensor]):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         order = torch.randperm(len(self.indices), generator=generator)
         start = stopped[1] if stopped and stopped[0] == self.epoch else 0
-        batches = torch.split(self.indices[order], self.batch_size)
+        batches = batches_of(self.indices[order], self.batch_size, self.lone_example)
         for position in range(start, len(batches)):
             self.position = position + 1
             yield batches[position]
@@ -119,7 +158,7 @@ class ShuffledBatches(Sampler[Tensor]):
 
     def __len__(self) -> int:
         """Number of batches."""
-        return -(-len(self.indices) // self.batch_size)
+        return num_batches(len(self.indices), self.batch_size, self.lone_example)
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -142,7 +181,8 @@ class SharedTensors(Dataset[Batch]):
     """Images, or other inputs, and labels that every client's loaders index.
 
     Args:
-        images: shape (N, …); or tensors of that shape by the name by which a network takes them, and perhaps :data:`TARGETS`.
+        images: shape (N, …); or tensors of that shape by the name by which a network takes them, and perhaps :data:`TARGETS`; or
+            what makes a batch of them when it is needed.
         labels: shape (N,), int64.
     """
 
@@ -156,16 +196,19 @@ class SharedTensors(Dataset[Batch]):
 
     def __getitem__(self, indices: Tensor) -> Batch:
         """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
-        inputs, labels = take(self.images, indices), self.labels[indices]
-        if isinstance(inputs, Tensor):
-            return inputs, labels
-        inputs = trimmed(inputs)
+        labels = self.labels[indices]
+        if isinstance(self.images, LazyInputs):
+            return self.images.read(indices), labels
+        if isinstance(self.images, Tensor):
+            return self.images[indices], labels
+        inputs = trimmed({name: tensor[indices] for name, tensor in self.images.items()})
         targets = inputs.pop(TARGETS, labels)
         return inputs, targets
 
-    def shuffled(self, indices: Tensor, batch_size: int, seed: int) -> DataLoader[Batch]:
+    def shuffled(self, indices: Tensor, batch_size: int, seed: int, lone_example: LoneExample = "join") -> DataLoader[Batch]:
         """A loader for training."""
-        return ResumableLoader(self, sampler=ShuffledBatches(indices, batch_size, seed), **self._options())
+        sampler = ShuffledBatches(indices, batch_size, seed, lone_example)
+        return ResumableLoader(self, sampler=sampler, **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:
         """A loader for evaluation; without examples an empty list, which Lightning takes for "nothing to do".
@@ -175,9 +218,7 @@ class SharedTensors(Dataset[Batch]):
             batch_size: size of a batch; the last one may be smaller.
             no_single: let the last batch be larger by one example where that example would be alone: it has no variance.
         """
-        batches = list(torch.split(indices, batch_size))
-        if no_single and len(batches) > 1 and len(batches[-1]) == 1:
-            batches[-2:] = [torch.cat(batches[-2:])]
+        batches = batches_of(indices, batch_size, "join" if no_single else "keep")
         return DataLoader(self, sampler=batches, **self._options()) if len(indices) else []
 
     @staticmethod

@@ -7,7 +7,7 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import Batch, BatchTransform, SharedTensors
+from lightning_fed.data.batches import Batch, BatchTransform, LoneExample, SharedTensors
 from lightning_fed.exchange import ClientInfo
 
 
@@ -23,6 +23,7 @@ class ClientDataModule(L.LightningDataModule):
         eval_batch_size: of validation and test.
         order_seed: seed of the order of training batches; may be set between fits.
         score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
+        lone_example: see :class:`lightning_fed.data.FederatedDataModule`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ClientDataModule(L.LightningDataModule):
         eval_batch_size: int,
         order_seed: int,
         score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
+        lone_example: LoneExample = "join",
     ) -> None:
         super().__init__()
         self.info = info
@@ -45,10 +47,11 @@ class ClientDataModule(L.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.order_seed = order_seed
         self.score = score
+        self.lone_example: LoneExample = lone_example
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
-        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed)
+        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.lone_example)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order; an empty list where nothing is held out."""

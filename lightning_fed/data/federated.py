@@ -1,22 +1,40 @@
 """A federation's data: many clients that share one copy."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 import lightning as L
 import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, count, join
+from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, LoneExample, SharedTensors, count, join
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
-from lightning_fed.data.split import Split, rows_of, split_official, split_pooled, union
-from lightning_fed.errors import require
+from lightning_fed.data.partition.natural import by_name
+from lightning_fed.data.split import (
+    TEST,
+    TRAIN,
+    VAL,
+    Shares,
+    Split,
+    check_dealt,
+    choose_named,
+    deal_official,
+    deal_pooled,
+    divide,
+    rows_of,
+    union,
+)
+from lightning_fed.errors import FederationError, require
 from lightning_fed.exchange import ClientInfo
+
+NUM_CLIENTS = 10
+"""How many clients examples are dealt to if nobody says."""
 
 Pools = tuple[Inputs, Tensor, Inputs, Tensor]
 """Training images and labels, test images and labels. Instead of images: inputs that a network takes by name."""
@@ -29,22 +47,31 @@ class FederatedDataModule(L.LightningDataModule):
     everybody's data pooled: ``L.Trainer().fit(module, data)`` trains the centralised reference.
 
     Args:
-        num_clients: number of clients.
+        num_clients: number of clients that examples are dealt to; None: 10. With a natural partition (:class:`ByColumn`) the
+            clients are those of the data: None takes all, a number draws so many.
         partition: who holds what; default, two classes per client.
         batch_size: of training.
         eval_batch_size: of validation and test.
         split: ``pooled`` joins training and test set, partitions them and divides each client's part by shares (8:1:1
             by default, as in the text of pFedLoRA). ``official`` partitions both sets alike and holds out validation
             examples of the training part (as in the code of pFedLoRA, where ``val_share`` is 0.2, and of FedDecomp,
-            where it is 0).
+            where it is 0), unless the data have a validation set of their own.
         val_share: share of a client's examples (official: of its training part) held out for validation.
         test_share: share of a client's examples held out for test, 0.1 if not given; for ``pooled`` only.
         augment: what training batches go through: nothing, or a random crop after padding by 4 pixels and a random
             mirroring.
+        lone_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
+            learn: ``join`` adds it to the batch before, ``drop`` leaves it out of the epoch, ``keep`` lets it be a batch.
         seed: of the partition and the split, and of the order of batches outside a federation.
     """
 
     num_classes: int
+
+    class_names: Sequence[str] | None = None
+    """What the classes are called, in the order of their numbers; None where the data do not say it, and before they are loaded."""
+
+    client_names: Sequence[str] | None = None
+    """What the data call their clients, in the order of their ids, once they are loaded; None where examples are dealt."""
 
     predicts_labels = True
     """Whether the labels by which the data are partitioned are also what is predicted. If not, the inputs have the targets, see
@@ -56,7 +83,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        num_clients: PositiveInt = 10,
+        num_clients: PositiveInt | None = None,
         partition: Partitioner | None = None,
         batch_size: PositiveInt = 64,
         eval_batch_size: PositiveInt = 512,
@@ -64,10 +91,11 @@ class FederatedDataModule(L.LightningDataModule):
         val_share: ClosedUnitInterval = 0.1,
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
+        lone_example: LoneExample = "join",
         seed: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
-        self.num_clients: int = num_clients
+        self.asked_clients: int | None = num_clients
         self.partition: Partitioner = ClassesPerClient(2) if partition is None else partition
         self.batch_size: int = batch_size
         self.eval_batch_size: int = eval_batch_size
@@ -75,6 +103,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.val_share: float = val_share
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
+        self.lone_example: LoneExample = lone_example
         self.seed: int = seed
         check_options(self)
         self._data: SharedTensors | None = None
@@ -91,6 +120,24 @@ class FederatedDataModule(L.LightningDataModule):
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
+    def column(self, name: str) -> NDArray[Any]:
+        """What else is known of each example, by name: whose it is, say. It is what a natural partition asks for. Default: nothing.
+
+        Returns:
+            Shape (N,): a value for each example of the training set, then for each of the test set.
+
+        Raises:
+            FederationError: if there is no such column, naming those that there are.
+        """
+        raise FederationError(
+            f"{type(self).__name__} has no column {name!r}, nor any other, so it cannot say whose an example is: choose a "
+            "partition that deals examples to clients, such as IID, or override column()."
+        )
+
+    def validation(self) -> NDArray[np.bool_] | None:
+        """Which examples of the training set are a validation set of the data's own, a value per example. Default: none."""
+        return None
+
     # ------------------------------------------------------------------------------------------------ for a federation
 
     def setup(self, stage: str | None = None) -> None:
@@ -105,17 +152,16 @@ class FederatedDataModule(L.LightningDataModule):
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
-        if self.split == "official":
-            require(len(test_labels) > 0, f"{type(self).__name__} has no official test set: set split to pooled.")
-            pools = groups[:num_train], groups[num_train:]
-            splits = split_official(*pools, self.partition, self.num_clients, self.seed, self.val_share)
-        else:
-            shares = (self.val_share, self.test_share or 0.0)
-            splits = split_pooled(groups, self.partition, self.num_clients, self.seed, *shares)
+        splits = self._divided(groups, num_train)
         splits = splits if example is None else rows_of(splits, example)
         self._clients = [self._describe(client, split, labels) for client, split in enumerate(splits)]
         self._splits = splits
         self._data = SharedTensors(images, labels)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are. With a natural partition, the data are loaded to know it."""
+        return len(self.clients) if self.partition.is_natural else self.asked_clients or NUM_CLIENTS
 
     @property
     def clients(self) -> list[ClientInfo]:
@@ -126,7 +172,8 @@ class FederatedDataModule(L.LightningDataModule):
     def client(self, client: int) -> ClientDataModule:
         """The data of one client; the images are shared, not copied."""
         self._loaded()
-        require(0 <= client < self.num_clients, f"There is no client {client}: ids go from 0 to {self.num_clients - 1}.")
+        last = len(self._clients) - 1
+        require(0 <= client <= last, f"There is no client {client}: ids go from 0 to {last}.")
         return self._datamodule(self._clients[client], self._splits[client])
 
     def pooled(self) -> ClientDataModule:
@@ -199,14 +246,54 @@ class FederatedDataModule(L.LightningDataModule):
         assert self._data is not None
         return self._data
 
+    def _divided(self, groups: NDArray[np.int64], num_train: int) -> list[Split]:
+        """Each client's examples.
+
+        Args:
+            groups: the label of each example, those of the training set first.
+            num_train: how many of them are the training set's.
+        """
+        roles = None
+        if self.split == "official":
+            require(num_train < len(groups), f"{type(self).__name__} has no official test set: set split to pooled.")
+            roles = np.repeat([TRAIN, TEST], [num_train, len(groups) - num_train])
+            if (validation := self.validation()) is not None:
+                roles[:num_train][validation] = VAL
+        shares = Shares(self.val_share, self.test_share or 0.0)
+        holders = self.partition.holders(self.column)
+        if holders is None:
+            dealing = self.partition, self.asked_clients or NUM_CLIENTS, self.seed
+            parts = deal_pooled(groups, *dealing) if roles is None else deal_official(groups, num_train, *dealing)
+            splits = divide(parts, roles, shares, self.seed)
+            check_dealt(splits, wants_val=shares.val > 0 and (roles is None or VAL not in roles))
+            return splits
+        require(
+            len(holders) == len(groups),
+            f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: give "
+            "one name per example.",
+        )
+        names, parts = by_name(holders)
+        splits = divide(parts, roles, shares._replace(at_least=1), self.seed)
+        chosen = choose_named(names, splits, self.partition.min_examples, self.asked_clients, self.seed)
+        self.client_names, splits = chosen
+        return splits
+
     def _transform(self) -> BatchTransform:
         return BatchTransform(self.mean, self.std, self.augment)
 
     def _datamodule(self, info: ClientInfo, split: Split) -> ClientDataModule:
         train, val, test = map(torch.from_numpy, split)
-        sizes = (self.batch_size, self.eval_batch_size)
-        loaded, parts = self._loaded(), (train, val, test)
-        return ClientDataModule(info, loaded, parts, self._transform(), *sizes, order_seed=self.seed, score=self.score)
+        return ClientDataModule(
+            info,
+            self._loaded(),
+            (train, val, test),
+            self._transform(),
+            self.batch_size,
+            self.eval_batch_size,
+            order_seed=self.seed,
+            score=self.score,
+            lone_example=self.lone_example,
+        )
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:
         counts = np.bincount(labels.numpy()[split.train], minlength=self.num_labels)
@@ -215,9 +302,11 @@ class FederatedDataModule(L.LightningDataModule):
 
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
-    for name in ("num_clients", "batch_size", "eval_batch_size"):
-        require(getattr(data, name) >= 1, f"Got {name}={getattr(data, name)}: give a whole number from 1.")
-    for name, known in (("split", ("pooled", "official")), ("augment", ("none", "crop_flip"))):
+    sizes = {"num_clients": data.asked_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
+    for name, size in sizes.items():
+        require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
+    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "lone_example": get_args(LoneExample)}
+    for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
     require(data.seed >= 0, f"Got seed={data.seed}: give a whole number from 0.")
@@ -244,3 +333,16 @@ def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -
         f"{name} has {num_classes} classes, so labels go from 0 to {num_classes - 1}, but got {low} to {high}: is this "
         "another dataset?",
     )
+
+
+def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
+    """One of the columns that data have.
+
+    Args:
+        name: of the data.
+        columns: all of them.
+        column: the name of the one that is wanted.
+    """
+    known = ", ".join(columns) or "none"
+    require(column in columns, f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column.")
+    return columns[column]

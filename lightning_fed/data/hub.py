@@ -1,5 +1,7 @@
 """Datasets of the Hugging Face hub, and packages that only some users need."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,24 +18,37 @@ def optional(package: str, extra: str) -> Any:
         ) from error
 
 
-def load_from_hub(name: str, *config: str, extra: str = "hub") -> Any:
+@contextmanager
+def quiet_datasets(extra: str = "hub") -> Iterator[Any]:
+    """The package datasets, without its progress bars.
+
+    Args:
+        extra: what to install where it is missing.
+    """
+    datasets = optional("datasets", extra)
+    shows_progress = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield datasets
+    finally:
+        if shows_progress:
+            datasets.enable_progress_bars()
+
+
+def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "root") -> Any:
     """The sets of a hub dataset by name; the hub's library downloads and caches them.
 
     Args:
         name: ``owner/name``.
         *config: which of its configurations, if it has several.
         extra: what to install where the hub's library is missing.
+        option: of the data, which may be set to a folder instead.
     """
-    datasets = optional("datasets", extra)
-    shows_progress = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        return datasets.load_dataset(name, *config)
-    except (OSError, ValueError) as error:
-        raise FederationError(
-            f"Could not load {name} from the Hugging Face hub ({error}): check the name and the network, or set "
-            "--data.init_args.root to a folder with its files."
-        ) from error
-    finally:
-        if shows_progress:
-            datasets.enable_progress_bars()
+    with quiet_datasets(extra) as datasets:
+        try:
+            return datasets.load_dataset(name, *config)
+        except (OSError, ValueError) as error:
+            raise FederationError(
+                f"Could not load {name} from the Hugging Face hub ({error}): check the name and the network, or set "
+                f"--data.init_args.{option} to a folder with its files."
+            ) from error

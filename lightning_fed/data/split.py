@@ -9,6 +9,9 @@ from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
 
+TRAIN, VAL, TEST = range(3)
+"""What an example is for, where the data have a division of their own."""
+
 
 class Split(NamedTuple):
     """Indices of one client's examples."""
@@ -17,11 +20,28 @@ class Split(NamedTuple):
     val: Indices
     test: Indices
 
+    @property
+    def sizes(self) -> str:
+        """How many there are, for people."""
+        return " + ".join(f"{len(part)} {name}" for name, part in self._asdict().items())
 
-def split_pooled(
-    labels: NDArray[np.int64], partition: Partitioner, num_clients: int, seed: int, val_share: float, test_share: float
-) -> list[Split]:
-    """Partition one pool, then divide what each client holds by shares."""
+
+class Shares(NamedTuple):
+    """How large the parts of what a client holds are.
+
+    Args:
+        val: of its examples; where the test set is official, of its training examples.
+        test: of its examples; where the test set is official, it does not matter.
+        at_least: examples that a part has, however small its share; the training part comes first, then the test part.
+    """
+
+    val: float
+    test: float
+    at_least: int = 0
+
+
+def deal_pooled(labels: NDArray[np.int64], partition: Partitioner, num_clients: int, seed: int) -> list[Indices]:
+    """Partition one pool, of which each client's part is to be divided by shares."""
     parts = partition(labels, num_clients, seed)
     held = np.concatenate(parts)
     require(
@@ -29,31 +49,48 @@ def split_pooled(
         f"Clients of {type(partition).__name__} share examples: with split=pooled a client would train on another's "
         "test examples. Set split to official or choose a disjoint partition.",
     )
+    return parts
+
+
+def deal_official(labels: NDArray[np.int64], num_train: int, partition: Partitioner, num_clients: int, seed: int) -> list[Indices]:
+    """Partition a training and a test pool alike.
+
+    Args:
+        labels: of the training examples, then of the test examples.
+        num_train: how many training examples there are.
+        partition: what divides them.
+        num_clients: number of clients.
+        seed: of the partition.
+    """
+    pools = partition.pools(labels[:num_train], labels[num_train:], num_clients, seed)
+    return [np.concatenate([train, test + num_train]) for train, test in zip(*pools, strict=True)]
+
+
+def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares, seed: int) -> list[Split]:
+    """Divide what each client holds.
+
+    Args:
+        parts: the examples of each client, sorted.
+        roles: what each example is for, shape (N,). Where none is for validation, such examples are held out of the training
+            examples. None: examples are drawn for each part.
+        shares: how large the parts are.
+        seed: of what is drawn.
+    """
+    official_val = roles is not None and bool((roles == VAL).any())
     splits = []
     for client, part in enumerate(parts):
-        test, rest = _hold_out(part, test_share, len(part), [seed, 2, client])
-        val, train = _hold_out(rest, val_share, len(part), [seed, 3, client])
+        if roles is None:
+            test, rest = _hold_out(part, shares.test, len(part), shares.at_least, [seed, 2, client])
+            total = len(part)
+        else:
+            test, rest = part[roles[part] == TEST], part[roles[part] != TEST]
+            total = len(rest)
+        if roles is not None and official_val:
+            val, train = rest[roles[rest] == VAL], rest[roles[rest] == TRAIN]
+        else:
+            val, train = _hold_out(rest, shares.val, total, shares.at_least, [seed, 3, client])
         splits.append(Split(train, val, test))
-    return _checked(splits, val_share)
-
-
-def split_official(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    partition: Partitioner,
-    num_clients: int,
-    seed: int,
-    val_share: float,
-) -> list[Split]:
-    """Partition both pools alike, then hold out validation examples of each client's training part.
-
-    Test indices count on from the training pool's.
-    """
-    splits = []
-    for client, (part, test) in enumerate(zip(*partition.pools(train_labels, test_labels, num_clients, seed), strict=True)):
-        val, train = _hold_out(part, val_share, len(part), [seed, 3, client])
-        splits.append(Split(train, val, test + len(train_labels)))
-    return _checked(splits, val_share)
+    return splits
 
 
 def rows_of(splits: list[Split], example: NDArray[np.int64]) -> list[Split]:
@@ -73,20 +110,62 @@ def union(splits: list[Split]) -> Split:
     return Split(np.setdiff1d(train, np.concatenate([val, test])), val, test)
 
 
-def _hold_out(indices: Indices, share: float, total: int, stream: list[int]) -> tuple[Indices, Indices]:
-    """A random ``share`` of ``total``, rounded, and the rest; both sorted."""
-    order = np.random.default_rng(stream).permutation(indices)
-    size = min(int(share * total + 0.5), len(order))
-    return np.sort(order[:size]), np.sort(order[size:])
+def check_dealt(splits: list[Split], wants_val: bool) -> None:
+    """Refuse clients that lack a part.
 
-
-def _checked(splits: list[Split], val_share: float) -> list[Split]:
+    Args:
+        splits: of all clients.
+        wants_val: whether validation examples are a part that each client needs.
+    """
     for client, split in enumerate(splits):
-        sizes = " + ".join(f"{len(part)} {name}" for name, part in split._asdict().items())
         require(
-            bool(len(split.train) and len(split.test) and (len(split.val) or not val_share)),
-            f"Client {client} has {sum(map(len, split))} examples ({sizes}), too few for at least one in each part: "
+            bool(len(split.train) and len(split.test) and (len(split.val) or not wants_val)),
+            f"Client {client} has {sum(map(len, split))} examples ({split.sizes}), too few for at least one in each part: "
             "lower num_clients, choose a milder partition (or raise its minimum), or change val_share and "
             "test_share.",
         )
-    return splits
+
+
+def choose_named(
+    names: list[str], splits: list[Split], min_examples: int | None, num_clients: int | None, seed: int
+) -> tuple[list[str], list[Split]]:
+    """The clients of a natural partition that take part, in order of their names.
+
+    Args:
+        names: of all clients.
+        splits: of all clients; without validation examples one can take part.
+        min_examples: see :attr:`Partitioner.min_examples`.
+        num_clients: how many are drawn; None takes all.
+        seed: of the draw.
+    """
+    incomplete = [k for k, split in enumerate(splits) if not (len(split.train) and len(split.test))]
+    require(
+        not incomplete or min_examples is not None,
+        f"{len(incomplete)} of {len(names)} clients lack an example to train on or one to test on"
+        + "".join(f" (the first is {names[k]!r}: {splits[k].sizes})" for k in incomplete[:1])
+        + ": set the partition's min_examples to 1 to leave them out; or set split to pooled, which divides what each client has.",
+    )
+    least, lacking = min_examples or 1, set(incomplete)
+    kept = [k for k, split in enumerate(splits) if k not in lacking and sum(map(len, split)) >= least]
+    require(
+        len(kept) > 0,
+        f"None of the {len(names)} clients has {least} examples and at least one each to train and to test on: lower the "
+        "partition's min_examples, or choose another column.",
+    )
+    if num_clients is not None:
+        require(
+            num_clients <= len(kept),
+            f"Got num_clients={num_clients}, but the data have {len(kept)} clients: set it to at most that, or leave it out.",
+        )
+        drawn = np.random.default_rng([seed, 4]).choice(len(kept), num_clients, replace=False)
+        kept = [kept[place] for place in sorted(drawn.tolist())]
+    return [names[k] for k in kept], [splits[k] for k in kept]
+
+
+def _hold_out(indices: Indices, share: float, total: int, at_least: int, stream: list[int]) -> tuple[Indices, Indices]:
+    """A random ``share`` of ``total``, rounded, and the rest; both sorted. ``at_least`` precedes the share, but never takes all."""
+    order = np.random.default_rng(stream).permutation(indices)
+    size = min(int(share * total + 0.5), len(order))
+    if share and at_least:
+        size = max(min(size, len(order) - 1), min(at_least, len(order) - 1), 0)
+    return np.sort(order[:size]), np.sort(order[size:])

@@ -114,7 +114,7 @@ def test_a_last_batch_of_one_example_joins_the_one_before() -> None:
     assert data.info.num_train == 49
     batches = new_trainer(**QUIET).predict(StatisticsPass(NoisyNet()), datamodule=data)
     assert batches == [16, 16, 17]
-    assert [len(y) for _, y in data.train_dataloader()] == [16, 16, 16, 1]
+    assert [len(y) for _, y in data.train_dataloader()] == [16, 16, 17]
 
 
 def test_all_training_examples_are_seen_in_order() -> None:

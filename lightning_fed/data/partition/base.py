@@ -1,6 +1,8 @@
 """Who holds which example: partitions are pure functions (labels, clients, seed) → index lists."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jsonargparse.typing import PositiveInt
@@ -17,7 +19,28 @@ class Partitioner:
     :meth:`__call__` or :meth:`pools`. ``split`` draws what describes the clients (the *table*: classes, shares,
     probabilities) before anything that depends on the number of examples, so that two pools of the same classes get the
     same table from one seed.
+
+    A *natural* partition, in which the data say whose an example is, overrides :meth:`holders` instead, and nothing else.
     """
+
+    min_examples: int | None = None
+    """Of a natural partition: clients with fewer examples are left out, and so are those that cannot be trained or tested. None:
+    nobody is left out, and who cannot be trained or tested is refused.
+    """
+
+    @property
+    def is_natural(self) -> bool:
+        """Whether the data say whose an example is."""
+        return type(self).holders is not Partitioner.holders
+
+    def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any] | None:
+        """Who holds each example, in a natural partition: the name of a client (a string or a number) per example, shape (N,). Each
+        name is a client. Default: None, the data do not say it, and examples are dealt to ``num_clients`` clients.
+
+        Args:
+            column: gives a column of the data by its name, one value per example: see :meth:`FederatedDataModule.column`.
+        """
+        return None
 
     def __call__(self, labels: NDArray[np.int64], num_clients: int, seed: int) -> list[Indices]:
         """The sorted indices of each client's examples.

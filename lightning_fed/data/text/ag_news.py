@@ -30,6 +30,7 @@ class AGNews(FederatedDataModule):
     """
 
     num_classes = 4
+    class_names = ("World", "Sports", "Business", "Sci/Tech")
 
     def __init__(self, root: str, vocab_size: PositiveInt = 10000, max_length: PositiveInt = 64, **kwargs: Any) -> None:
         super().__init__(**kwargs)

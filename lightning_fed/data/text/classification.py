@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -54,17 +56,9 @@ class TextClassification(FederatedDataModule):
         tokenizer = load_tokenizer(self.tokenizer)
         (train, train_labels), (test, test_labels) = self.examples()
         require(len(train) > 0, f"{type(self).__name__} has no texts to train on: give at least one per client.")
-        inputs, labels = self._encode(tokenizer, train + test), torch.tensor(train_labels + test_labels)
+        inputs, labels = tokenised(train + test, tokenizer, self.max_length), torch.tensor(train_labels + test_labels)
         of_train, of_test = slice(len(train)), slice(len(train), None)
         return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
-
-    def _encode(self, tokenizer: Any, texts: list[tuple[str, ...]]) -> dict[str, Tensor]:
-        options = {"truncation": True, "max_length": self.max_length, "padding": True, "padding_side": "right"}
-        starts = range(0, len(texts), CHUNK)
-        columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)
-        # As dicts: what a tokenizer returns also holds each token as a string.
-        chunks = [dict(tokenizer(*texts_of_chunk, **options, return_tensors="pt")) for texts_of_chunk in columns]
-        return concatenated(chunks, tokenizer)
 
 
 class TextFiles(TextClassification):
@@ -90,7 +84,7 @@ class TextFiles(TextClassification):
     ) -> None:
         super().__init__(**kwargs)
         self.num_classes = len(classes)
-        self.classes = [str(name) for name in classes]
+        self.class_names = self.classes = [str(name) for name in classes]
         self.text = [text] if isinstance(text, str) else text
         self.label = label
         self.train_file = train_file
@@ -101,10 +95,50 @@ class TextFiles(TextClassification):
         """The examples of both files."""
         return self._read(self.train_file), ([], []) if self.test_file is None else self._read(self.test_file)
 
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of the files, such as the one that says who wrote a text."""
+        values: list[str] = []
+        for path in map(existing, filter(None, (self.train_file, self.test_file))):
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file, dialect=dialect(path))
+                known = ", ".join(reader.fieldnames or [])
+                require(name in (reader.fieldnames or []), f"{path} has the columns {known}, but no {name!r}.")
+                values += [line[name] for line in reader]
+        return np.array(values)
+
     def _read(self, file: str) -> Examples:
-        path = Path(file).expanduser()
-        require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
-        return read_examples(path, self.text, self.label, self.classes)
+        return read_examples(existing(file), self.text, self.label, self.classes)
+
+
+def existing(file: str) -> Path:
+    """A file that is there."""
+    path = Path(file).expanduser()
+    require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
+    return path
+
+
+def dialect(path: Path) -> type[csv.Dialect]:
+    """How a file is written, by how its name ends."""
+    return Tabs if path.suffix == ".tsv" else csv.excel
+
+
+def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int) -> dict[str, Tensor]:
+    """Token ids and masks of texts, or of pairs of texts, padded to the longest of all.
+
+    Args:
+        texts: one or two strings per example.
+        tokenizer: of the transformers library.
+        max_length: longest text, or pair, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+
+    Returns:
+        What the tokenizer makes, each of shape (N, L).
+    """
+    options = {"truncation": True, "max_length": max_length, "padding": True, "padding_side": "right"}
+    starts = range(0, len(texts), CHUNK)
+    columns = (map(list, zip(*texts[start : start + CHUNK], strict=True)) for start in starts)
+    # As dicts: what a tokenizer returns also holds each token as a string.
+    chunks = [dict(tokenizer(*texts_of_chunk, **options, return_tensors="pt")) for texts_of_chunk in columns]
+    return concatenated(chunks, tokenizer)
 
 
 def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
@@ -170,9 +204,9 @@ def read_examples(
         skip_short: leave out lines that lack a column instead of refusing them.
     """
     needed = [*texts, label]
-    found: Examples = ([], [])
+    examples: Examples = ([], [])
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, header, dialect=Tabs if path.suffix == ".tsv" else csv.excel)
+        reader = csv.DictReader(file, header, dialect=dialect(path))
         columns = reader.fieldnames or []
         require({*needed} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(needed)}.")
         for line in reader:
@@ -182,6 +216,6 @@ def read_examples(
                 require(skip_short, f"{where} has fewer columns than the header.")
                 continue
             require(name in classes, f"{where} has the label {name!r}, expected one of {', '.join(classes)}.")
-            found[0].append(tuple(parts))
-            found[1].append(classes.index(name))
-    return found
+            examples[0].append(tuple(parts))
+            examples[1].append(classes.index(name))
+    return examples

@@ -78,6 +78,7 @@ class GLUE(TextClassification):
         self.task = task
         self.root = root
         self.num_classes = len(TASKS[task].classes)
+        self.class_names = None if TASKS[task].classes is NUMBERS else TASKS[task].classes
 
     def examples(self) -> tuple[Examples, Examples]:
         """Training and development set."""

@@ -1,53 +1,81 @@
 """Image datasets, whatever form their files have."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse.typing import ClosedUnitInterval, PositiveInt
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data.batches import Inputs, take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.arrays import Array, Given, as_inputs
+from lightning_fed.data.batches import take
+from lightning_fed.data.federated import FederatedDataModule, Pools, pick_column
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, require
 
 
 class InMemory(FederatedDataModule):
-    """Tensors that are already there.
+    """Tensors or NumPy arrays that are already there.
 
     Args:
         images: uint8 of shape (N, C, H, W), scaled to [0, 1] when used; or floats of any shape (N, …), used as they
-            are; or such tensors by the name by which a network takes them.
+            are; or such tensors by the name by which a network takes them. Arrays may have the shapes that :func:`as_tensor` knows.
         labels: shape (N,), from 0.
-        num_classes: number of classes.
+        num_classes: number of classes; None: as many as ``class_names`` has or the labels need.
         test_images: an official test set.
         test_labels: its labels.
+        columns: what else is known of each example, by name: values of shape (N,), by which a natural partition can divide them.
+        test_columns: the same of the official test set.
+        class_names: what the classes are called.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
     def __init__(
         self,
-        images: Inputs,
-        labels: Tensor,
-        num_classes: PositiveInt,
-        test_images: Inputs | None = None,
-        test_labels: Tensor | None = None,
+        images: Given,
+        labels: Array,
+        num_classes: PositiveInt | None = None,
+        test_images: Given | None = None,
+        test_labels: Array | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
+        test_columns: Mapping[str, ArrayLike] | None = None,
+        class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_classes: int = num_classes
+        inputs, targets = as_inputs(images), torch.as_tensor(labels)
         self._pools: Pools = (
-            images,
-            labels,
-            take(images, slice(0)) if test_images is None else test_images,
-            labels[:0] if test_labels is None else test_labels,
+            inputs,
+            targets,
+            take(inputs, slice(0)) if test_images is None else as_inputs(test_images),
+            targets[:0] if test_labels is None else torch.as_tensor(test_labels),
         )
+        if num_classes is None:
+            most = max((int(of_set.max()) for of_set in (self._pools[1], self._pools[3]) if len(of_set)), default=0)
+            num_classes = most + 1 if class_names is None else len(class_names)
+        self.num_classes: int = num_classes
+        self.class_names = class_names
+        require(
+            class_names is None or len(class_names) == num_classes,
+            f"Got {len(class_names or ())} class_names and num_classes={num_classes}: give a name per class.",
+        )
+        known, known_of_tests = ({name: np.asarray(v) for name, v in (of_set or {}).items()} for of_set in (columns, test_columns))
+        self._columns = {
+            name: np.concatenate([values, known_of_tests[name]]) if name in known_of_tests else values
+            for name, values in known.items()
+        }
 
     def load(self) -> Pools:
         """The tensors given."""
         return self._pools
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One of the columns given."""
+        return pick_column(type(self).__name__, self._columns, name)
 
 
 class Digits(FederatedDataModule):
@@ -59,6 +87,7 @@ class Digits(FederatedDataModule):
     """
 
     num_classes = 10
+    class_names = tuple("0123456789")
     mean = (0.3055,) * 3
     std = (0.3235,) * 3
 
@@ -126,9 +155,9 @@ class ImageFiles(FederatedDataModule):
     def load(self) -> Pools:
         """Both sets as colour images."""
         if self.root.startswith("hf://"):
-            train, test = parquet.from_hub(self.root.removeprefix("hf://"), self.label_columns)
+            train, test, self.class_names = parquet.from_hub(self.root.removeprefix("hf://"), self.label_columns)
         elif files := parquet.find(self.root):
-            train, test = parquet.from_files(files, self.label_columns)
+            train, test, self.class_names = parquet.from_files(files, self.label_columns)
         else:
             try:
                 train, test = self._torchvision(download=False)
@@ -145,8 +174,9 @@ class ImageFiles(FederatedDataModule):
         import torchvision
 
         dataset = getattr(torchvision.datasets, self.torchvision_name)
-        train, test = (_tensors(dataset(self.root, train=part, download=download)) for part in (True, False))
-        return train, test
+        train, test = (dataset(self.root, train=part, download=download) for part in (True, False))
+        self.class_names = list(train.classes)
+        return _tensors(train), _tensors(test)
 
 
 class FashionMNIST(ImageFiles):

@@ -18,6 +18,9 @@ FORMATS = ("WEBP", "PNG", "JPEG")
 Examples = tuple[Tensor, Tensor]
 """Images, uint8 of shape (N, 3, H, W), and labels."""
 
+Names = list[str] | None
+"""What the classes are called, where the files say it."""
+
 
 def find(root: str) -> dict[str, list[str]]:
     """The parquet files anywhere under a folder, by the set their name tells; empty if there is none of either set."""
@@ -26,21 +29,28 @@ def find(root: str) -> dict[str, list[str]]:
     return found if all(found.values()) else {}
 
 
-def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
-    """The training and the test set in parquet files."""
+def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
+    """The training and the test set in parquet files, and what the classes are called."""
     # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
     sets = optional("datasets", "hub").load_dataset("parquet", data_files=files, streaming=True)
-    return _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+    return _both(sets, label_columns)
 
 
-def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples]:
-    """The training and the test set of a hub dataset."""
+def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
+    """The training and the test set of a hub dataset, and what the classes are called."""
     sets = load_from_hub(name)
     require(
         {"train", "test"} <= set(sets),
         f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
     )
-    return _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+    return _both(sets, label_columns)
+
+
+def _both(sets: Any, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
+    train, test = _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+    features = sets["train"].features
+    names = getattr(features[_pick(list(features), label_columns)], "names", None)  # of a ClassLabel
+    return train, test, names
 
 
 def _read(dataset: Any, label_columns: tuple[str, ...]) -> Examples:

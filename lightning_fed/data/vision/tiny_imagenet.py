@@ -44,6 +44,9 @@ class TinyImageNet(FederatedDataModule):
                 "tiny-imagenet-200.zip and set --data.init_args.root to its folder.",
             )
         label_of = {name: label for label, name in enumerate(sorted((root / "wnids.txt").read_text().split()))}
+        words = root / "words.txt"
+        called = dict(line.split("\t") for line in words.read_text().splitlines()) if words.is_file() else {}
+        self.class_names = [called.get(name, name) for name in label_of]
         train = [(file, label) for name, label in label_of.items() for file in sorted((root / "train" / name).rglob("*.JPEG"))]
         lines = [line.split("\t") for line in annotations.read_text().splitlines()]
         test = [(root / "val" / "images" / file, label_of[name]) for file, name, *_ in lines]

@@ -1,0 +1,74 @@
+"""Inputs that are made when a batch needs them: images that stay in their files until then."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class LazyInputs(ABC):
+    """Inputs of which only the batch that is needed is in memory. Clients share one such object as they would share a tensor.
+
+    It travels to worker processes with the data: hold what can be pickled, paths rather than open files.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    @abstractmethod
+    def read(self, rows: Tensor) -> Tensor:
+        """The examples at the given positions, in their order.
+
+        Args:
+            rows: positions from 0, shape (B,), int64.
+
+        Returns:
+            Shape (B, …). Images are bytes, (B, C, H, W), which are normalised and augmented as those in memory are.
+        """
+
+
+class Taken(LazyInputs):
+    """Some of the examples, in an order of their own.
+
+    Args:
+        inputs: all of them.
+        rows: positions of those that are taken, shape (N,).
+    """
+
+    def __init__(self, inputs: LazyInputs, rows: Tensor) -> None:
+        self.inputs = inputs
+        self.rows = rows
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.rows)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """See :meth:`LazyInputs.read`."""
+        return self.inputs.read(self.rows[rows])
+
+
+class Joined(LazyInputs):
+    """The examples of one, then those of another.
+
+    Args:
+        first: what comes first.
+        second: what comes then.
+    """
+
+    def __init__(self, first: LazyInputs, second: LazyInputs) -> None:
+        self.first = first
+        self.second = second
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.first) + len(self.second)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """See :meth:`LazyInputs.read`."""
+        early = rows < len(self.first)
+        pieces = [(self.first, rows[early]), (self.second, rows[~early] - len(self.first))]
+        read = torch.cat([inputs.read(own) for inputs, own in pieces if len(own)])
+        place = torch.cat([early.nonzero(), (~early).nonzero()]).flatten().argsort()
+        return read[place]

@@ -1,0 +1,188 @@
+"""Data of one's own, as a table: what goes in, what is to be predicted, and what else is known of each example."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jsonargparse.typing import ClosedUnitInterval
+from numpy.typing import NDArray
+
+from lightning_fed.data.batches import Inputs, count, take
+from lightning_fed.data.federated import FederatedDataModule, Pools, pick_column
+from lightning_fed.data.partition.base import Partitioner
+from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.data.split import TEST, TRAIN, VAL
+from lightning_fed.errors import FederationError, require
+
+ROLES = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
+"""What sets of examples are called, in lower case."""
+
+
+class Table(NamedTuple):
+    """Examples as they were read, one row each.
+
+    Args:
+        inputs: what a network takes.
+        targets: what is to be predicted, shape (N,): strings or whole numbers.
+        columns: what else is known, by name, each of shape (N,).
+        sets: the set that each example is of, one of :data:`ROLES`, shape (N,); None: there is one set.
+        class_names: what the classes are called whose numbers the targets are; None: the targets say it.
+    """
+
+    inputs: Inputs
+    targets: NDArray[Any]
+    columns: Mapping[str, NDArray[Any]]
+    sets: NDArray[Any] | None = None
+    class_names: list[str] | None = None
+
+
+class TableData(FederatedDataModule):
+    """Data of one's own, in whatever files. A kind of file overrides :meth:`read`; see docs/your_data.md.
+
+    Classes are found. Targets that are strings are classes in alphabetical order; whole numbers from 0 without gaps are classes as
+    they are, and other whole numbers are classes in their order.
+
+    A validation set without a test set is what is tested on, as is usual where test labels are not published.
+
+    Args:
+        client: the column that says whose an example is: short for a partition :class:`ByColumn`.
+        split_column: the column that says which set an example is of: ``train``, ``val`` or ``test``.
+        partition: who holds what; default, two classes per client.
+        split: see :class:`FederatedDataModule`. None: ``official`` if the data have a test set of their own, else ``pooled``.
+        test_share: see :class:`FederatedDataModule`. Where it is given and ``split`` is not, that is ``pooled``.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        client: str | None = None,
+        split_column: str | None = None,
+        partition: Partitioner | None = None,
+        split: Literal["pooled", "official"] | None = None,
+        test_share: ClosedUnitInterval | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require(
+            client is None or partition is None,
+            f"Got client={client!r} and partition={partition}, of which the first is short for a ByColumn: give one of them.",
+        )
+        partition = partition if client is None else ByColumn(client)
+        super().__init__(partition=partition, split=split or "pooled", test_share=test_share, **kwargs)
+        self.split_column = split_column
+        self._finds_split = split is None and test_share is None
+        self._table: Table | None = None
+        self._classes: int | None = None
+        self._roles: NDArray[np.int64] | None = None
+
+    def read(self) -> Table:
+        """All examples, of whatever set."""
+        raise NotImplementedError(f"{type(self).__name__} must override read().")
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """How many classes there are. To know it, the data are read, but images in files are not decoded."""
+        if self._classes is None:
+            self._read()
+        assert self._classes is not None
+        return self._classes
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read and partition, once."""
+        if self._data is None:
+            self._read()
+            if self._finds_split:
+                self.split = "official" if self._roles is not None and TEST in self._roles else "pooled"
+                self.test_share = None if self.split == "official" else self.test_share
+            super().setup(stage)
+            self._table = self._roles = None  # what is needed of them is in the data
+
+    def load(self) -> Pools:
+        """The examples that are not for test, and those that are."""
+        table = self._read()
+        labels = torch.from_numpy(self._numbered(table))
+        if self._roles is None:
+            return table.inputs, labels, take(table.inputs, slice(0)), labels[:0]
+        train, test = map(torch.from_numpy, self._places())
+        return take(table.inputs, train), labels[train], take(table.inputs, test), labels[test]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of the table."""
+        values = pick_column(type(self).__name__, self._read().columns, name)
+        return values if self._roles is None else values[np.concatenate(self._places())]
+
+    def validation(self) -> NDArray[np.bool_] | None:
+        """Those examples that the data have for validation."""
+        self._read()
+        return None if self._roles is None else self._roles[self._places()[0]] == VAL
+
+    def _read(self) -> Table:
+        if self._table is None:
+            self._table = table = self.read()
+            require(len(table.targets) > 0, f"{type(self).__name__} has no examples: give at least one per client.")
+            rows = count(table.inputs), len(table.targets)
+            require(
+                rows[0] == rows[1], f"{type(self).__name__} has {rows[0]} inputs and {rows[1]} targets: give one target per input."
+            )
+            sets = table.sets
+            if self.split_column is not None:
+                sets = pick_column(type(self).__name__, table.columns, self.split_column)
+            self._roles = None if sets is None else roles_of(sets, self.split_column)
+            labels = self._numbered(table)
+            self._classes = int(labels.max()) + 1 if self.class_names is None else len(self.class_names)
+        return self._table
+
+    def _numbered(self, table: Table) -> NDArray[np.int64]:
+        """The targets as numbers from 0. Notes what the classes are called."""
+        if table.class_names is not None:
+            self.class_names = table.class_names
+            return table.targets.astype(np.int64)
+        labels, self.class_names = numbered(table.targets)
+        return labels
+
+    def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the examples of the training set, those for validation among them, are in the table, and those of the test set."""
+        assert self._roles is not None
+        return np.flatnonzero(self._roles != TEST), np.flatnonzero(self._roles == TEST)
+
+
+def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
+    """What each example is for.
+
+    Args:
+        sets: the set that each example is of, shape (N,).
+        column: where that is said, for an error.
+    """
+    where = "The names of sets" if column is None else f"The column {column!r}"
+    names = np.char.lower(sets.astype(str))
+    unknown = [name for name in np.unique(names).tolist() if name not in ROLES]
+    require(not unknown, f"{where} has {', '.join(map(repr, unknown[:3]))}: expected one of {', '.join(ROLES)}.")
+    found, numbers = np.unique(names, return_inverse=True)
+    roles = np.array([ROLES[name] for name in found.tolist()])[numbers]
+    if TEST not in roles:
+        roles = np.where(roles == VAL, TEST, roles)
+    require(TRAIN in roles, f"{where} has no training set.")
+    return roles
+
+
+def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None]:
+    """Targets as numbers from 0, and what they stand for; None where they have been such numbers.
+
+    Args:
+        targets: strings or whole numbers, shape (N,).
+    """
+    missing = targets.dtype == object and None in targets.tolist()
+    require(not missing, "Some examples have no target: give one per example, or leave them out.")
+    found, labels = np.unique(targets, return_inverse=True)
+    if np.issubdtype(found.dtype, np.floating) and (found == np.floor(found)).all():
+        found = found.astype(np.int64)
+    if np.issubdtype(found.dtype, np.floating):
+        raise FederationError(
+            f"The targets are {len(found)} numbers such as {found[0]:g}, which are not whole: give classes, as names or numbers."
+        )
+    plain = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
+    return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]
