@@ -1,6 +1,7 @@
 """A last batch of one example joins the batch before, is left out or is kept; one that nothing can be learned from is refused."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -170,13 +171,14 @@ def test_statistics_are_of_all_examples_whatever_is_dropped() -> None:
 # ----------------------------------------------------------------------------------------------------------------- errors
 
 
-def never(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("a turn began")
+class NeverFits(L.Trainer):
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a turn began")
 
 
 def refused(model: Any, data: InMemory, message: str) -> None:
     with pytest.raises(FederationError, match=message):
-        new_federation(3, trainer=never).fit(model, data)
+        new_federation(3, trainer=partial(NeverFits, accelerator="cpu", devices=1)).fit(model, data)
 
 
 @pytest.mark.parametrize("name", ON_ANY_NETWORK)
