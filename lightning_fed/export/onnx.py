@@ -60,7 +60,8 @@ def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> N
     names = list(inputs) if isinstance(inputs, dict) else None
     tensors = tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    predictor, training = Predictor(module, names).eval(), module.training
+    modes = {part: part.training for part in module.modules()}
+    predictor = Predictor(module, names).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.onnx.export(
@@ -78,7 +79,8 @@ def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> N
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise FederationError(f"{type(module).__name__} cannot be exported as ONNX: {reason}. Export it as safetensors.") from error
     finally:
-        module.train(training)
+        for part, training in modes.items():
+            part.training = training
 
 
 def sample(data: ClientDataModule) -> Tensor | dict[str, Tensor]:
