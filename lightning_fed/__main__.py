@@ -12,6 +12,8 @@ EXAMPLES = """examples:
   lightning-fed fit --config configs/quickstart.yaml --federation.rounds=3 --model Standalone
   lightning-fed fit --config configs/quickstart.yaml --ckpt_path last     continue a stopped run
   lightning-fed test --config configs/quickstart.yaml                     measure the newest run
+  lightning-fed test --config configs/quickstart.yaml --ckpt_path best    where it was best on validation data
+  lightning-fed export --config configs/quickstart.yaml --client 3 --output client-3
   lightning-fed fit --help                                                all options
   lightning-fed fit --model.help PFedLoRA                                 the options of a method
 """

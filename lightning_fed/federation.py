@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import lightning as L
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -18,6 +19,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.export import write
 from lightning_fed.lean import lean_lightning
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.module import FederatedModule
@@ -44,7 +46,8 @@ class Federation:
             not cost more than training.
         target: report the round at which the headline, on test data, first reached this value, and what had been sent and computed
             by then (``target/…``). None: no target.
-        checkpoint_every: write a checkpoint every that many rounds, and after the last one; 0: never.
+        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
+            validation data; 0: never. The last two are kept, and the best.
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
@@ -107,8 +110,9 @@ class Federation:
             model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
             datamodule: the clients' data.
             ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run in ``run_dir`` (a new run if there is
-                none), else the folder of a run or of one checkpoint. A continued run ends as one that was never stopped.
-                Checkpoints later than the one it continues from are dropped.
+                none), ``"best"`` that of its best round on validation data; else the folder of a run, of a run and ``/best``, or of
+                one checkpoint. A continued run ends as one that was never stopped. Checkpoints later than the one it continues from
+                are dropped.
 
         Returns:
             The metrics of every round, as in ``metrics.csv``.
@@ -124,12 +128,24 @@ class Federation:
         return run.history
 
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
-        """Measure the clients of a run on their validation data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
+        """Measure the clients of a run on their validation data.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+        """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
             return run.measure("val")
 
     def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
-        """Measure the clients of a run on their test data; see :meth:`fit` for ``ckpt_path``, here ``"last"`` if None."""
+        """Measure the clients of a run on their test data.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+        """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
             return run.measure("test")
 
@@ -141,20 +157,25 @@ class Federation:
         client: NonNegativeInt | None = None,
         ckpt_path: Path | str | None = None,
         merged: bool = False,
+        format: Literal["safetensors", "onnx"] = "safetensors",
     ) -> None:
-        """Write a model of a run for use elsewhere; see :meth:`FederatedModule.export` for what is written.
+        """Write a model of a run for use elsewhere, and beside it ``config.json``, which says what it is: see
+        :func:`lightning_fed.export.write`.
 
         Args:
             model: the method.
             datamodule: the clients' data.
             output: folder to write to.
-            client: whose model; None: the shared part, as the server has it.
-            ckpt_path: see :meth:`fit`, here ``"last"`` if None.
+            client: whose model; None: what the server has, which is what the clients share: a part or a whole model.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
             merged: write the whole network, its adapters added to the weights; see :meth:`FederatedModule.export_merged`.
+            format: ``safetensors``: see :meth:`FederatedModule.export`. ``onnx``: ``model.onnx``, from inputs to logits, for
+                batches of any size, and texts of any length.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
             exported = run.server_module() if client is None else run.client_module(client)
-            (exported.export_merged if merged else exported.export)(Path(output))
+            facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
+            write(Path(output), exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
@@ -212,8 +233,9 @@ class Federation:
 
     def _find_checkpoint(self, ckpt_path: Path | str | None) -> Checkpoint | None:
         path = Path(ckpt_path) if ckpt_path else None
-        if ckpt_path == "last":
+        if (word := str(ckpt_path)) in ("last", "best"):
             path = newest_run(self.run_dir) if self.run_dir else None
+            path = path / "best" if path and word == "best" else path
         if path is None:
             return None
         checkpoint, passed_over = load_checkpoint(path)

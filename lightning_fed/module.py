@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
@@ -13,7 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.parsing import collect_init_args
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -256,12 +256,17 @@ class FederatedModule(PhasedModule):
         """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`. It
         is a whole model, to be measured as such, if nothing stays with the clients.
         """
-        return Server(self.shared_state(), self.weighting, holds_model=not self._private and bool(self._shared))
+        return Server(self.shared_state(), self.weighting, holds_model=self.shares_whole_model)
 
     @property
     def has_private_state(self) -> bool:
         """Whether anything stays with the client between its turns."""
         return bool(self._private) or any(phase.persistent for phase in self.phases())
+
+    @property
+    def shares_whole_model(self) -> bool:
+        """Whether what is shared is a whole model, with what is frozen: nothing that one predicts with stays with the clients."""
+        return bool(self._shared) and not self._private
 
     @property
     def has_statistics(self) -> bool:
@@ -276,21 +281,58 @@ class FederatedModule(PhasedModule):
         check_fits(state, expected, f"The {kind} state for {type(self).__name__}")
         self.load_state_dict(state, strict=False)
 
-    def export(self, folder: Path) -> None:
-        """Write the model for use elsewhere. Default: ``model.safetensors``, the state dict; or, where the model is nothing but a
-        network of the transformers library, what that library saves and loads.
-        """
-        nothing_else = not self.frozen_names and all(name.startswith("backbone.network.") for name in self.state_dict())
-        if isinstance(self.backbone, Transformer) and nothing_else:
-            self.backbone.network.save_pretrained(folder)
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        safetensors.torch.save_file(state, folder / "model.safetensors")
+    def export(self, folder: Path, private: bool = True) -> None:
+        """Write the model for use elsewhere. Default: safetensors, a file for each part of the module. ``model.safetensors`` is the
+        network, whose tensors have the names that they have in it; other parts (an adapter, a second head) have files of their own
+        names. A network of the transformers library is written as that library saves and loads it, where it is a whole one and none
+        of it is frozen.
 
-    def export_merged(self, folder: Path) -> None:
-        """Write the model with its adapters merged into the weights. Default: there are none."""
+        Args:
+            folder: to write to.
+            private: with what belongs to the client; else what is shared alone, which is what the server has. Where nothing belongs
+                to the clients, the server has a whole model, and that is written.
+
+        Raises:
+            FederationError: if nothing is shared, and what is shared is asked for.
+        """
+        whole = private or self.shares_whole_model
+        state = self.export_state(private)
+        if not state:
+            raise FederationError(f"{type(self).__name__} shares nothing, its server has no model: export a client's (--client 0).")
+        parts: dict[str, State] = {}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if part == "backbone":
+                part, rest = "model", rest.removeprefix(self.backbone.export_prefix)
+            parts.setdefault(part if rest else "module", {})[rest or name] = tensor.detach().cpu().contiguous()
+        folder.mkdir(parents=True, exist_ok=True)
+        if "model" in parts and isinstance(self.backbone, Transformer) and whole and not self.frozen_names:
+            self.backbone.network.save_pretrained(folder, state_dict=parts.pop("model"))
+        for part, tensors in parts.items():
+            safetensors.torch.save_file(tensors, folder / f"{part}.safetensors", metadata={"format": "pt"})
+
+    def export_state(self, private: bool = True) -> State:
+        """What :meth:`export` writes, by name in the state dict. A method overrides it whose state has another form than what one
+        predicts with.
+
+        Args:
+            private: see :meth:`export`.
+        """
+        whole = private or self.shares_whole_model
+        return {name: tensor for name, tensor in self.state_dict().items() if whole or name in self._shared}
+
+    def export_merged(self, folder: Path, private: bool = True) -> None:
+        """Write the model with its adapters merged into the weights. Default: there are none.
+
+        Args:
+            folder: to write to.
+            private: see :meth:`export`.
+        """
         raise FederationError(f"{type(self).__name__} has no adapters to merge into the weights: export without merged.")
+
+    def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+        """What makes the network that this module trains, and what it is given besides the number of classes."""
+        return self.backbone_factories[self.client.id % len(self.backbone_factories) if self.client else 0], {}
 
     # ------------------------------------------------------------------------------------------------------------ learning
 

@@ -50,7 +50,8 @@ class Run:
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
             rounds as it takes a cohort to become everybody.
         target: see :class:`lightning_fed.Federation`.
-        checkpoint_every: write a checkpoint every that many rounds, and after the last one; 0: never.
+        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
+            validation data; 0: never.
         store_limit: bytes of memory for the clients' private states.
         folder: the run's folder; None keeps nothing.
         scratch: makes the folder for private states that exceed their memory; asked if there is no folder of the run.
@@ -281,7 +282,7 @@ class Run:
         return self.local.module_of(info, self.server.measured(info), self.store.find(client))
 
     def server_module(self) -> FederatedModule:
-        """The shared part, as the server has it: the global model where there is one."""
+        """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
         self._gather()
         broadcast = self.server.models().get("global", Broadcast(self.server.state))
         if broadcast.capacity is not None:  # a version of the model that the template is not
@@ -313,10 +314,12 @@ class Run:
             self._call("on_round_end")
 
     def _save_checkpoint(self) -> None:
-        if self.checkpoints and self.checkpoint_every and self._is_due(self.checkpoint_every):
+        """Where one is due, and where the round is the best so far: it is not there any more when one is due."""
+        best = self._best.round
+        if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or best == self.round):
             with self._stopwatch("checkpoint"):
                 state = self.server.state_dict()
-                self.checkpoints.save(self.round, self.identity, self.threads, self.history, state, self.store, self._merged)
+                self.checkpoints.save(self.round, self.identity, self.threads, self.history, state, self.store, self._merged, best)
             self._merged = {}
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
-MACHINERY = {"__main__", "callbacks", "cli", "engines", "federation", "lean", "measure", "quiet", "run", "signals", "storage"}
+MACHINERY = {
+    *("__main__", "callbacks", "cli", "engines", "export", "federation", "lean", "measure", "quiet", "run", "signals", "storage"),
+}
 """What plays the rounds, whatever the method."""
 
 METHODS = {"families", "methods"}

@@ -35,13 +35,14 @@ class FineTuning(FederatedModule):
     what it attaches stays with the client.
 
     The network is loaded once and frozen; all modules share its tensors. A head that the task adds to it is trained and averaged
-    with what the method attaches. What is predicted, and how that is measured, is the network's affair: see
+    with what the method attaches, and so is whatever else the network's files lack (the pooler of a BERT that was pretrained
+    without one): nobody else has what is drawn here. What is predicted, and how that is measured, is the network's affair: see
     :class:`lightning_fed.models.Transformer`.
 
     Args:
         backbone: builds the network, given the number of classes.
         num_classes: number of classes.
-        train_head: train and average the head; else it stays as it was drawn.
+        train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
         metric: headline, one of those that the network has; None: its first.
         optimizer: of all that is trained.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.

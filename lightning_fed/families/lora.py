@@ -1,7 +1,7 @@
 """Fine-tuning with low-rank adapters (LoRA, Hu et al., ICLR 2022) on one frozen network that all clients share in memory."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,9 @@ from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
+
+NETWORK = "network."
+"""What the names of a :class:`Transformer`'s tensors begin with, and those of the network in it do not."""
 
 
 class LoRAModule(FineTuning):
@@ -101,52 +104,63 @@ class LoRAModule(FineTuning):
         """The common adapter and, if it is trained, the head."""
         return super().shared_names() - self.adapter(CLIENT).keys()
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, private: bool = True) -> None:
         """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the pretrained network.
 
-        It holds the head and, as one adapter, those that act together: of ranks r and r' one of rank r + r', for :math:`BA + DC` is
-        the product of the factors side by side. The server's model has the common adapter alone.
+        It holds what was drawn rather than pretrained (the head, a pooler) and, as one adapter, those that act together: of ranks r
+        and r' one of rank r + r', for :math:`BA + DC` is the product of the factors side by side.
+
+        Args:
+            folder: to write to.
+            private: with the client's own adapter; else the common one alone, which is what the server has.
         """
         from peft import LoraConfig, get_peft_model
 
         clean = self.source.copy(self.num_classes)
-        heads = clean.head_names()
-        prefix = "network."
-        layers, adapters = self._adapted()
+        own = self.state_dict()
+        drawn = modules_of({name.removeprefix(NETWORK) for name in clean.head_names()}, clean.network)
+        whole = [key for key in clean.network.state_dict() if any(key.startswith(f"{module}.") for module in drawn)]
+        layers, adapters = self._adapted(private)
         rank = sum(next(iter(layers.values())).r[name] for name in adapters)
         config = LoraConfig(
             r=rank,
             lora_alpha=cast(int, self.scaling * rank),
-            target_modules=[name.removeprefix(prefix) for name in layers],
-            modules_to_save=sorted({name.removeprefix(prefix).split(".")[0] for name in heads}) or None,
+            target_modules=[name.removeprefix(NETWORK) for name in layers],
+            modules_to_save=drawn or None,
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # as above
             exported = get_peft_model(clean.network, config)
-        own = self.state_dict()
         values: State = {}
         for name, layer in layers.items():
-            path = f"base_model.model.{name.removeprefix(prefix)}"
+            path = f"base_model.model.{name.removeprefix(NETWORK)}"
             for factor, side in (("lora_A", 0), ("lora_B", 1)):
                 parts = [getattr(layer, factor)[adapter].weight.detach() for adapter in adapters]
                 values[f"{path}.{factor}.default.weight"] = torch.cat(parts, dim=side)
-        for name in heads:
-            module, _, rest = name.removeprefix(prefix).partition(".")
-            values[f"base_model.model.{module}.modules_to_save.default.{rest}"] = own[f"backbone.{name}"]
+        for key in whole:
+            module = next(module for module in drawn if key.startswith(f"{module}."))
+            rest = key.removeprefix(f"{module}.")
+            values[f"base_model.model.{module}.modules_to_save.default.{rest}"] = own[f"backbone.{NETWORK}{key}"]
         exported.load_state_dict(values, strict=False)
-        exported.save_pretrained(str(folder))
+        # What is new is in modules_to_save; asked to find out about embeddings, peft would look for the network on the hub.
+        exported.save_pretrained(str(folder), save_embedding_layers=False)
 
-    def export_merged(self, folder: Path) -> None:
-        """Write the whole network, its adapters added to the weights, as the transformers library saves and loads it."""
+    def export_merged(self, folder: Path, private: bool = True) -> None:
+        """Write the whole network, its adapters added to the weights, as the transformers library saves and loads it.
+
+        Args:
+            folder: to write to.
+            private: see :meth:`export`.
+        """
         clean, own = self.source.copy(self.num_classes), self.state_dict()
         learned = {name: own[f"backbone.{name}"] for name in clean.head_names()}
-        learned |= {f"{name.removeprefix('backbone.')}.weight": weight for name, weight in self.effective_weights().items()}
-        state = {name: learned.get(f"network.{name}", tensor).cpu() for name, tensor in clean.network.state_dict().items()}
+        learned |= {f"{name.removeprefix('backbone.')}.weight": weight for name, weight in self.effective_weights(private).items()}
+        state = {name: learned.get(f"{NETWORK}{name}", tensor).cpu() for name, tensor in clean.network.state_dict().items()}
         clean.network.save_pretrained(str(folder), state_dict=state)
 
-    def effective_weights(self) -> State:
-        """The adapted matrices with what the adapters add to them, by name of the layer."""
-        layers, adapters = self._adapted()
+    def effective_weights(self, private: bool = True) -> State:
+        """The adapted matrices with what the adapters add to them, by name of the layer; ``private``: see :meth:`export`."""
+        layers, adapters = self._adapted(private)
         return {
             f"backbone.{name}": (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
             for name, layer in layers.items()
@@ -170,12 +184,12 @@ class LoRAModule(FineTuning):
         """``rank/<layer>`` of :meth:`adapter_ranks`."""
         return {f"{RANK}{layer}": float(rank) for layer, rank in self.adapter_ranks().items()}
 
-    def _adapted(self) -> tuple[dict[str, Any], list[str]]:
-        """The adapted layers, by name within the backbone, and the adapters that act together: the server has the common one."""
+    def _adapted(self, private: bool = True) -> tuple[dict[str, Any], list[str]]:
+        """The adapted layers, by name within the backbone, and the adapters that act together, or the common one alone."""
         from peft.tuners.lora import LoraLayer
 
         layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
-        return layers, [COMMON] if self.client is None else next(iter(layers.values())).active_adapters
+        return layers, next(iter(layers.values())).active_adapters if private else [COMMON]
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """The loss of a batch with other values for some parameters, by name in the state dict; differentiable in them."""
@@ -202,6 +216,35 @@ class LoRAModule(FineTuning):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 slopes.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*slopes, strict=True)]
+
+
+def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
+    """The fewest modules that hold these parameters: a module that has no others rather than its parts, and where it has others the
+    module that holds them itself.
+
+    Args:
+        parameters: by name.
+        network: that has them.
+
+    Raises:
+        FederationError: for a parameter of the network itself, which belongs to no module in it.
+    """
+    found: list[str] = []
+
+    def covered(name: str) -> bool:
+        return any(name.startswith(f"{module}.") for module in found)
+
+    for path, module in network.named_modules():  # from the outside to the inside
+        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
+        if path and own and own <= set(parameters) and not covered(path):
+            found.append(path)
+    for name in sorted(parameters):
+        if not covered(name):
+            module_name = name.rpartition(".")[0]
+            if not module_name:
+                raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
+            found.append(module_name)
+    return sorted(module for module in found if not covered(module))
 
 
 def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:

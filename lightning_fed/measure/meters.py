@@ -132,11 +132,15 @@ class BestRound:
     Args:
         headline: the headline's column on ``"val"`` and on ``"test"`` data.
         metric: its name in the result, ``selected/test_<metric>``.
+
+    Attributes:
+        round: which round that was, the first among equals; None without validation data.
     """
 
     def __init__(self, headline: Callable[[str], str], metric: str) -> None:
         self.headline = headline
         self.metric = metric
+        self.round: int | None = None
         self._best = -math.inf
         self._selected: Metrics = {}
 
@@ -144,7 +148,7 @@ class BestRound:
         """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
         value = row.get(self.headline("val"), -math.inf)
         if value > self._best:
-            self._best = value
+            self._best, self.round = value, int(row["round"])
             self._selected = {f"selected/test_{self.metric}": row[self.headline("test")], "selected/round": row["round"]}
         return self._selected
 

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+from torch.nn.utils import parametrize
 
 from lightning_fed.aggregation import weighted_mean
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
@@ -88,6 +90,18 @@ class FedDecomp(FederatedModule):
         """σ with biases, norms and buffers: all but the factors."""
         private = {id(p) for p in factors(self.backbone)}
         return super().shared_names() - {name for name, p in self.named_parameters() if id(p) in private}
+
+    def export_state(self, private: bool = True) -> State:
+        """Weights of the plain network: σ + τ, or σ alone."""
+        state = super().export_state(private)
+        for path, layer in self.named_modules():
+            if parametrize.is_parametrized(layer):
+                for weight in cast(nn.ModuleDict, layer.parametrizations):
+                    inside = f"{path}.parametrizations.{weight}."
+                    plain = getattr(layer, weight) if private else state[f"{inside}original"]
+                    state = {name: tensor for name, tensor in state.items() if not name.startswith(inside)}
+                    state[f"{path}.{weight}"] = plain
+        return state
 
     def phases(self) -> list[Phase]:
         """τ, then σ; or both at once."""

@@ -1,6 +1,6 @@
 """HeteroFL (Diao, Ding & Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,14 +64,19 @@ class HeteroFL(CapacityModule):
         if self.scaler and width is not None:
             scale_before_norms(self.backbone, 1 / width)
 
+    def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+        """The network in the client's width."""
+        factory, given = super().network_factory()
+        width = self.client.capacity if self.client else None
+        return factory, given if width is None else given | {"width": own_width(factory) * width}
+
     def of_width(self, width: float | None) -> Backbone:
         """The network in a width relative to its own; None: as it is."""
         [factory] = self.backbone_factories
         if width is None:
             return factory(self.num_classes)
-        own = getattr(factory, "keywords", {}).get("width", 1.0)  # what the configuration gave it
         try:
-            return factory(self.num_classes, width=own * width)  # type: ignore[call-arg]
+            return factory(self.num_classes, width=own_width(factory) * width)  # type: ignore[call-arg]
         except TypeError as error:
             raise FederationError(
                 f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does: {error}."
@@ -87,6 +92,11 @@ class HeteroFL(CapacityModule):
         """The average of each entry over those who cover it."""
         shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
         return HeteroFLServer(*self.sizes(clients), shapes=shapes)
+
+
+def own_width(factory: Callable[..., nn.Module]) -> float:
+    """The width that the configuration gave a network."""
+    return float(getattr(factory, "keywords", {}).get("width", 1.0))
 
 
 class HeteroFLServer(CapacityServer):

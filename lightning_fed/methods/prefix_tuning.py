@@ -1,16 +1,15 @@
 """Prefix tuning (Li and Liang, ACL 2021, https://arxiv.org/abs/2101.00190), as a comparison of FedHM (Section 6.4)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State
 from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 
@@ -82,17 +81,15 @@ class PrefixTuning(GroupTuning):
         AttentionInterface.register(ATTENTION, attend)
         self.backbone.network.set_attn_implementation(ATTENTION)
 
-    def export(self, folder: Path) -> None:
-        """Write ``model.safetensors``: the state dict as it is without reparametrisation, with the same outputs."""
-        state = self.state_dict()
+    def export_state(self, private: bool = True) -> State:
+        """The state dict as it is without reparametrisation, with the same outputs."""
+        state = super().export_state(private)
         for name, prefix in self.named_modules():
             if isinstance(prefix, ReparametrisedPrefix):
                 for part in prefix.state_dict():
                     del state[f"{name}.{part}"]
                 state[f"{name}.keys"], state[f"{name}.values"] = prefix()
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(state, folder / "model.safetensors")
+        return state
 
 
 class Prefix(nn.Module):

@@ -141,20 +141,20 @@ class SLoRA(LoRAModule):
         layer: Any = self.get_submodule(name)
         return (layer if self.sparse else layer.get_base_layer()).parametrizations.weight[0]
 
-    def effective_weights(self) -> State:
+    def effective_weights(self, private: bool = True) -> State:
         """The adapted matrices as they act, ``(out, in)`` by name of the layer."""
         if not self.sparse:
-            return super().effective_weights()
+            return super().effective_weights(private)
         return {name: cast(Tensor, self.get_submodule(name).weight).detach() for name in self.shapes}
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, private: bool = True) -> None:
         """Write a peft adapter, see :class:`.LoRAModule`; or, where what was learned is more than an adapter (in
         the first stage, or on a residual base), the whole network.
         """
         if self.sparse or self.base == "residual":
-            self.export_merged(folder)
+            self.export_merged(folder, private)
         else:
-            super().export(folder)
+            super().export(folder, private)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages values at first, then factors."""

@@ -21,6 +21,9 @@ class Backbone(nn.Module, ABC):
 
     head: nn.Linear
 
+    export_prefix = ""
+    """What names of tensors begin with here and not where an export is used: the way to a network of another library."""
+
     @property
     def factorisable(self) -> list[str]:
         """Names of the layers that low-rank versions of the network factorise. Default: none."""

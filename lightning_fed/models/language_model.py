@@ -20,8 +20,9 @@ PADDING = -1
 class TransformerLM(Transformer):
     """A causal language model: it is fine-tuned to continue a prompt, and answers with beam search.
 
-    Its head is part of the pretrained model: it stays as it is, also where it is not tied to the embeddings. The defaults of the
-    search are those of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022) on WebNLG, but for ``max_new_tokens``.
+    Its head is part of the pretrained model: it stays as it is, also where it is not tied to the embeddings, unless the model's
+    files lack it. The defaults of the search are those of LoRA's experiments with GPT-2 (Hu et al., ICLR 2022) on WebNLG, but for
+    ``max_new_tokens``.
 
     Args:
         num_classes: not used; every network is given it.
@@ -103,8 +104,8 @@ class TransformerLM(Transformer):
         return answers[row]
 
     def head_names(self) -> set[str]:
-        """None: the task adds nothing."""
-        return set()
+        """What its files lack; the task adds nothing."""
+        return set(self.drawn)
 
     def _check_room(self, longest: int) -> None:
         positions = getattr(self.network.config, "max_position_embeddings", None)

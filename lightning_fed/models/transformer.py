@@ -27,10 +27,17 @@ class Transformer(nn.Module):
         config: instead of a name, the settings of a model with random weights: ``model_type`` and what its config class takes.
         attention: implementation of attention (``eager``, ``sdpa``, …); None: the library's choice.
         **settings: more settings of the model's config.
+
+    Attributes:
+        drawn: names of the parameters that the files of a pretrained model lack, or have in another size. None where there are no
+            files: then everything is drawn, and what stands for the pretrained body is frozen all the same.
     """
 
     auto_class: str
     """The class of transformers that loads a model for the task."""
+
+    export_prefix = "network."
+    """See :attr:`lightning_fed.models.Backbone.export_prefix`."""
 
     measures: tuple[str, ...]
     """Names of the metrics that can be the headline, the usual one first."""
@@ -51,13 +58,18 @@ class Transformer(nn.Module):
             # In one dict: given **settings, the command line would take the arguments of for_model for ours, and require them.
             made = transformers.AutoConfig.for_model(**(config | settings))
             self.network: PreTrainedModel = auto.from_config(made, attn_implementation=attention)
+            self.drawn: frozenset[str] = frozenset()
         else:
             try:
-                self.network = auto.from_pretrained(name, attn_implementation=attention, **settings)
+                self.network, found = auto.from_pretrained(
+                    name, attn_implementation=attention, output_loading_info=True, **settings
+                )
             except OSError as error:
                 raise FederationError(
                     f"No model {name!r} could be loaded: give a local folder or a name on the hub. {error}"
                 ) from error
+            lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+            self.drawn = frozenset(f"network.{key}" for key, _ in self.network.named_parameters() if key in lacking)
         self.train()  # from_pretrained leaves the network in eval mode
         self.attention = attention
 
@@ -81,9 +93,11 @@ class Transformer(nn.Module):
         return None
 
     def head_names(self) -> set[str]:
-        """Names of the parameters that the task adds to the pretrained model."""
+        """Names of the parameters that the task adds to the pretrained model: those outside its body, and in the body those that
+        its files lack, which were drawn at random: the pooler of a BERT that was pretrained without one, say.
+        """
         prefix = f"network.{self.network.base_model_prefix}."
-        return {name for name, _ in self.named_parameters() if not name.startswith(prefix)}
+        return {name for name, _ in self.named_parameters() if not name.startswith(prefix) or name in self.drawn}
 
 
 class TransformerClassifier(Transformer):

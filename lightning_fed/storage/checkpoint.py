@@ -28,6 +28,7 @@ class Manifest:
         threads: torch threads that the run has computed with: sums depend on it.
         server: the server's file.
         journal: how much of the journal belongs to it.
+        best: the round that was best on validation data so far; None: nothing was measured on such data.
     """
 
     round: int
@@ -35,6 +36,7 @@ class Manifest:
     threads: int
     server: FileRecord
     journal: Extent
+    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,16 @@ class Checkpoints:
     """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}`` beside ``journal.jsonl`` and
     ``clients/``.
 
-    A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept.
-    The private states lie in the store's folder under names that are never written twice; the journal lists them, and the rounds'
-    metrics: a checkpoint writes what is new since the last one, however long the run is.
+    A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept,
+    and those of the rounds that they name as the best so far: one round, or two where the last checkpoint names another than the
+    one before, to which a run goes back if the last one is damaged. The private states lie in the store's folder under names that
+    are never written twice; the journal lists them, and the rounds' metrics: a checkpoint writes what is new since the last one,
+    however long the run is.
 
     Args:
         run_folder: folder of the run.
         continued: the checkpoint that the run goes on from.
-        keep: how many checkpoints to keep.
+        keep: how many checkpoints to keep, the best ones aside.
     """
 
     def __init__(self, run_folder: Path, continued: Checkpoint | None = None, keep: int = 2) -> None:
@@ -81,7 +85,10 @@ class Checkpoints:
         self.keep = keep
         self.journal = Journal(run_folder / "journal.jsonl", *([continued.manifest.journal] if continued else []))
         self._rows = len(continued.history) if continued else 0  # of the history, in the journal
-        self._replaced: deque[list[str]] = deque()  # files that the kept checkpoints need, the newest one does not
+        self._replaced: deque[list[str]] = deque()  # files that the last checkpoints need, the newest one does not
+        self._named: deque[int | None] = deque(maxlen=keep)  # the best rounds of which the last checkpoints know
+        self._bests: dict[int, set[str]] = {}  # the files that the checkpoints of these rounds need
+        self._held: set[str] = set()  # of these files, those that the last checkpoints do not need
 
     def save(
         self,
@@ -92,6 +99,7 @@ class Checkpoints:
         server: State,
         store: ClientStore,
         since: Mapping[int, int],
+        best: int | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -103,22 +111,25 @@ class Checkpoints:
             server: the server's state.
             store: the private states.
             since: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
+            best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
         """
-        final = self.folder / f"round_{round:06d}"
+        final = self.path(round)
         aside = self.folder / f".round_{round:06d}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         clients, replaced = store.flush()
         extent = self.journal.append({"round": round, "history": history[self._rows :], "clients": clients, "since": dict(since)})
         self._rows = len(history)
-        manifest = Manifest(round, identity, threads, write_state(aside / "server.safetensors", server), extent)
+        manifest = Manifest(round, identity, threads, write_state(aside / "server.safetensors", server), extent, best)
         _write_manifest(aside / "manifest.json", manifest)
         for folder in (self.clients_folder, self.run_folder, aside):
             if folder.is_dir():
                 _sync(folder)
         aside.rename(final)
         _sync(self.folder)
-        self._prune(store, replaced)
+        if best == round:
+            self._bests[round] = store.files()
+        self._prune(store, replaced, best)
         return final
 
     def latest(self) -> tuple[Checkpoint, list[str]]:
@@ -136,6 +147,30 @@ class Checkpoints:
         raise FederationError(
             f"No complete checkpoint in {self.folder}: {'; '.join(problems) or 'it holds none'}. Start the run without --ckpt_path."
         )
+
+    def best(self) -> Checkpoint:
+        """The checkpoint of the round that was best on validation data.
+
+        Raises:
+            FederationError: if there is none, or if it is damaged.
+        """
+        newest, _ = self.latest()
+        if newest.manifest.best is None:
+            raise FederationError(
+                f"No round of {self.run_folder} was measured on validation data, so none of them is the best: hold some out "
+                "(data.val_share) in a new run, or give ckpt_path 'last'."
+            )
+        path = self.path(newest.manifest.best)
+        if not path.is_dir():
+            raise FederationError(
+                f"The best round of {self.run_folder} is {newest.manifest.best}, of which it has no checkpoint: give ckpt_path "
+                "'last', or continue the run until another round is better."
+            )
+        return self.load(path)
+
+    def path(self, round: int) -> Path:
+        """Folder of the checkpoint of a round."""
+        return self.folder / f"round_{round:06d}"
 
     def paths(self) -> list[Path]:
         """Folders of all checkpoints, oldest first."""
@@ -160,33 +195,50 @@ class Checkpoints:
         """Drop what later rounds left, when a run is continued from a checkpoint: their checkpoints, and files of states that none
         of the others refers to. Of the earlier ones, those stay that a run keeps and that are not damaged.
         """
-        kept = _files(checkpoint)
+        recent, kept = [checkpoint], _files(checkpoint)
+        named = {checkpoint.manifest.best}
         for path in reversed(self.paths()):  # a file goes with the last checkpoint that needs it
             if path.name == checkpoint.path.name:
                 continue
-            if path.name > checkpoint.path.name or len(self._replaced) == self.keep - 1:
+            is_best = path in {self.path(round) for round in named if round is not None}
+            if path.name > checkpoint.path.name or not (is_best or len(recent) < self.keep):
                 shutil.rmtree(path)
                 continue
             try:
-                older = _files(self.load(path))
+                older = self.load(path)
             except FederationError:
                 shutil.rmtree(path)  # damaged: no use to anybody
-            else:
-                self._replaced.appendleft(sorted(older - kept))
-                kept |= older
+                continue
+            if len(recent) < self.keep:
+                recent.append(older)
+                self._replaced.appendleft(sorted(_files(older) - kept))
+                kept |= _files(older)
+                named.add(older.manifest.best)
+            if older.manifest.round in named:
+                self._bests[older.manifest.round] = _files(older)
+        if checkpoint.manifest.best == checkpoint.manifest.round:
+            self._bests[checkpoint.manifest.round] = _files(checkpoint)
+        self._named.extend(older.manifest.best for older in reversed(recent))
+        self._held = set().union(*self._bests.values()) - kept
         if self.clients_folder.is_dir():
             for file in self.clients_folder.iterdir():
-                if file.name not in kept:
+                if file.name not in kept | self._held:
                     file.unlink()
 
-    def _prune(self, store: ClientStore, replaced: list[str]) -> None:
-        """Drop checkpoints too old to keep, then the files that only they referred to."""
-        *old, _ = self.paths()
-        for path in old[: -(self.keep - 1) or None]:
-            shutil.rmtree(path)
+    def _prune(self, store: ClientStore, replaced: list[str], best: int | None) -> None:
+        """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they needed."""
+        self._named.append(best)
+        self._bests = {round: files for round, files in self._bests.items() if round in self._named}
+        best_paths = {self.path(round) for round in self._bests}
+        for path in self.paths()[: -self.keep]:
+            if path not in best_paths:
+                shutil.rmtree(path)
         self._replaced.append(replaced)
         while len(self._replaced) >= self.keep:
-            store.discard(self._replaced.popleft())
+            self._held.update(self._replaced.popleft())
+        free = {name for name in self._held if not any(name in files for files in self._bests.values())}
+        store.discard(free)
+        self._held -= free
 
 
 def _files(checkpoint: Checkpoint) -> set[str]:

@@ -97,6 +97,10 @@ class ClientStore:
         self._changed, self._replaced = {}, []
         return changed, replaced
 
+    def files(self) -> set[str]:
+        """Names of the files that hold what there was at the last call of :meth:`flush`, if nothing was put since."""
+        return {record["file"] for record in self._records.values()}
+
     def restore(self, records: Mapping[int, FileRecord]) -> None:
         """Continue from what the calls of :meth:`flush` returned, taken together."""
         self._memory.clear()

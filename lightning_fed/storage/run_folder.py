@@ -28,16 +28,19 @@ def newest_run(run_dir: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:
-    """Load the checkpoint that ``path`` means: a run's newest complete one, or the one whose folder it is.
+    """Load the checkpoint that ``path`` means: a run's newest complete one, the one whose folder it is, or, if ``best`` follows the
+    folder of a run, that of its best round.
 
     Returns:
         The checkpoint, and a line for each damaged one that was passed over.
     """
     if path.parent.name == "checkpoints" and path.is_dir():
         return Checkpoints(path.absolute().parent.parent).load(path), []
+    if path.name == "best" and (path.parent / "checkpoints").is_dir():
+        return Checkpoints(path.parent).best(), []
     if not (path / "checkpoints").is_dir():
         raise FederationError(
             f"No checkpoint at {path}: give the folder of a run (…/version_0), of one checkpoint "
-            "(…/version_0/checkpoints/round_000010), or 'last'."
+            "(…/version_0/checkpoints/round_000010), of a run and 'best' (…/version_0/best), 'last' or 'best'."
         )
     return Checkpoints(path).latest()

@@ -1,7 +1,9 @@
 """Checkpoints are complete or absent, and what is damaged is noticed."""
 
+import json
 import random
 import re
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -123,10 +125,12 @@ class Played:
         keep: how many checkpoints to keep.
         every: rounds between checkpoints.
         memory_limit: of the store, in states.
+        improving: how likely a round is to be the best so far; it is checkpointed then.
     """
 
-    def __init__(self, keep: int, every: int, memory_limit: int) -> None:
-        self.keep, self.every, self.memory_limit = keep, every, 8 * memory_limit
+    def __init__(self, keep: int, every: int, memory_limit: int, improving: float = 0) -> None:
+        self.keep, self.every, self.memory_limit, self.improving = keep, every, 8 * memory_limit, improving
+        self.best: int | None = None
         self.expected: dict[int, dict[int, State]] = {0: {}}
         self.since: dict[int, int] = {}
         self.stream = random.Random(keep)
@@ -139,7 +143,8 @@ class Played:
         self.round = 0
         if checkpoint:
             self.store.restore(checkpoint.clients)
-            self.round = checkpoint.manifest.round
+            self.round, self.best = checkpoint.manifest.round, checkpoint.manifest.best
+            self.since = {}
             self.checkpoints.discard_after(checkpoint)
 
     def play(self, rounds: int) -> None:
@@ -152,8 +157,10 @@ class Played:
                 self.store.put(client, state, self.round)
                 self.expected[self.round][client] = state
                 self.since[client] = self.round
-            if self.round % self.every == 0:
-                self.checkpoints.save(self.round, IDENTITY, 1, history(self.round), STATE, self.store, self.since)
+            if self.stream.random() < self.improving:
+                self.best = self.round
+            if self.round % self.every == 0 or self.best == self.round:
+                self.checkpoints.save(self.round, IDENTITY, 1, history(self.round), STATE, self.store, self.since, self.best)
                 self.since = {}
                 self.check()
 
@@ -166,36 +173,43 @@ class Played:
             assert all(same(read_state(Path("run/clients"), checkpoint.clients[client]), expected[client]) for client in expected)
             assert checkpoint.history == history(checkpoint.manifest.round)
         assert client_files() == referred_to(self.checkpoints)
+        recent = [int(path.name.removeprefix("round_")) for path in self.checkpoints.paths()][-self.keep :]
+        named = {self.checkpoints.load(self.checkpoints.path(round)).manifest.best for round in recent} - {None}
+        assert {self.checkpoints.path(round) for round in {*recent, *named}} == set(self.checkpoints.paths())
+        assert self.best is None or self.checkpoints.best().manifest.round == self.best
         assert not list(self.checkpoints.folder.glob(".*"))
         assert Path("run/journal.jsonl").stat().st_size == checkpoint.manifest.journal.bytes
 
 
+@pytest.mark.parametrize("improving", [0, 0.1, 0.5])
 @pytest.mark.parametrize("memory_limit", [1, 100])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_files_are_those_that_kept_checkpoints_need(keep: int, every: int, memory_limit: int) -> None:
-    run = Played(keep, every, memory_limit)
+def test_the_files_are_those_that_kept_checkpoints_need(keep: int, every: int, memory_limit: int, improving: float) -> None:
+    run = Played(keep, every, memory_limit, improving)
     run.play(10 * every)
     for place in (-1, 0, -1, 0):  # the newest, the oldest
         run.play(1)  # of which no checkpoint knows, and with which files may have been written
         checkpoints = Checkpoints(Path("run"))
         run.open(checkpoints.load(checkpoints.paths()[place]))
         run.play(6 * every)
-    assert len(run.checkpoints.paths()) == keep
+    assert len(run.checkpoints.paths()) == keep or improving
 
 
+@pytest.mark.parametrize("improving", [0, 0.3])
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_continued_after_a_kill_before_the_old_checkpoints_went(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Played(keep, every=1, memory_limit=1)
+def test_continued_after_a_kill_before_the_old_checkpoints_went(
+    keep: int, improving: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Played(keep, every=1, memory_limit=1, improving=improving)
     run.play(5)
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "_prune", fail)
         with pytest.raises(DiskFullError):
             run.play(1)
-    assert len(run.checkpoints.paths()) == keep + 1
+    assert len(run.checkpoints.paths()) == keep + 1 or improving
     run.open(Checkpoints(Path("run")).latest()[0])
     assert client_files() == referred_to(run.checkpoints)
-    run.since = {}
     run.play(5)
 
 
@@ -283,6 +297,139 @@ def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.Mon
     federation.fit(new_method("FedRep"), new_data(size=80))
     assert len(federation.run.since) == 4
     assert found[30] == found[3]
+
+
+# -------------------------------------------------------------------------------------------------------------- best round
+
+
+def save_rounds(checkpoints: Checkpoints, store: ClientStore, bests: list[int | None]) -> None:
+    """One round after the other, in which client 0 changes, and what each takes for the best."""
+    for round, best in enumerate(bests, start=1):
+        store.put(0, {"x": torch.tensor([float(round)])}, round)
+        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, best)
+
+
+def rounds_of(checkpoints: Checkpoints) -> list[int]:
+    return [int(path.name.removeprefix("round_")) for path in checkpoints.paths()]
+
+
+def test_the_best_round_is_kept_with_its_private_states(checkpoints: Checkpoints, store: ClientStore) -> None:
+    save_rounds(checkpoints, store, [1, 2, 2, 2, 2, 2])
+    assert rounds_of(checkpoints) == [2, 5, 6]
+    best = checkpoints.best()
+    assert best.manifest.round == 2
+    assert same(read_state(checkpoints.clients_folder, best.clients[0]), {"x": torch.tensor([2.0])})
+    assert client_files() == {f"client_000000_round_{round:06d}.safetensors" for round in (2, 5, 6)}
+
+
+def test_disk_is_bounded_however_often_the_best_changes(checkpoints: Checkpoints, store: ClientStore) -> None:
+    for round in range(1, 30):
+        store.put(0, {"x": torch.tensor([float(round)])}, round)
+        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, round - round % 3 or 1)
+        assert len(checkpoints.paths()) <= 4
+        assert client_files() == referred_to(checkpoints)
+
+
+def test_the_best_before_stays_until_the_last_two_agree(checkpoints: Checkpoints, store: ClientStore) -> None:
+    """If the newest checkpoint turns out to be damaged, the run before it still has its best round."""
+    save_rounds(checkpoints, store, [1, 1, 1, 1, 5])
+    assert rounds_of(checkpoints) == [1, 4, 5]
+    flip(checkpoints.paths()[-1] / "server.safetensors")
+    assert checkpoints.best().manifest.round == 1
+    continued = Checkpoints(Path("run"), checkpoints.latest()[0])
+    continued.discard_after(checkpoints.latest()[0])
+    assert rounds_of(continued) == [1, 4]
+    assert client_files() == referred_to(continued)
+
+
+def test_a_run_that_continues_keeps_its_best_round(checkpoints: Checkpoints, store: ClientStore) -> None:
+    save_rounds(checkpoints, store, [1, 2, 2, 2, 2])
+    newest, _ = checkpoints.latest()
+    continued = Checkpoints(Path("run"), newest)
+    continued.discard_after(newest)
+    assert rounds_of(continued) == [2, 4, 5]
+    store.restore(newest.clients)
+    for round in (6, 7, 8):
+        store.put(0, {"x": torch.tensor([float(round)])}, round)
+        continued.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, 2 if round < 8 else 8)
+        assert client_files() == referred_to(continued)
+    assert rounds_of(continued) == [2, 7, 8]
+    assert continued.best().manifest.round == 8
+
+
+def test_continued_from_the_best_round_itself(checkpoints: Checkpoints, store: ClientStore) -> None:
+    save_rounds(checkpoints, store, [1, 2, 2, 2, 2])
+    best = checkpoints.best()
+    continued = Checkpoints(Path("run"), best)
+    continued.discard_after(best)
+    assert rounds_of(continued) == [2]
+    assert client_files() == referred_to(continued) == {"client_000000_round_000002.safetensors"}
+    assert continued.best().manifest.round == 2
+
+
+def test_without_validation_data_there_is_no_best_round(checkpoints: Checkpoints, store: ClientStore) -> None:
+    save_rounds(checkpoints, store, [None, None])
+    with pytest.raises(FederationError, match="No round of run was measured on validation data, so none of them is the best"):
+        checkpoints.best()
+
+
+def test_a_best_round_without_a_checkpoint_is_named(checkpoints: Checkpoints, store: ClientStore) -> None:
+    """Of a run that began when best rounds were not kept yet."""
+    save_rounds(checkpoints, store, [None, None, 1, 1])
+    with pytest.raises(FederationError, match="The best round of run is 1, of which it has no checkpoint"):
+        checkpoints.best()
+
+
+def test_a_manifest_without_a_best_round_is_read(checkpoints: Checkpoints, store: ClientStore) -> None:
+    """Of a version that did not know of any."""
+    path = save(checkpoints, store, 1) / "manifest.json"
+    document = json.loads(path.read_text())
+    body = json.loads(document["body"])
+    del body["best"]
+    document["body"] = json.dumps(body)
+    document["crc32"] = zlib.crc32(document["body"].encode())
+    path.write_text(json.dumps(document))
+    assert checkpoints.latest()[0].manifest.best is None
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_the_best_round_of_a_run_can_be_measured(every: int) -> None:
+    """However seldom checkpoints are written, the best round gets one. Measured again, it has what it had in its round."""
+    federation = new_federation(7, "run", participation=0.5, checkpoint_every=every)
+    federation.fit(new_method("FedRep", epochs=2), new_data())
+    last = federation.run.history[-1]
+    best = federation.run.history[int(last["selected/round"]) - 1]
+    assert best["round"] < 6  # else it would be among the last anyway
+    again = new_federation(7, "run", participation=0.5)
+    for measure, kind in ((again.validate, "val"), (again.test, "test")):
+        found = measure(new_method("FedRep", epochs=2), new_data(), ckpt_path="best")
+        assert again.run.round == best["round"]
+        assert found == {name: value for name, value in best.items() if name.startswith(f"after/{kind}_")}
+        assert measure(new_method("FedRep", epochs=2), new_data(), ckpt_path="run/version_0/best") == found
+    assert found["after/test_accuracy/mean"] == last["selected/test_accuracy"]
+
+
+@pytest.mark.parametrize("ckpt_path", ["last", "best"])
+def test_a_run_that_continues_selects_as_one_that_was_never_stopped(ckpt_path: str) -> None:
+    def fit(rounds: int, run_dir: str, ckpt_path: str | None = None) -> Path:
+        federation = new_federation(rounds, run_dir, participation=0.5, checkpoint_every=2, evaluate_every=1)
+        federation.fit(new_method("FedRep", epochs=2), new_data(), ckpt_path)
+        assert federation.run.folder is not None
+        return federation.run.folder
+
+    fit(5, "stopped")
+    stopped, whole = fit(8, "stopped", ckpt_path), fit(8, "whole")
+    assert_same_end(stopped, whole)
+    ours, theirs = (Checkpoints(run).best() for run in (stopped, whole))
+    assert ours.manifest.round == theirs.manifest.round
+    assert same(ours.server, theirs.server)
+    assert client_files(stopped) == client_files(whole)
+
+
+def test_best_of_a_run_without_validation_data_is_refused() -> None:
+    new_federation(1, "run").fit(new_method("FedAvg"), new_data(val_share=0.0))
+    with pytest.raises(FederationError, match="none of them is the best: hold some out"):
+        new_federation(1, "run").test(new_method("FedAvg"), new_data(val_share=0.0), ckpt_path="best")
 
 
 class DiskFullError(OSError):

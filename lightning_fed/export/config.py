@@ -1,0 +1,92 @@
+"""What one has to know to use an exported model, as plain JSON."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_fed import __version__
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.module import FederatedModule
+
+
+def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict[str, Any]) -> dict[str, Any]:
+    """What an exported model is.
+
+    Args:
+        module: the model.
+        data: what it learned from.
+        facts: of the run.
+
+    Returns:
+        ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
+        ``network`` (see :func:`network_config`), ``capacity`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``, and
+        of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in [0, 1].
+        What is not known is None.
+    """
+    whole = facts["client"] is not None or module.shares_whole_model
+    return {
+        "lightning_fed_version": __version__,
+        **facts,
+        "content": "model" if whole else "shared",
+        "network": network_config(module) if whole or any(name.startswith("backbone.") for name in module.shared_names()) else None,
+        "capacity": module.client.capacity if module.client else None,
+        "num_classes": module.num_classes,
+        "class_names": label_names(data),
+        **_images(data),
+    }
+
+
+def network_config(module: FederatedModule) -> dict[str, Any]:
+    """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it has been
+    given as an object, or made by something without a name, ``init_args`` is None.
+    """
+    factory, given = module.network_factory()
+    made_by, args, kwargs = _unwrapped(factory)
+    path = _import_path(made_by)
+    if path is None:
+        return {"class_path": _import_path(type(getattr(module, "backbone", made_by))), "init_args": None}
+    signature = inspect.signature(made_by)
+    arguments = dict(signature.bind(*args, module.num_classes, **kwargs | given).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    return {"class_path": path, "init_args": arguments}
+
+
+def label_names(data: FederatedDataModule) -> list[str] | None:
+    """Names of the classes in the order of their numbers, where the data have them and classes are what is predicted."""
+    names = getattr(data, "class_names", None) if data.predicts_labels else None
+    return None if names is None else [str(name) for name in names]
+
+
+def _images(data: FederatedDataModule) -> dict[str, Any]:
+    images, _ = next(iter(data.client(0).train_dataloader()))
+    if not isinstance(images, torch.Tensor) or images.dim() != 4:
+        return {"image_size": None, "mean": None, "std": None}
+    normalised = images.dtype == torch.uint8
+    return {
+        "image_size": list(images.shape[-2:]),
+        "mean": list(data.mean) if normalised else None,
+        "std": list(data.std) if normalised else None,
+    }
+
+
+def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Module], tuple[Any, ...], dict[str, Any]]:
+    """What a partial calls, and with what."""
+    if not isinstance(factory, partial):
+        return factory, (), {}
+    classes = [place for place, argument in enumerate(factory.args) if inspect.isclass(argument)]
+    if classes and not inspect.isclass(factory.func):  # from the command line, which lets a function of its own call a class
+        made: Callable[..., nn.Module] = factory.args[classes[0]]
+        return made, factory.args[classes[0] + 1 :], factory.keywords
+    return factory.func, factory.args, factory.keywords
+
+
+def _import_path(named: Any) -> str | None:
+    """Where a class or function can be imported from; None for what is local or has no name, such as an object."""
+    name = getattr(named, "__qualname__", "<>")
+    return None if "<" in name else f"{named.__module__}.{name}"
