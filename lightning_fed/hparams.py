@@ -1,6 +1,6 @@
 """What a module was made with, in plain words: names and numbers that YAML and any checkpoint can hold."""
 
-import importlib
+import sys
 from collections.abc import Mapping
 from enum import Enum
 from functools import partial
@@ -57,6 +57,6 @@ def _plain(value: Any) -> Plain:
 def _path(thing: Any) -> str:
     """Where it can be imported from."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
-    if module is None or "<" in name or getattr(importlib.import_module(module), name, None) is not thing:
+    if module is None or "<" in name or getattr(sys.modules.get(module), name, None) is not thing:
         raise NotPlainError
     return f"{module}.{name}"

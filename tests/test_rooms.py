@@ -15,7 +15,10 @@ MACHINERY = {
 
 METHODS = {"families", "methods"}
 
-OTHERS = {"aggregation", "data", "errors", "exchange", "models", "module", "nn", "options", "phases", "seeding", "server"}
+OTHERS = {
+    *("aggregation", "data", "errors", "exchange", "hparams", "models", "module", "nn", "options", "phases", "schedules"),
+    *("seeding", "server"),
+}
 """What both build on."""
 
 COMPOSITION = {"lightning_fed.methods", "lightning_fed.models", "lightning_fed.data"}
@@ -109,7 +112,7 @@ def test_nothing_below_the_federation_imports_callbacks() -> None:
 
 def test_phases_know_no_federation() -> None:
     """They are of use to any LightningModule."""
-    assert reach("lightning_fed.phases") == {"lightning_fed.errors"}
+    assert reach("lightning_fed.phases") == {f"lightning_fed.{name}" for name in ("errors", "schedules", "seeding")}
     assert imports("lightning_fed") == set()  # the package itself, which comes with each of its modules
 
 

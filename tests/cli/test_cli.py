@@ -184,7 +184,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--data=Digit"], ["data", "'Digit'", "Digits"]),
         ([f"{CLASSES}=11"], ["classes=11", "10 classes", "at most 10"]),
         (["--data.init_args.num_clients=1798"], ["1798 clients cannot share 1797 examples"]),
-        (["--data.init_args.num_clients=0"], ["data.num_clients: 0 ", "v>0"]),
+        (["--data.init_args.num_clients=0"], ["data.num_clients: ", "v>0"]),
         (["--data=CIFAR10", "--data.init_args.root=nowhere"], ["Found no CIFAR10 in ", "nowhere", "--data.init_args.root"]),
         (["--data.init_args.image_size=28"], ["CNN5 got images of shape (3, 28, 28)", "set the data's image_size to 32"]),
         (["--trainer.max_epochs=3"], ["trainer.max_epochs is set", "--model.init_args.epochs"]),

@@ -58,7 +58,8 @@ class InMemory(FederatedDataModule):
             most = max((int(of_set.max()) for of_set in (self._pools[1], self._pools[3]) if len(of_set)), default=0)
             num_classes = most + 1 if class_names is None else len(class_names)
         self.num_classes: int = num_classes
-        self.class_names = class_names
+        if class_names is not None:  # else the class may have some
+            self.class_names = class_names
         require(
             class_names is None or len(class_names) == num_classes,
             f"Got {len(class_names or ())} class_names and num_classes={num_classes}: give a name per class.",
