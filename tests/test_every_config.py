@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from tiny import TINY_TRANSFORMER, TINY_VIT, assert_same_end, final_checkpoint
+from tiny_files import write_arrays, write_csv, write_dataset, write_images
 from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad, write_webnlg
 
 import lightning_fed.data
@@ -38,6 +39,14 @@ def example_of(data: str) -> torch.Tensor:
 WRITTEN = {"E2E": write_e2e, "WebNLG": write_webnlg}
 """Data of texts that are generated."""
 
+OWN = {
+    "ArrayFiles": lambda: {"path": write_arrays(Path("images.npz"))},
+    "CSVFiles": lambda: {"path": write_csv(Path("table.csv"))},
+    "HFDataset": lambda: {"path": write_dataset(Path("photos"))},
+    "ImageFolder": lambda: {"root": write_images(Path("images"))},
+}
+"""Data of one's own, of two clients."""
+
 
 def made_small(path: Path) -> dict[str, Any]:
     """A shipped configuration on data and networks that fit in a test, written to ``config.yaml``."""
@@ -64,6 +73,8 @@ def made_small(path: Path) -> dict[str, Any]:
         config["data"]["init_args"] |= small | {"num_clients": 2, "root": root, "tokenizer": tokenizer, "metrics": ["bleu"]}
         config["model"]["init_args"]["local_steps"] = 1
         config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
+    elif like in OWN:
+        config["data"]["init_args"] |= small | OWN[like]()
     else:
         config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
     config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}

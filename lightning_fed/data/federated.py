@@ -153,15 +153,18 @@ class FederatedDataModule(L.LightningDataModule):
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         splits = self._divided(groups, num_train)
-        splits = splits if example is None else rows_of(splits, example)
-        self._clients = [self._describe(client, split, labels) for client, split in enumerate(splits)]
-        self._splits = splits
+        self._splits = splits if example is None else rows_of(splits, example)
+        self._clients = [self._describe(client, split, labels) for client, split in enumerate(self._splits)]
         self._data = SharedTensors(images, labels)
 
     @property
     def num_clients(self) -> int:
         """How many clients there are. With a natural partition, the data are loaded to know it."""
-        return len(self.clients) if self.partition.is_natural else self.asked_clients or NUM_CLIENTS
+        if not self.partition.is_natural:
+            return self.asked_clients or NUM_CLIENTS
+        if not self._splits:
+            self._loaded()
+        return len(self._splits)
 
     @property
     def clients(self) -> list[ClientInfo]:

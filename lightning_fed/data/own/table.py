@@ -157,7 +157,7 @@ def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
         sets: the set that each example is of, shape (N,).
         column: where that is said, for an error.
     """
-    where = "The names of sets" if column is None else f"The column {column!r}"
+    where = "The division into sets" if column is None else f"The column {column!r}"
     names = np.char.lower(sets.astype(str))
     unknown = [name for name in np.unique(names).tolist() if name not in ROLES]
     require(not unknown, f"{where} has {', '.join(map(repr, unknown[:3]))}: expected one of {', '.join(ROLES)}.")
@@ -165,7 +165,7 @@ def roles_of(sets: NDArray[Any], column: str | None) -> NDArray[np.int64]:
     roles = np.array([ROLES[name] for name in found.tolist()])[numbers]
     if TEST not in roles:
         roles = np.where(roles == VAL, TEST, roles)
-    require(TRAIN in roles, f"{where} has no training set.")
+    require(TRAIN in roles, f"{where} has no training set: name one train.")
     return roles
 
 

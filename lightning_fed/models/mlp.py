@@ -1,0 +1,41 @@
+"""A multilayer perceptron, for rows of numbers."""
+
+from itertools import pairwise
+
+from jsonargparse.typing import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from lightning_fed.models.backbone import Backbone, scaled
+
+
+class MLP(Backbone):
+    """Linear layers with ReLU between them, then the head; input ``(B, …)`` of ``inputs`` numbers per example.
+
+    Args:
+        num_classes: outputs of the head.
+        inputs: numbers per example.
+        hidden: outputs of each hidden layer.
+        width: makes the hidden layers narrower; 1: as they are.
+    """
+
+    def __init__(
+        self,
+        num_classes: PositiveInt = 10,
+        inputs: PositiveInt = 10,
+        hidden: list[PositiveInt] | None = None,
+        width: PositiveFloat = 1.0,
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *(scaled(size, width) for size in (hidden or [64, 64]))]
+        self.hidden = nn.ModuleList(nn.Linear(size, following) for size, following in pairwise(sizes))
+        self.head = nn.Linear(sizes[-1], num_classes)
+
+    @property
+    def factorisable(self) -> list[str]:
+        return [f"hidden.{place}" for place in range(len(self.hidden))]
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = layer(x).relu()
+        return x

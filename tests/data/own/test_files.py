@@ -1,0 +1,185 @@
+"""Tables of numbers and arrays in files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_files import CLASS_NAMES, USERS, rows, write_arrays, write_csv
+
+from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory
+from lightning_fed.data.arrays import as_tensor
+from lightning_fed.errors import FederationError
+
+
+def everything(data: FederatedDataModule) -> tuple[torch.Tensor, torch.Tensor]:
+    data.setup()
+    assert data._data is not None
+    return data._data[torch.arange(len(data._data))]  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------------------------------- CSV
+
+
+def test_numbers_of_a_csv_file() -> None:
+    data = CSVFiles(write_csv(Path("table.csv")), target="kind", client="user", split_column="split", split="pooled")
+    inputs, labels = everything(data)
+    assert inputs.dtype == torch.float32
+    numbers, kinds = [row[1:3] for row in rows()], [CLASS_NAMES.index(row[3]) for row in rows()]
+    order = [k for k, row in enumerate(rows()) if row[4] != "test"] + [k for k, row in enumerate(rows()) if row[4] == "test"]
+    assert inputs.tolist() == [list(numbers[k]) for k in order]
+    assert labels.tolist() == [kinds[k] for k in order]
+    assert (data.num_classes, data.class_names, data.client_names) == (2, CLASS_NAMES, list(USERS))
+
+
+def test_columns_can_be_chosen() -> None:
+    path = write_csv(Path("table.csv"))
+    assert everything(CSVFiles(path, "kind", "weight", client="user"))[0].flatten().tolist() == [row[2] for row in rows()]
+    inputs, _ = everything(CSVFiles(path, "kind", ["weight", "height"], partition=IID(), num_clients=2))
+    assert inputs.tolist() == [[row[2], row[1]] for row in rows()]
+
+
+def test_one_file_per_client_and_a_test_file() -> None:
+    for user, size in USERS.items():
+        Path("clients").mkdir(exist_ok=True)
+        Path(f"clients/{user}.tsv").write_text("a\tb\n" + "".join(f"{k}\t{k % 2}\n" for k in range(size)) + "\n")
+        Path("tests").mkdir(exist_ok=True)
+        Path(f"tests/{user}.tsv").write_text("a\tb\n7\t1\n")
+    data = CSVFiles("clients", target="b", client="file", test_path="tests", val_share=0)
+    assert data.client_names is None
+    assert [client.num_train for client in data.clients] == list(USERS.values())
+    assert (data.client_names, data.split) == (list(USERS), "official")
+    assert data.client(1).data[data.client(1).splits[2]][0].tolist() == [[7.0]]
+
+
+def test_semicolons() -> None:
+    Path("t.csv").write_text("a;b\n1;0\n2;1\n" * 1 + "3;0\n" * 10)
+    assert everything(CSVFiles("t.csv", "b", delimiter=";", partition=IID(), num_clients=1))[0][:3].flatten().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a,b\n1,0\n", {"target": "c"}, "has the columns a, b, but no target 'c'"),
+        ("a,b\n1,0\n", {"input": ["a", "d"]}, "has the columns a, b, but no input d"),
+        ("a,b\n1,0\n2\n", {}, "line 3, has 1 columns, but the header has 2"),
+        ("a,b\n1,0\n?,0\n", {}, r"t.csv has '\?' in the column 'a', which is not a number"),
+        ("a,b\n", {}, "no line below its header"),
+        ("", {}, "no line below its header"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(text: str, options: dict[str, Any], message: str) -> None:
+    Path("t.csv").write_text(text)
+    with pytest.raises(FederationError, match=message):
+        CSVFiles(**{"path": "t.csv", "target": "b"} | options).setup()
+
+
+def test_files_that_are_missing_or_differ_are_refused() -> None:
+    Path("folder").mkdir()
+    for path, message in (("none.csv", "Found neither a file nor a folder"), ("folder", r"has no files that end in .csv or .tsv")):
+        with pytest.raises(FederationError, match=message):
+            CSVFiles(path, target="b").setup()
+    Path("folder/1.csv").write_text("a,b\n1,0\n")
+    Path("folder/2.csv").write_text("a,c\n1,0\n")
+    with pytest.raises(FederationError, match=r"2.csv has the columns a, c, but .*1.csv has a, b"):
+        CSVFiles("folder", target="b").setup()
+
+
+# ---------------------------------------------------------------------------------------------------------------- arrays
+
+
+@pytest.mark.parametrize("ending", [".npz", ".pt"])
+def test_arrays_by_name(ending: str) -> None:
+    data = ArrayFiles(write_arrays(Path(f"data{ending}")), client="user")
+    images, labels = everything(data)
+    assert images.shape == (32, 3, 10, 12)
+    assert images.dtype == torch.uint8
+    assert labels.tolist() == [k % 2 for k in range(32)]
+    assert data.client_names == (list(USERS) if ending == ".npz" else ["0", "1"])
+    assert everything(ArrayFiles(f"data{ending}", client="user", image_size=8))[0].shape == (32, 3, 8, 8)
+
+
+def test_sets_that_are_arrays_of_their_own() -> None:
+    """As in MedMNIST's files: grey images, labels of shape (N, 1)."""
+    sizes = {"train": 20, "val": 6, "test": 8}
+    arrays = {f"{part}_images": np.full((size, 6, 6), size, np.uint8) for part, size in sizes.items()}
+    np.savez("m.npz", **arrays, **{f"{part}_labels": np.arange(size)[:, None] % 2 for part, size in sizes.items()})
+    data = ArrayFiles("m.npz", partition=IID(), num_clients=2)
+    for parts, size in zip(zip(*(data.client(k).splits for k in range(2)), strict=True), sizes.values(), strict=True):
+        images, _ = data.client(0).data[torch.cat([*parts])]
+        assert images.shape == (size, 1, 6, 6)
+        assert set(images.flatten().tolist()) == {size}
+    assert data.split == "official"
+
+
+def test_one_file_of_arrays_per_client() -> None:
+    for user, size in USERS.items():
+        np.savez(f"{user}.npz", x=np.full((size, 5), size / 2), y=np.array(["no", "yes"])[np.arange(size) % 2])
+    data = ArrayFiles(".", input="x", target="y", client="file")
+    assert [sum(map(len, data.client(k).splits)) for k in range(2)] == list(USERS.values())
+    assert data.class_names == ["no", "yes"]
+    inputs, _ = everything(data)
+    assert inputs.dtype == torch.float32
+    assert inputs[:, 0].tolist() == [6.0] * 12 + [10.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"pictures": np.zeros((2, 2)), "labels": np.zeros(2)}, {}, "has the arrays pictures, labels, but no images and labels"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros(3)}, {}, r"2 images and labels of shape \(3,\): give one per example"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros((2, 3))}, {}, r"labels of shape \(2, 3\)"),
+        ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"image_size": 8}, "Got image_size=8, but images is torch.float32"),
+        ({"images": np.zeros((2, 2)), "labels": np.array([{}, {}])}, {}, "Could not read .*npz"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_refused(arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    np.savez("a.npz", **arrays)
+    with pytest.raises(FederationError, match=message):
+        ArrayFiles("a.npz", **options).setup()
+
+
+def test_only_tensors_are_unpickled() -> None:
+    torch.save([torch.zeros(2)], "list.pt")
+    with pytest.raises(FederationError, match="has a list: expected a dict of tensors"):
+        ArrayFiles("list.pt").setup()
+    torch.save({"images": Path()}, "object.pt")
+    with pytest.raises(FederationError, match=r"Could not read object.pt \(UnpicklingError"):
+        ArrayFiles("object.pt").setup()
+
+
+# ------------------------------------------------------------------------------------------------------------- in memory
+
+
+def test_arrays_in_memory() -> None:
+    images, labels = np.random.default_rng(0).random((40, 6)), np.arange(40) % 4
+    data = InMemory(images, labels, partition=IID(), num_clients=2)
+    inputs, targets = everything(data)
+    assert inputs.dtype == torch.float32
+    assert torch.equal(inputs, torch.from_numpy(images).float())
+    assert (targets.tolist(), data.num_classes, data.class_names) == (labels.tolist(), 4, None)
+    named = InMemory(images, labels, class_names=["a", "b", "c", "d", "e"], partition=IID(), num_clients=2)
+    assert (named.num_classes, named.class_names) == (5, ["a", "b", "c", "d", "e"])
+    with pytest.raises(FederationError, match="2 class_names and num_classes=4"):
+        InMemory(images, labels, 4, class_names=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "becomes"),
+    [
+        ((5, 8, 8), (5, 1, 8, 8)),
+        ((5, 8, 8, 3), (5, 3, 8, 8)),
+        ((5, 3, 8, 8), (5, 3, 8, 8)),
+        ((5, 1, 8, 3), (5, 1, 8, 3)),
+        ((5, 8), (5, 8)),
+    ],
+)
+def test_images_in_the_ways_arrays_have_them(shape: tuple[int, ...], becomes: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    tensor = as_tensor(array)
+    assert tuple(tensor.shape) == becomes
+    assert tensor.is_contiguous()
+    expected = array[:, None] if len(shape) == 3 else array.transpose(0, 3, 1, 2) if shape != becomes else array
+    assert np.array_equal(tensor.numpy(), expected)
+    assert as_tensor(np.zeros((5, 8, 8), np.float32)).shape == (5, 8, 8)  # not bytes: as they are

@@ -1,0 +1,135 @@
+"""Images in folders, decoded when a batch needs them."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_files import CLASS_NAMES, USERS, write_images
+from torchvision.datasets import ImageFolder as Reference
+
+from lightning_fed.data import IID, ImageFolder
+from lightning_fed.data.lazy import Joined, LazyInputs, Taken
+from lightning_fed.engines.packing import pack, unpack
+from lightning_fed.errors import FederationError
+
+
+def one_client(root: str = "images", **options: Any) -> ImageFolder:
+    return ImageFolder(root, partition=IID(), num_clients=1, image_size=16, **options)
+
+
+def test_the_images_and_classes_are_torchvisions() -> None:
+    """Pillow's resizing is the reference's, too: torchvision hands images on to it."""
+    data = one_client(write_images(Path("images"), "class"))
+    reference = Reference("images")
+    assert data.num_classes == 2
+    data.setup()
+    assert data.class_names == reference.classes == CLASS_NAMES
+    assert data._data is not None
+    images, labels = data._data[torch.arange(len(reference))]
+    assert labels.tolist() == reference.targets
+    for image, (expected, _) in zip(images, reference, strict=True):
+        resized = np.asarray(expected.resize((16, 16), Image.Resampling.BILINEAR))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), resized)
+    assert images.dtype == torch.uint8
+
+
+def test_a_level_of_folders_is_a_client() -> None:
+    data = ImageFolder(write_images(Path("images")), layout="user/class", client="user", image_size=8)
+    assert data.num_clients == 2
+    assert data.client_names == list(USERS)
+    assert [sum(map(len, data.client(k).splits)) for k in range(2)] == list(USERS.values())
+    files = data.column("file")
+    assert all(Path("images", file).is_file() for file in files)
+    for client, user in enumerate(USERS):
+        assert all(user in files[row] for row in torch.cat([*data.client(client).splits]))
+
+
+@pytest.mark.parametrize("layout", ["split/class", "split/user/class"])
+def test_a_level_of_folders_is_a_set(layout: str) -> None:
+    options: dict[str, Any] = {} if layout == "split/class" else {"layout": layout}
+    data = one_client(write_images(Path("images"), layout), val_share=0, **options)
+    [client] = data.clients
+    assert (data.split, client.num_train, client.num_test) == ("official", 21, 11)
+    files = data.column("file")
+    assert all(files[row].startswith("test") for row in data.client(0).splits[2])
+
+
+def test_what_is_in_memory_are_paths() -> None:
+    data = one_client(write_images(Path("images"), "class"))
+    data.setup()
+    assert isinstance(data._data.images, LazyInputs)  # type: ignore[union-attr]
+    assert len(pickle.dumps(data)) < 10_000
+    kept = one_client(in_memory=True)
+    kept.setup()
+    assert isinstance(kept._data.images, torch.Tensor)  # type: ignore[union-attr]
+    for lazy, eager in zip(data.client(0).train_dataloader(), kept.client(0).train_dataloader(), strict=True):
+        assert all(map(torch.equal, lazy, eager))
+
+
+def test_an_image_is_read_when_it_is_needed() -> None:
+    data = one_client(write_images(Path("images"), "class"))
+    data.setup()
+    for path in Path("images").rglob("*.png"):
+        path.unlink()
+    with pytest.raises(FederationError, match=r"Could not read the image images/.*png .*: mend it, or take it out"):
+        next(iter(data.client(0).train_dataloader()))
+
+
+def test_they_travel_to_other_processes() -> None:
+    data = ImageFolder(write_images(Path("images")), layout="user/class", client="user", image_size=8)
+    data.setup()
+    travelled = unpack(pack(data))
+    for (images, labels), (others, their_labels) in zip(
+        *(one.client(1).train_dataloader() for one in (data, travelled)), strict=True
+    ):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, their_labels)
+
+
+class Squares(LazyInputs):
+    def __len__(self) -> int:
+        return 10
+
+    def read(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.square()
+
+
+def test_some_of_them_and_joined() -> None:
+    some = Taken(Squares(), torch.tensor([9, 2, 4]))
+    both = Joined(some, Squares())
+    assert (len(some), len(both)) == (3, 13)
+    assert some.read(torch.tensor([2, 0, 0])).tolist() == [16, 81, 81]
+    assert both.read(torch.tensor([3, 0, 12, 2, 1])).tolist() == [0, 81, 81, 16, 4]
+    assert both.read(torch.tensor([5])).tolist() == [4]
+
+
+def test_folders_that_hold_something_else() -> None:
+    write_images(Path("images"), "class")
+    Path("images/.cache").mkdir()
+    Path("images/cat/notes.txt").write_text("not an image")
+    Path("images/cat/more").mkdir()
+    Path("images/cat/cat0.png").write_bytes(Path("images/dog/ann1.png").read_bytes())
+    Path("images/cat/more/deep.png").write_bytes(Path("images/dog/ann1.png").read_bytes())
+    data = one_client()
+    assert (data.num_classes, len(data.column("file"))) == (2, 34)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root": "nowhere"}, "Found no folder .*nowhere: set --data.init_args.root"),
+        ({"layout": "a/b/class"}, "Found no images in .*images, where the levels of folders should be a/b/class"),
+        ({"layout": "user"}, "Got layout='user': give the name of each level of folders, one of them class"),
+        ({"layout": "class/class"}, "Got layout='class/class'"),
+        ({"image_size": 0}, "image_size=0"),
+        ({"client": "hospital"}, "no column 'hospital', its columns are: class, file"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    write_images(Path("images"), "class", {"ann": 2})
+    with pytest.raises(FederationError, match=message):
+        ImageFolder(**{"root": "images"} | options).setup()
