@@ -159,18 +159,17 @@ class Federation:
         merged: bool = False,
         format: Literal["safetensors", "onnx"] = "safetensors",
     ) -> None:
-        """Write a model of a run for use elsewhere, and beside it ``config.json``, which says what it is: see
-        :func:`lightning_fed.export.write`.
+        """Write a model of a run for use elsewhere, and config.json, which says what it is.
 
         Args:
             model: the method.
             datamodule: the clients' data.
             output: folder to write to.
-            client: whose model; None: what the server has, which is what the clients share: a part or a whole model.
+            client: whose model; None: what the server has, that is what clients share: a part or a whole model.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
-            merged: write the whole network, its adapters added to the weights; see :meth:`FederatedModule.export_merged`.
-            format: ``safetensors``: see :meth:`FederatedModule.export`. ``onnx``: ``model.onnx``, from inputs to logits, for
-                batches of any size, and texts of any length.
+            merged: of methods with adapters: write the whole network, its adapters added to the weights, instead of the adapters.
+            format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
+                from inputs to logits, for batches of any size and texts of any length.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
             exported = run.server_module() if client is None else run.client_module(client)

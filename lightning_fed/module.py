@@ -23,6 +23,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import INSTANTIATOR, describe
 from lightning_fed.models import Backbone, Backbones, Transformer
+from lightning_fed.models.transformer import NETWORK
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
@@ -303,11 +304,12 @@ class FederatedModule(PhasedModule):
         for name, tensor in state.items():
             part, _, rest = name.partition(".")
             if part == "backbone":
-                part, rest = "model", rest.removeprefix(self.backbone.export_prefix)
+                part, rest = "model", rest.removeprefix(getattr(self.backbone, "export_prefix", ""))
             parts.setdefault(part if rest else "module", {})[rest or name] = tensor.detach().cpu().contiguous()
         folder.mkdir(parents=True, exist_ok=True)
         if "model" in parts and isinstance(self.backbone, Transformer) and whole and not self.frozen_names:
-            self.backbone.network.save_pretrained(folder, state_dict=parts.pop("model"))
+            network = {name.removeprefix(NETWORK): tensor for name, tensor in parts.pop("model").items()}
+            self.backbone.network.save_pretrained(folder, state_dict=network)
         for part, tensors in parts.items():
             safetensors.torch.save_file(tensors, folder / f"{part}.safetensors", metadata={"format": "pt"})
 

@@ -2,14 +2,21 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from tiny import CLASSES, Net, momentum, new_data, new_federation, same
+import torch
+import transformers
+from tiny import CLASSES, TINY_BERT, Net, momentum, new_data, new_federation, new_texts, same
+from tiny_texts import save_tokenizer
 
+from lightning_fed.data import Digits
 from lightning_fed.exchange import State
-from lightning_fed.methods import FedAvg
+from lightning_fed.methods import FedAvg, HOMLoRA, PFedLoRA
+from lightning_fed.models import CNN5, TransformerClassifier
 from lightning_fed.module import FederatedModule
 
 ROOT = Path(__file__).parents[1]
@@ -45,3 +52,34 @@ def test_the_method_of_the_guide_is_what_it_says(fedprox: type[FederatedModule])
     plain = state_after(FedAvg(Net, CLASSES, momentum))
     assert same(state_after(fedprox(Net, CLASSES, 0.0, momentum)), plain)
     assert not same(state_after(fedprox(Net, CLASSES, 0.5, momentum)), plain)
+
+
+def test_the_lines_that_load_exports_do() -> None:
+    """All of docs/export.md, one after the other, with the exports that it names."""
+    data, method = Digits(num_clients=4, batch_size=900), partial(PFedLoRA, CNN5)
+    federation = new_federation(1, "images")
+    federation.fit(method(), data)
+    client = federation.client_module(3).eval()
+    federation.export(method(), data, "client-3", client=3)
+    federation.export(method(), data, "server")
+    federation.export(method(), data, "onnx-3", client=3, format="onnx")
+    transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)).save_pretrained("bert")
+    texts = new_texts(2, 60)
+    texts.tokenizer = save_tokenizer(Path("tokenizer"))
+    lora = HOMLoRA(partial(TransformerClassifier, name="bert"), CLASSES, local_steps=1)
+    federation = new_federation(1, "texts")
+    federation.fit(lora, texts)
+    federation.export(lora, texts, "adapter")
+    federation.export(lora, texts, "merged", merged=True)
+    found: dict[str, Any] = {}
+    networks = []
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL):
+        exec(compile(code, "export.md", "exec"), found)
+        networks.append(found["network"])
+    assert same(dict(networks[0].state_dict()), dict(client.backbone.state_dict()))
+    expected = client(found["prepare"](found["images"]))
+    assert torch.equal(found["labels"], expected.argmax(dim=1))
+    torch.testing.assert_close(torch.from_numpy(found["logits"]), expected.detach(), rtol=1e-4, atol=1e-5)
+    [answer] = found["answers"]
+    inputs = transformers.AutoTokenizer.from_pretrained("tokenizer")(["a text"], return_tensors="pt")
+    assert answer["label"] == f"LABEL_{networks[-1](**inputs).logits.argmax().item()}"

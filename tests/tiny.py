@@ -111,6 +111,9 @@ TINY_TRANSFORMER = {
     "intermediate_size": 8,
     "max_position_embeddings": 32,
 }
+TINY_BERT = TINY_TRANSFORMER | {"model_type": "bert", "initializer_range": 0.5}
+"""In which it makes a difference what numbers are drawn."""
+
 TINY_VIT = {
     "model_type": "vit",
     "image_size": 4,

@@ -1,6 +1,7 @@
 """What one has to know to use an exported model, as plain JSON."""
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,19 +42,15 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
 
 
 def network_config(module: FederatedModule) -> dict[str, Any]:
-    """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it has been
-    given as an object, or made by something without a name, ``init_args`` is None.
+    """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it was
+    given as an object, or made by something without a name or from objects, ``class_path`` is what it is, and ``init_args`` None.
     """
     factory, given = module.network_factory()
     made_by, args, kwargs = _unwrapped(factory)
     path = _import_path(made_by)
-    if path is None:
+    arguments = _arguments(made_by, args, module.num_classes, kwargs | given) if path else None
+    if arguments is None:
         return {"class_path": _import_path(type(getattr(module, "backbone", made_by))), "init_args": None}
-    signature = inspect.signature(made_by)
-    arguments = dict(signature.bind(*args, module.num_classes, **kwargs | given).arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            arguments |= arguments.pop(name, {})
     return {"class_path": path, "init_args": arguments}
 
 
@@ -84,6 +81,25 @@ def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Modu
         made: Callable[..., nn.Module] = factory.args[classes[0]]
         return made, factory.args[classes[0] + 1 :], factory.keywords
     return factory.func, factory.args, factory.keywords
+
+
+def _arguments(
+    made_by: Callable[..., nn.Module], args: tuple[Any, ...], classes: int, kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What a network was made with, by name; None if some of it is not plain data."""
+    signature = inspect.signature(made_by)
+    try:
+        bound = signature.bind(*args, classes, **kwargs)
+    except TypeError:  # as torchvision's functions, which take nothing by its place
+        bound = signature.bind(*args, num_classes=classes, **kwargs)
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    try:
+        return dict(json.loads(json.dumps(arguments)))
+    except TypeError:
+        return None
 
 
 def _import_path(named: Any) -> str | None:

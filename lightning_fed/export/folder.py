@@ -55,7 +55,7 @@ def _describe(path: Path, config: dict[str, Any], names: list[str] | None) -> No
             if names is not None:
                 own |= {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
             config = own | {"lightning_fed": config}
-    path.write_text(json.dumps(config, indent=2, default=str) + "\n")
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _refuse_parts(module: FederatedModule, private: bool, merged: bool) -> None:

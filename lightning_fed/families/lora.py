@@ -13,14 +13,11 @@ from torch.func import functional_call
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.models.transformer import Transformer, TransformerFactory
+from lightning_fed.models.transformer import NETWORK, Transformer, TransformerFactory
 from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
-
-NETWORK = "network."
-"""What the names of a :class:`Transformer`'s tensors begin with, and those of the network in it do not."""
 
 
 class LoRAModule(FineTuning):

@@ -22,7 +22,7 @@ class Backbone(nn.Module, ABC):
     head: nn.Linear
 
     export_prefix = ""
-    """What names of tensors begin with here and not where an export is used: the way to a network of another library."""
+    """What names of tensors begin with here and not in an export: the way to a network that this one only wraps."""
 
     @property
     def factorisable(self) -> list[str]:

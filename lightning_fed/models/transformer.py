@@ -36,9 +36,6 @@ class Transformer(nn.Module):
     auto_class: str
     """The class of transformers that loads a model for the task."""
 
-    export_prefix = "network."
-    """See :attr:`lightning_fed.models.Backbone.export_prefix`."""
-
     measures: tuple[str, ...]
     """Names of the metrics that can be the headline, the usual one first."""
 
@@ -135,6 +132,9 @@ class TransformerClassifier(Transformer):
             metrics["matthews"] = Matthews(self.num_classes)
         return metrics
 
+
+NETWORK = "network."
+"""What the names of a :class:`Transformer`'s tensors begin with, and those of the network in it do not."""
 
 TransformerFactory = Callable[[int], Transformer]
 """Builds a network for a number of classes; ``TransformerClassifier`` is one."""

@@ -23,7 +23,6 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
     """
 
     auto_class = "AutoModelForImageClassification"
-    export_prefix = TransformerClassifier.export_prefix
     projections = ("q_proj", "k_proj", "v_proj", "o_proj")
 
     def __init__(

@@ -254,6 +254,16 @@ class SmallNet(Net):
         self.more = more
 
 
+def by_name(*, num_classes: int) -> Net:
+    return Net(num_classes)
+
+
+def test_a_network_whose_arguments_have_names_alone_can_be_made_again() -> None:
+    module = FedAvg(Net, 4)
+    module.network_factory = lambda: (by_name, {})
+    assert network_config(module) == {"class_path": "test_folder.by_name", "init_args": {"num_classes": 4}}
+
+
 def test_images_that_come_as_floats_are_not_normalised() -> None:
     data = new_data(3)
     new_federation(1, "runs").fit(new_method("FedAvg"), data)
@@ -272,8 +282,9 @@ def test_images_that_come_as_floats_are_not_normalised() -> None:
         ),
         (partial(SmallNet, depth=2), {"class_path": "test_folder.SmallNet", "init_args": {"num_classes": 4, "depth": 2}}),
         (lambda classes: Net(classes), {"class_path": "tiny.Net", "init_args": None}),
+        (partial(SmallNet, norm=torch.nn.ReLU()), {"class_path": "test_folder.SmallNet", "init_args": None}),
     ],
-    ids=["class", "partial", "kwargs", "lambda"],
+    ids=["class", "partial", "kwargs", "lambda", "object"],
 )
 def test_the_network_can_be_made_again(backbone: Any, expected: dict[str, Any]) -> None:
     module = FedAvg(backbone, 4)

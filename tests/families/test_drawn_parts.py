@@ -9,21 +9,12 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from tiny import CLASSES, new_federation, new_method, new_texts, same
+from tiny import CLASSES, TINY_BERT, new_federation, new_method, new_texts, same
 
 from lightning_fed.errors import FederationError
 from lightning_fed.families.lora import modules_of
 from lightning_fed.models import TransformerClassifier, TransformerLM
 
-TINY_BERT = {
-    "vocab_size": 30,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.5,  # so that it makes a difference which numbers are drawn
-}
 POOLER = {"network.bert.pooler.dense.weight", "network.bert.pooler.dense.bias"}
 HEAD = {"network.classifier.weight", "network.classifier.bias"}
 

@@ -325,5 +325,5 @@ def test_the_server_exports_its_largest_model_and_a_client_its_own(client: int |
     federation, _ = fit(method_of(), rounds=1, run_dir="runs")
     new_federation(1, run_dir="runs").export(method_of(), new_data(5, 200), "exported", client)
     state = safetensors.torch.load_file("exported/model.safetensors")
-    expected = {name.removeprefix("backbone.network."): tensor for name, tensor in federation.run.server.states[size].items()}
+    expected = {name.removeprefix("backbone."): tensor for name, tensor in federation.run.server.states[size].items()}
     assert same({key: state[key] for key in expected}, expected)

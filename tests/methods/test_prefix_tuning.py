@@ -218,9 +218,9 @@ def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> N
     module = (model if client is None else federation.client_module(client)).eval()
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
     assert not any("maps" in name for name in state)
-    assert state[f"{PREFIX.format(1).removeprefix('backbone.network.')}.keys"].shape == (6, 8)
+    assert state[f"{PREFIX.format(1).removeprefix('backbone.')}.keys"].shape == (6, 8)
     loaded, x = built(reparametrise=False), images()
-    loaded.backbone.network.load_state_dict(state)
+    loaded.backbone.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=1e-6)
         assert not torch.allclose(module(x), network.eval()(x), atol=1e-2)
@@ -230,4 +230,4 @@ def test_without_maps_the_export_is_the_state_dict() -> None:
     module = trained(reparametrise=False)
     module.export(Path("exported"))
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
-    assert same(state, dict(module.backbone.network.state_dict()))
+    assert same(state, dict(module.backbone.state_dict()))
