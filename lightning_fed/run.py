@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import FederatedDataModule
@@ -88,6 +89,7 @@ class Run:
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
         with seeded(seed, INITIAL):
             model.configure_model()
+        initial = model.initial_copies()
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
         self.method, self.metric = type(model).__name__, model.headline_metric
@@ -108,7 +110,7 @@ class Run:
         self._callbacks, self._continued = callbacks, checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)
-        self._recipe = Recipe(model, data, new_trainer, seed)
+        self._recipe = Recipe(model, data, new_trainer, seed, initial)
         self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
         engine.open(self._recipe, self.store)
         self.loggers = self._make_loggers(logger)
@@ -242,7 +244,8 @@ class Run:
                     of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
                 else:
                     self.results[update.client] = update.metrics
-        return spread_all("after", self.results.values()) | of_models
+        adapted = [result["adapt/flops"] for result in self.results.values() if "adapt/flops" in result]
+        return spread_all("after", self.results.values()) | of_models | ({"adapt/flops": sum(adapted)} if adapted else {})
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""
@@ -272,12 +275,15 @@ class Run:
     # ------------------------------------------------------------------------------------------------- models, for elsewhere
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is now, with the server's broadcast loaded."""
+        """A client's model as it is now, with the server's broadcast loaded, and adapted if it is measured so."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         self._gather()
         info = self.clients[client]
-        return self.local.module_of(info, self.server.measured(info), self.store.find(client))
+        module = self.local.module_of(info, self.server.measured(info), self.store.find(client))
+        with isolate_rng():
+            self.local.adapt(module, client, self.round)
+        return module
 
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one."""
