@@ -4,13 +4,17 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from tiny import CLASSES, Net, momentum, new_data, new_federation, same
+import torch
+from tiny import CLASSES, NoisyNet, Recording, momentum, new_data, new_federation, same
 
-from lightning_fed.exchange import State
+from lightning_fed.aggregation import WeightedMean
+from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.module import FederatedModule
+from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -27,21 +31,43 @@ def test_files_that_are_named_are_there(page: Path) -> None:
 
 
 @pytest.fixture
-def fedprox(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
+def fedavgm(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
     """The method of CONTRIBUTING.md, from a file outside the package."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     module = ModuleType("my_lab")
     monkeypatch.setitem(sys.modules, "my_lab", module)
     exec(compile(code, "my_lab.py", "exec"), vars(module))
-    return module.FedProx
+    return module.FedAvgM
 
 
-def test_the_method_of_the_guide_is_what_it_says(fedprox: type[FederatedModule]) -> None:
-    def state_after(method: FederatedModule) -> State:
-        federation = new_federation(2, evaluate_every=0)
-        federation.fit(method, new_data(3, 120))
-        return federation.run.server.state
+def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> Federation:
+    federation = new_federation(rounds, evaluate_every=0, **options)
+    federation.fit(method, new_data(3, 120))
+    return federation
 
-    plain = state_after(FedAvg(Net, CLASSES, momentum))
-    assert same(state_after(fedprox(Net, CLASSES, 0.0, momentum)), plain)
-    assert not same(state_after(fedprox(Net, CLASSES, 0.5, momentum)), plain)
+
+def test_the_method_of_the_guide_is_what_it_says(fedavgm: type[FederatedModule]) -> None:
+    """The first round is FedAvg's; in the second the server goes on by beta times what it went in the first."""
+    plain = fit(FedAvg(NoisyNet, CLASSES, momentum)).run.server.state
+    assert same(fit(fedavgm(NoisyNet, CLASSES, 0.0, optimizer=momentum)).run.server.state, plain)
+    engine = Recording()
+    federation = fit(fedavgm(NoisyNet, CLASSES, 0.5, optimizer=momentum), rounds=2, engine=engine)
+    assert not same(federation.run.server.state, plain)
+    (start, second), mean = (engine.fits(r)[0][0].broadcast.state for r in (1, 2)), WeightedMean()
+    for _, update in engine.fits(2):
+        mean.add(update.state, update.num_examples)
+    for name, merged in mean.result().items():
+        expected = merged + 0.5 * (second[name] - start[name]) if merged.is_floating_point() else merged
+        torch.testing.assert_close(federation.run.server.state[name], expected)
+
+
+def test_the_method_of_the_guide_passes_the_tests_of_the_guide(fedavgm: type[FederatedModule]) -> None:
+    """Which collect as the guide says, one for each check."""
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "test_my_lab.py", "exec"), namespace)
+    [mark] = namespace["test_fedavgm"].pytestmark
+    names, checks = mark.args
+    assert (names, len(checks)) == ("check", len(CHECKS))
+    for check in checks:
+        namespace["test_fedavgm"](check)

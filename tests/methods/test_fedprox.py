@@ -58,9 +58,7 @@ def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
             parameter.add_(torch.randn_like(parameter))
     assert all(torch.equal(tensor, start[name]) for name, tensor in module.received.items())
     own = dict(module.named_parameters())
-    with_term, without = (
-        torch.autograd.grad(loss(batch), list(own.values())) for loss in (module.phase.loss, module.client_loss)
-    )
+    with_term, without = (torch.autograd.grad(loss(batch), list(own.values())) for loss in (module.phase.loss, module.client_loss))
     for (name, parameter), one, other in zip(own.items(), with_term, without, strict=True):
         torch.testing.assert_close(one - other, 0.7 * (parameter.detach() - start[name]), rtol=1e-4, atol=1e-5)
 
@@ -114,8 +112,6 @@ def test_what_travels_is_fedavgs() -> None:
     assert not ours.private_state()
     ours.load_broadcast(Broadcast(theirs.update_state()))
     assert same(ours.shared_state(), theirs.shared_state())
-
-
 
 
 def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
