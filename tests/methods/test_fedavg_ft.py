@@ -128,7 +128,7 @@ def test_an_optimizer_of_its_own() -> None:
 
 
 def test_any_method_adapts() -> None:
-    """What is private too, where it predicts; statistics are the client's own then; the server's models are measured as they are."""
+    """What is private too, where it predicts. Statistics are the client's own; the server's models are measured as they are."""
     for method in (FedProx, FedPer):
         engine = Recording()
         federation = fit(method(Net, CLASSES, optimizer=sgd, adapt_epochs=1), engine=engine)

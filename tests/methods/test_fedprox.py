@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd, without_seconds
