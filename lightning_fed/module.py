@@ -361,9 +361,9 @@ class FederatedModule(PhasedModule):
         """
 
     def adaptation(self) -> list[Phase]:
-        """How a client's model is adapted before it is measured or exported: like training, on :meth:`client_loss`, from the random
-        stream of (seed, round, client). What comes of it is thrown away. Default: ``adapt_epochs`` or ``adapt_steps`` on what
-        learns; or on the head alone, everything else in eval mode, so that nothing else changes. Empty: as it is.
+        """How a federation adapts a client's model before it is measured or exported: like training, on :meth:`client_loss`, from
+        the random stream of (seed, round, client). What comes of it is thrown away. Default: ``adapt_epochs`` or ``adapt_steps``
+        on what learns; or on the head alone, everything else in eval mode, so that nothing else changes. Empty: as it is.
         """
         if not (self.adapt_epochs or self.adapt_steps):
             return []

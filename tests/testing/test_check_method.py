@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from lightning_fed.aggregation import check_update
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
-from lightning_fed.methods import FedAvg
+from lightning_fed.methods import Ditto, FedAvg
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn import BufferDict, jointly
 from lightning_fed.phases import Phase
@@ -151,6 +151,25 @@ def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], e
     assert states[0][1].keys() == states[1][1].keys()
     assert all(same(states[0][1][client], states[1][1][client]) for client in states[0][1])
     assert states[0][2] == states[1][2]
+
+
+def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(engine: Processes) -> None:
+    """Worker processes build the networks anew, and would begin with those."""
+    states = []
+    for chosen in (engine, InProcess(threads=1)):
+        model = Ditto(Net, CLASSES, optimizer=sgd)
+        model.configure_model()
+        with torch.no_grad():
+            for parameter in model.backbone.parameters():
+                parameter.fill_(0.25)  # as learned elsewhere
+        federation = new_federation(1, participation=0.3, evaluate_every=1, engine=chosen)
+        federation.fit(model, new_data(3, 100))
+        [absent, *_] = {0, 1, 2} - private_states(federation).keys()
+        assert all((tensor == 0.25).all() for tensor in federation.client_module(absent).personal.state_dict().values())
+        states.append((private_states(federation), federation.run.results))
+    assert states[0][0].keys() == states[1][0].keys()
+    assert all(same(states[0][0][client], states[1][0][client]) for client in states[0][0])
+    assert states[0][1] == states[1][1]
 
 
 def test_payloads_are_counted_and_reviews_cost() -> None:
