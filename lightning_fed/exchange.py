@@ -30,6 +30,7 @@ class ClientInfo:
         label_counts: training examples per label, length ``num_labels``.
         capacity: how large a version of the model the client has, where a method has several; the server says so with its
             broadcast. None: the whole model.
+        num_clients: how many clients the federation has, those that never take part included.
     """
 
     id: int
@@ -38,6 +39,7 @@ class ClientInfo:
     num_test: int
     label_counts: tuple[int, ...]
     capacity: float | None = None
+    num_clients: int = 1
 
 
 def count_floats(state: State) -> int:

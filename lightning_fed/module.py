@@ -24,6 +24,7 @@ from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import INSTANTIATOR, describe
 from lightning_fed.models import Backbone, Backbones, Transformer
 from lightning_fed.models.transformer import NETWORK
+from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
@@ -37,11 +38,13 @@ class FederatedModule(PhasedModule):
 
     1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
     2. :meth:`load_private_state` and :meth:`load_shared_state` bring it to where the client and the server are.
-    3. :meth:`phases` says how it trains; each phase has its own loss.
-    4. :meth:`shared_state` is sent to the server, :meth:`private_state` stays with the client.
+    3. :meth:`phases` says how it trains; each phase has its own loss. It is asked once.
+    4. :meth:`review_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training` gets what
+       came of it.
+    5. :meth:`shared_state` and :meth:`payload` are sent to the server, :meth:`private_state` stays with the client.
 
-    A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`client_step`. Almost
-    never override ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the phases.
+    A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`compute_gradients`.
+    Almost never override ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the phases.
 
     It needs no federation: ``L.Trainer(max_epochs=2).fit(module, data.client(0))`` trains one client, running the phases one
     after the other and again from the first until the Trainer stops.
@@ -56,6 +59,11 @@ class FederatedModule(PhasedModule):
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
+        adapt_epochs: before a client is measured or exported, its model is trained for so many epochs on its own training data; see
+            :meth:`adaptation`. 0: it is measured as it is.
+        adapt_steps: the same in optimizer steps.
+        adapt_layers: what is adapted: everything that learns, or the head alone.
+        adapt_optimizer: how. Default: ``optimizer``.
     """
 
     headline_metric = "accuracy"
@@ -81,6 +89,17 @@ class FederatedModule(PhasedModule):
     centralised = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
+    keeps_received = False
+    """Whether there is :attr:`received`."""
+
+    received: BufferDict
+    """Copies of the shared parameters that learn, by name, as they were when the fit began: as the server sent them, in a
+    federation.
+    """
+
+    copies_of: Literal["initial", "first_broadcast"] = "initial"
+    """What :meth:`copied_names` are copies of: the shared part as it was before the first round, or as the client first gets it."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -90,6 +109,10 @@ class FederatedModule(PhasedModule):
         gradient_clip: PositiveFloat | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
+        adapt_epochs: NonNegativeInt = 0,
+        adapt_steps: NonNegativeInt = 0,
+        adapt_layers: Literal["all", "head"] = "all",
+        adapt_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
         self._not_stored: list[str] = []
@@ -105,9 +128,13 @@ class FederatedModule(PhasedModule):
         self.num_classes = num_classes
         self.optimizer = optimizer
         self.epochs = epochs
+        self.adapt_epochs, self.adapt_steps, self.adapt_layers = adapt_epochs, adapt_steps, adapt_layers
+        self.adapt_optimizer = adapt_optimizer or optimizer
+        self._check_adaptation()
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
-        self._shared = self._private = self._statistics = self._given = self.frozen_names
+        self._shared = self._private = self._statistics = self._payload = self._given = self.frozen_names
+        self._keeps_moments: bool | None = None  # not asked yet
         self._built = False
 
     # ------------------------------------------------------------------------------------------------------ hyperparameters
@@ -123,9 +150,12 @@ class FederatedModule(PhasedModule):
         self.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the training is, and what could not be stored."""
+        """Add where the training is, where it started from, and what could not be stored."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT]["not_stored"] = self._not_stored
+        checkpoint[CHECKPOINT] |= {
+            "not_stored": self._not_stored,
+            "received": dict(self.received.items()) if self.keeps_received else {},
+        }
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
@@ -150,10 +180,15 @@ class FederatedModule(PhasedModule):
 
     def build(self) -> None:
         """Create the networks of ``self.client``, the backbone first: what a method adds after ``super().build()`` then cannot
-        shift the backbone's initial weights.
+        shift the backbone's initial weights. ``self.client`` says whose network it is, with its label counts and how many clients
+        there are; it is None where there is no client.
         """
+        self.backbone: Backbone = self.new_backbone()
+
+    def new_backbone(self) -> Backbone:
+        """Another network of the client's architecture, with initial weights of its own."""
         which = self.client.id % len(self.backbone_factories) if self.client else 0
-        self.backbone: Backbone = self.backbone_factories[which](self.num_classes)
+        return self.backbone_factories[which](self.num_classes)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains. Clients of one architecture take turns on one module in memory."""
@@ -203,7 +238,14 @@ class FederatedModule(PhasedModule):
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
-        self._statistics = frozenset(self.statistics_names())
+        self._statistics, self._payload = frozenset(self.statistics_names()), frozenset(self.payload())
+        if clash := sorted(self._payload & self.state_dict().keys()):
+            raise FederationError(
+                f"The payload of {type(self).__name__} names {clash[0]!r}, which is in the state dict: rename it."
+            )
+        if self.keeps_received:
+            self.received = BufferDict(self._learning_shared(), persistent=False)
+        self.start_copies(self.shared_state() if self.copied_names() else {})
         self._built = True
 
     def shared_names(self) -> set[str]:
@@ -222,9 +264,42 @@ class FederatedModule(PhasedModule):
         """Names of the state-dict entries that stay with the client: what is neither shared nor frozen nor gathered."""
         return self.state_dict().keys() - self.frozen_names - self.statistics_names() - self.shared_names()
 
+    def copied_names(self) -> dict[str, str]:
+        """Names of the private entries that begin as copies of shared ones, each with the name of its original; see
+        :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default: none, each
+        client draws what it keeps.
+        """
+        return {}
+
+    def start_copies(self, shared: State) -> None:
+        """Set what begins as a copy, from a shared state."""
+        if copies := self.copied_names():
+            self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
+
+    def initial_copies(self) -> State:
+        """What of the shared state, as it is now, new clients begin with copies of; empty where that is the broadcast's."""
+        if self.copies_of != "initial" or not (copies := self.copied_names()):
+            return {}
+        originals = set(copies.values())
+        return {name: tensor for name, tensor in self.shared_state().items() if name in originals}
+
+    def payload(self) -> State:
+        """What travels beside the shared part, under names of its own, which are no entries of the state dict (prototypes, logits,
+        control variates). Names and shapes are the same at any time, from when the networks are built: they are those that the
+        server starts from, sends, and accepts. Default: nothing.
+        """
+        return {}
+
+    def load_payload(self, payload: State) -> None:
+        """Take over what the server sent under the names of :meth:`payload`. Default: nothing to do."""
+
     def shared_state(self) -> State:
-        """What travels to the server: a copy, on the CPU."""
+        """The part of the state dict that travels: a copy, on the CPU."""
         return self._state(self._shared)
+
+    def update_state(self) -> State:
+        """All that is sent to the server, :meth:`shared_state` and :meth:`payload`: a copy, on the CPU."""
+        return self.shared_state() | {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.payload().items()}
 
     def private_state(self) -> State:
         """What the client keeps between its turns, the state of persistent optimizers included: a copy, on the CPU."""
@@ -248,21 +323,29 @@ class FederatedModule(PhasedModule):
         self._load_state(state, self._statistics, "statistics")
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
-        """Take over what the server sent, with statistics if there are any."""
-        self.load_shared_state(broadcast.state)
+        """Take over what the server sent, with payload and statistics if there are any."""
+        state = broadcast.state
+        if self._payload:
+            payload = {name: tensor for name, tensor in state.items() if name not in self._shared}
+            check_fits(payload, self.payload(), f"The payload for {type(self).__name__}")
+            state = {name: tensor for name, tensor in state.items() if name in self._shared}
+            self.load_payload(payload)
+        self.load_shared_state(state)
         if broadcast.statistics:
             self.load_statistics(broadcast.statistics)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The server of these clients, holding this module's shared state. Default: the average, weighted by :attr:`weighting`. It
-        is a whole model, to be measured as such, if nothing stays with the clients.
+        """The server of these clients, holding this module's shared state and payload. Default: the average, weighted by
+        :attr:`weighting`. It is a whole model, to be measured as such, if nothing stays with the clients.
         """
-        return Server(self.shared_state(), self.weighting, holds_model=self.shares_whole_model)
+        return Server(self.update_state(), self.weighting, holds_model=self.shares_whole_model)
 
     @property
     def has_private_state(self) -> bool:
         """Whether anything stays with the client between its turns."""
-        return bool(self._private) or any(phase.persistent for phase in self.phases())
+        if self._keeps_moments is None:
+            self._keeps_moments = any(phase.persistent for phase in self.phases())
+        return bool(self._private) or self._keeps_moments
 
     @property
     def shares_whole_model(self) -> bool:
@@ -350,6 +433,68 @@ class FederatedModule(PhasedModule):
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
         return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
+
+    def review_step(self, batch: Any) -> State:
+        """Look at a batch of the client's training data once more, when it has trained: in order, not augmented, with the module in
+        eval mode and without gradients (``torch.enable_grad()`` brings them back). A method that has this step gets such a pass in
+        each of its turns; its FLOPs count as training.
+
+        Returns:
+            Tensors by name, which are summed over the batches and given to :meth:`after_training`.
+        """
+        raise NotImplementedError
+
+    @property
+    def reviews(self) -> bool:
+        """Whether there is a :meth:`review_step`."""
+        return type(self).review_step is not FederatedModule.review_step
+
+    def after_training(self, reviewed: State) -> None:
+        """What is left to do between a client's training and its update: called in a federation, once per turn, before the update
+        and the private state are taken. Default: nothing.
+
+        Args:
+            reviewed: the sums of what :meth:`review_step` returned, on the CPU; empty without one.
+        """
+
+    def adaptation(self) -> list[Phase]:
+        """How a federation adapts a client's model before it is measured or exported: like training, on :meth:`client_loss`, from
+        the random stream of (seed, round, client). What comes of it is thrown away. Default: ``adapt_epochs`` or ``adapt_steps``
+        on what learns; or on the head alone, everything else in eval mode, so that nothing else changes. Empty: as it is.
+        """
+        if not (self.adapt_epochs or self.adapt_steps):
+            return []
+        length = {"epochs": self.adapt_epochs} if self.adapt_epochs else {"steps": self.adapt_steps}
+        learning = [(name, p) for name, p in self.named_parameters() if name not in self.frozen_names]
+        if self.adapt_layers == "all":
+            return [Phase("adapt", [p for _, p in learning], self.client_loss, self.adapt_optimizer, **length)]
+        networks = [(name, module) for name, module in self.named_modules() if isinstance(module, Backbone | Transformer)]
+        heads = {f"{name}.{own}" for name, network in networks for own in network.head_names()}
+        if not (parameters := [p for name, p in learning if name in heads]):
+            raise FederationError(f"adapt_layers is head, but {type(self).__name__} has no head that learns: set it to all.")
+        return [Phase("adapt", parameters, self.client_loss, self.adapt_optimizer, eval_modules=[self], **length)]
+
+    def _check_adaptation(self) -> None:
+        if self.adapt_epochs and self.adapt_steps:
+            raise FederationError(f"Got adapt_epochs={self.adapt_epochs} and adapt_steps={self.adapt_steps}: give one of them.")
+        own_step = type(self).compute_gradients is not PhasedModule.compute_gradients
+        if (self.adapt_epochs or self.adapt_steps) and own_step:
+            raise FederationError(
+                f"{type(self).__name__} has a training step of its own, and adapting before measuring has another: leave "
+                "adapt_epochs and adapt_steps out."
+            )
+
+    # ---------------------------------------------------------------------------------------------------------- what was received
+
+    def _learning_shared(self) -> State:
+        shared = self._shared - self.frozen_names
+        return {name: parameter for name, parameter in self.named_parameters() if name in shared}
+
+    def on_fit_start(self) -> None:
+        """Remember where the fit starts from, for methods that ask for it; a continued fit started where its checkpoint says."""
+        super().on_fit_start()
+        if self.keeps_received:
+            self.received.update(self._stopped["received"] if self._stopped else self._learning_shared())
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 

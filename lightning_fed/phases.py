@@ -1,7 +1,8 @@
 """Training in phases: a LightningModule in which different parameters learn one after the other. It knows no client."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +142,7 @@ class PhasedModule(L.LightningModule):
         self._phase: Phase | None = None
         self._phases: list[Phase] = []
         self._schedules: dict[str, Schedule] = {}
+        self._playing: Sequence[Phase] | None = None
         self._moments: dict[str, Tensor] = {}
         self._stopped: dict[str, Any] | None = None  # from a checkpoint that is about to be continued
         self._epoch_to_start = False
@@ -182,7 +184,17 @@ class PhasedModule(L.LightningModule):
 
     def num_epochs(self, batches_per_epoch: int) -> int:
         """Trainer epochs that one run through the phases takes."""
-        return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in self.phases())
+        phases = self.phases() if self._playing is None else self._playing
+        return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in phases)
+
+    @contextmanager
+    def playing(self, phases: Sequence[Phase]) -> Iterator[None]:
+        """In this block a fit runs these phases, and :meth:`phases` is not asked."""
+        self._playing = phases
+        try:
+            yield
+        finally:
+            self._playing = None
 
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
 
@@ -190,7 +202,8 @@ class PhasedModule(L.LightningModule):
         """One optimizer per phase, and the schedules of those that have one."""
         if self.frozen_names is None:  # asked before the first phase freezes anything
             self.frozen_names = self.find_frozen()
-        self._phases = [phase for phase in self.phases() if phase.epochs or phase.steps]
+        phases = self.phases() if self._playing is None else self._playing
+        self._phases = [phase for phase in phases if phase.epochs or phase.steps]
         optimizers = [phase.optimizer(phase.parameters) for phase in self._phases]
         schedules = {}
         for phase, optimizer in zip(self._phases, optimizers, strict=True):

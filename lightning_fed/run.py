@@ -2,12 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import FederatedDataModule
@@ -88,8 +90,9 @@ class Run:
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.clients)))
         cohorts = 1 if model.centralised else -(-len(self.clients) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
-        self._recipe = Recipe(model, data, new_trainer, seed)
-        self._recipe.build()
+        recipe = Recipe(model, data, new_trainer, seed)
+        recipe.build()
+        self._recipe = replace(recipe, initial=model.initial_copies())
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
         refuse_lone_examples(model, data, [data.pooled().info] if model.centralised else self.clients, seed)
@@ -244,7 +247,8 @@ class Run:
                     of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
                 else:
                     self.results[update.client] = update.metrics
-        return spread_all("after", self.results.values()) | of_models
+        adapted = [result["adapt/flops"] for result in self.results.values() if "adapt/flops" in result]
+        return spread_all("after", self.results.values()) | of_models | ({"adapt/flops": sum(adapted)} if adapted else {})
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""
@@ -274,12 +278,15 @@ class Run:
     # ------------------------------------------------------------------------------------------------- models, for elsewhere
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is now, with the server's broadcast loaded."""
+        """A client's model as it is now, with the server's broadcast loaded, and adapted if it is measured so."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         self._gather()
         info = self.clients[client]
-        return self.local.module_of(info, self.server.measured(info), self.store.find(client))
+        module = self.local.module_of(info, self.server.measured(info), self.store.find(client))
+        with isolate_rng():
+            self.local.adapt(module, client, self.round)
+        return module
 
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import CLASSES, TINY_BERT, Net, momentum, new_data, new_federation, new_texts, same
+from tiny import CLASSES, TINY_BERT, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same
 from tiny_texts import save_tokenizer
 
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import Digits
-from lightning_fed.exchange import State
+from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, HOMLoRA, PFedLoRA
 from lightning_fed.models import CNN5, TransformerClassifier
 from lightning_fed.module import FederatedModule
+from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -34,28 +36,24 @@ def test_files_that_are_named_are_there(page: Path) -> None:
 
 
 @pytest.fixture
-def fedprox(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
+def fedavgm(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
     """The method of CONTRIBUTING.md, from a file outside the package."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     module = ModuleType("my_lab")
     monkeypatch.setitem(sys.modules, "my_lab", module)
     exec(compile(code, "my_lab.py", "exec"), vars(module))
-    return module.FedProx
+    return module.FedAvgM
 
 
-def test_the_method_of_the_guide_is_what_it_says(fedprox: type[FederatedModule]) -> None:
-    def state_after(method: FederatedModule) -> State:
-        federation = new_federation(2, evaluate_every=0)
-        federation.fit(method, new_data(3, 120))
-        return federation.run.server.state
-
-    plain = state_after(FedAvg(Net, CLASSES, momentum))
-    assert same(state_after(fedprox(Net, CLASSES, 0.0, momentum)), plain)
-    assert not same(state_after(fedprox(Net, CLASSES, 0.5, momentum)), plain)
+def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> Federation:
+    federation = new_federation(rounds, evaluate_every=0, **options)
+    federation.fit(method, new_data(3, 120))
+    return federation
 
 
-def test_the_lines_that_load_exports_do() -> None:
+def test_the_lines_that_load_exports_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of docs/export.md, one after the other, with the exports that it names."""
+    monkeypatch.chdir(tmp_path)
     data, method = Digits(num_clients=4, batch_size=900), partial(PFedLoRA, CNN5)
     federation = new_federation(1, "images")
     federation.fit(method(), data)
@@ -83,3 +81,30 @@ def test_the_lines_that_load_exports_do() -> None:
     [answer] = found["answers"]
     inputs = transformers.AutoTokenizer.from_pretrained("tokenizer")(["a text"], return_tensors="pt")
     assert answer["label"] == f"LABEL_{networks[-1](**inputs).logits.argmax().item()}"
+
+
+def test_the_method_of_the_guide_is_what_it_says(fedavgm: type[FederatedModule]) -> None:
+    """The first round is FedAvg's; in the second the server goes on by beta times what it went in the first."""
+    plain = fit(FedAvg(NoisyNet, CLASSES, momentum)).run.server.state
+    assert same(fit(fedavgm(NoisyNet, CLASSES, 0.0, optimizer=momentum)).run.server.state, plain)
+    engine = Recording()
+    federation = fit(fedavgm(NoisyNet, CLASSES, 0.5, optimizer=momentum), rounds=2, engine=engine)
+    assert not same(federation.run.server.state, plain)
+    (start, second), mean = (engine.fits(r)[0][0].broadcast.state for r in (1, 2)), WeightedMean()
+    for _, update in engine.fits(2):
+        mean.add(update.state, update.num_examples)
+    for name, merged in mean.result().items():
+        expected = merged + 0.5 * (second[name] - start[name]) if merged.is_floating_point() else merged
+        torch.testing.assert_close(federation.run.server.state[name], expected)
+
+
+def test_the_method_of_the_guide_passes_the_tests_of_the_guide(fedavgm: type[FederatedModule]) -> None:
+    """Which collect as the guide says, one for each check."""
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "test_my_lab.py", "exec"), namespace)
+    [mark] = namespace["test_fedavgm"].pytestmark
+    names, checks = mark.args
+    assert (names, len(checks)) == ("check", len(CHECKS))
+    for check in checks:
+        namespace["test_fedavgm"](check)

@@ -300,7 +300,8 @@ class FederatedDataModule(L.LightningDataModule):
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:
         counts = np.bincount(labels.numpy()[split.train], minlength=self.num_labels)
-        return ClientInfo(client, len(split.train), len(split.val), len(split.test), tuple(counts.tolist()))
+        sizes = len(split.train), len(split.val), len(split.test)
+        return ClientInfo(client, *sizes, tuple(counts.tolist()), num_clients=self.num_clients)
 
 
 def check_options(data: FederatedDataModule) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
+from lightning_fed.exchange import State
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 
@@ -21,17 +22,20 @@ class Recipe:
         data: the clients' data, loaded.
         new_trainer: builds the Trainer of a turn.
         seed: the run's seed.
+        initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_copies`; None: what the
+            template has.
     """
 
     template: FederatedModule
     data: FederatedDataModule
     new_trainer: TrainerFactory
     seed: int
+    initial: State | None = None
 
     def worker(self) -> Worker:
         """A worker of this process."""
         self.build()
-        return Worker(self.template, self.data, self.new_trainer, self.seed)
+        return Worker(self.template, self.data, self.new_trainer, self.seed, self.initial)
 
     def build(self) -> None:
         """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept

@@ -1,19 +1,21 @@
 """One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import lightning as L
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.engines.review import Review
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Outcome, State, Turn, check_finite
 from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import TURN, seed_all
+from lightning_fed.phases import Phase
+from lightning_fed.seeding import ADAPT, TURN, seed_all
 
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
@@ -39,17 +41,28 @@ class Worker:
         data: the clients' data.
         new_trainer: builds the Trainer of a turn. A Trainer stops for good at its ``max_epochs``, so each turn needs its own.
         seed: the run's seed.
+        initial: what new clients' private states begin with copies of; None: what the template has.
     """
 
-    def __init__(self, template: FederatedModule, data: FederatedDataModule, new_trainer: TrainerFactory, seed: int) -> None:
+    def __init__(
+        self,
+        template: FederatedModule,
+        data: FederatedDataModule,
+        new_trainer: TrainerFactory,
+        seed: int,
+        initial: State | None = None,
+    ) -> None:
         self.template = template
         self.data = data
         self.new_trainer = new_trainer
         self.seed = seed
+        self.initial = template.initial_copies() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
         self._activity = ""  # what a turn is at, besides training
-        self._evaluator: L.Trainer | None = None  # validate, test and predict, unlike fit, start afresh on every call
+        # Validate, test and predict, unlike fit, start afresh on every call.
+        self._evaluator: L.Trainer | None = None
+        self._reviewer: L.Trainer | None = None  # with gradients where a method asks for them
 
     def take(self, turn: Turn, private: State | None) -> Outcome:
         """Carry out a turn. An evaluate turn gives an update without a payload.
@@ -65,9 +78,10 @@ class Worker:
             self._activity = ""
             module = self.load(turn.client, turn.broadcast, private)
             data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
+            costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" else {}
             data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
             if turn.verb == "evaluate":
-                metrics = self._evaluate(module, data) | module.inspect()
+                metrics = self._evaluate(module, data) | module.inspect() | costs
                 return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
             if turn.verb == "gather":
                 return Outcome(self._gather(module, data))
@@ -86,8 +100,26 @@ class Worker:
         module = self.template.for_client(replace(client, capacity=broadcast.capacity), self.seed)
         if private is not None:
             module.load_private_state(private)
+        else:
+            module.start_copies(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
         return module
+
+    def adapt(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
+        """Adapt a client's model to its training data before it is measured in a round, if the method is asked to; returns what
+        that cost. The server's models are measured as they are.
+        """
+        phases = module.adaptation()
+        if client == SERVER or not phases:
+            return {}
+        data = self.data.client(client)
+        data.order_seed = seed_all(self.seed, ADAPT, round, client)
+        self._train(module, data, phases, round)
+        costs = {"adapt/flops": float(self.flops.collect())}
+        if module.has_statistics:
+            self._gather(module, data)  # of this client's own data, for its own model
+        module._trainer = None
+        return costs
 
     def load(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
@@ -101,33 +133,49 @@ class Worker:
         module.progress.phase = None  # of an earlier turn
         if private is not None:
             module.load_private_state(private)
-        elif module.has_private_state and not first:
-            # What it starts from is drawn, not stored: clients that never take part cost no memory.
-            module.load_private_state(self.template.for_client(client, self.seed).private_state())
+        elif module.has_private_state:
+            # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
+            if not first:
+                module.load_private_state(self.template.for_client(client, self.seed).private_state())
+            module.start_copies(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
         return module
 
     def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn) -> ClientUpdate:
-        epochs = module.num_epochs(len(data.train_dataloader()))
-        metrics: dict[str, float] = {}
-        if epochs:
-            module.rounds_before = turn.round - 1
+        metrics = self._train(module, data, module.phases(), turn.round - 1)
+        module.after_training(self._review(module, data) if module.reviews else {})
+        self._activity = ""
+        metrics["flops"] = float(self.flops.collect())
+        return ClientUpdate(turn.client.id, turn.client.num_train, module.update_state(), metrics)
+
+    def _train(self, module: FederatedModule, data: ClientDataModule, phases: Sequence[Phase], rounds: int) -> dict[str, float]:
+        with module.playing(phases):
+            if not (epochs := module.num_epochs(len(data.train_dataloader()))):
+                return {}
             trainer = self.new_trainer(**QUIET, max_epochs=epochs, limit_val_batches=0)
             trainer.callbacks.append(self.flops)  # type: ignore[attr-defined]
+            module.rounds_before = rounds
             trainer.fit(module, datamodule=data)
             module.progress.phase = None
-            if trainer.global_step == 0:
-                raise FederationError(
-                    "no step was trained: check the trainer's limit_train_batches, max_steps and fast_dev_run, which apply to each "
-                    "turn."
-                )
-            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            for optimizer in trainer.optimizers:
-                # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
-                optimizer.state.clear()
-            self._refuse_divergence(metrics)
-        metrics["flops"] = float(self.flops.collect())
-        return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
+        if trainer.global_step == 0:
+            raise FederationError(
+                "no step was trained: check the trainer's limit_train_batches, max_steps and fast_dev_run, which apply to each "
+                "turn."
+            )
+        for optimizer in trainer.optimizers:
+            # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
+            optimizer.state.clear()
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self._refuse_divergence(metrics)
+        return metrics
+
+    def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
+        self._activity = "reviewing its data"
+        if self._reviewer is None:
+            self._reviewer = self.new_trainer(**QUIET, inference_mode=False)
+        review = Review(module, self.flops)
+        self._reviewer.predict(review, datamodule=data, return_predictions=False)
+        return review.result()
 
     def _gather(self, module: FederatedModule, data: ClientDataModule) -> ClientUpdate:
         self._activity = "gathering statistics"

@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -35,13 +36,22 @@ class FlopMeter(L.Callback):
         """Note the kind of step that was done."""
         assert isinstance(pl_module, FederatedModule)
         assert pl_module.client is not None
-        if pl_module.progress.last_step is None:
-            return  # a step of several batches, which waits for more
-        architecture, phase = pl_module.architecture(pl_module.client), pl_module.phase.name
-        step = (architecture, phase, _shapes(pl_module.progress.last_step))
-        if step not in self._cost:
-            self._cost[step] = _count(pl_module)
-        self._steps[step] += 1
+        if pl_module.progress.last_step is not None:  # else a step of several batches waits for more
+            self.note(pl_module, pl_module.phase.name, pl_module.progress.last_step, _train)
+
+    def note(self, module: FederatedModule, kind: str, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> None:
+        """Note a step that was done.
+
+        Args:
+            module: which did it.
+            kind: what sort of step it was, of those that the module's architecture has.
+            batch: of the step.
+            step: does it again, on a copy of the module and of the batch.
+        """
+        key = (module.architecture(module.client), kind, _shapes(batch))
+        if key not in self._cost:
+            self._cost[key] = _count(module, batch, step)
+        self._steps[key] += 1
 
     def collect(self) -> int:
         """FLOPs since the last call."""
@@ -55,18 +65,22 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _count(module: FederatedModule) -> int:
-    """FLOPs of the step that the module did last."""
-    batch = module.progress.last_step
+def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> int:
+    """FLOPs of a step."""
     if module.flops_on_meta:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied = _real_copy(module)
-    copied.phase = next(phase for phase in copied.phases() if phase.name == module.phase.name)
-    copied.manual_backward = _backward  # type: ignore[method-assign]
     with FlopCounterMode(display=False) as counter, isolate_rng():
-        copied.compute_gradients(batch)
+        step(copied, batch)
     return counter.get_total_flops()
+
+
+def _train(copied: FederatedModule, batch: Any) -> None:
+    """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
+    copied.phase = next(phase for phase in (*copied.phases(), *copied.adaptation()) if phase.name == copied.phase.name)
+    copied.manual_backward = _backward  # type: ignore[method-assign]
+    copied.compute_gradients(batch)
 
 
 def _backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -1,20 +1,27 @@
 """Layers that methods share."""
 
+from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.factorise import FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
+from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
 from lightning_fed.nn.masked_loss import mask_absent
+from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.nn.scaler import scale_before_norms
 from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistics
 
 __all__ = [
+    "BufferDict",
     "FactorisedConv2d",
     "FactorisedLinear",
+    "JointOptimizer",
     "LowRankDelta",
     "Spectrum",
     "StatisticsPass",
     "decompose",
     "factorise",
     "frobenius_decay",
+    "half_squared_distance",
+    "jointly",
     "mask_absent",
     "running_statistics",
     "scale_before_norms",

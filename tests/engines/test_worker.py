@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, METHODS, Net, NoisyNet, data_for, momentum, new_data, new_federation, new_method, new_trainer, same, sgd
+from tiny import (
+    CLASSES,
+    METHODS,
+    Net,
+    NoisyNet,
+    Recording,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    new_trainer,
+    same,
+    sgd,
+)
 from torch import Tensor
 from torchmetrics import MetricCollection
 
@@ -23,7 +37,7 @@ from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, State, Turn
 from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer
+from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer, FedProx
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase
 from lightning_fed.run import Run
@@ -308,3 +322,94 @@ def test_a_module_of_ones_own_does_not_notice_later_turns() -> None:
     assert same(worker.load(turn.client, turn.broadcast, private).state_dict(), before)
     assert_a_function(worker, engine.taken)
     assert same(module.state_dict(), before)
+
+
+# ------------------------------------------------------------------------------------------------------------------ phases
+
+
+class Asked(FedPer):
+    """Counts how often it is asked for its phases."""
+
+    times = 0
+
+    def phases(self) -> list[Phase]:
+        type(self).times += 1
+        return super().phases()
+
+
+def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not to measure. At first a worker finds out what a kind of step costs, on a copy that has phases of its own."""
+    engine, model = Recording(), Asked(Net, CLASSES, momentum)
+    federation = new_federation(3, engine=engine, evaluate_every=1)
+    federation.fit(model, new_data(3, 120))
+    monkeypatch.setattr(Asked, "times", 0)
+    turns = [turn for turn in engine.turns if turn.verb == "fit" and turn.round == 3]
+    assert len(turns) == 3
+    for turn in turns:
+        engine.worker.take(turn, federation.run.store.find(turn.client.id))
+    assert Asked.times == 3
+    for turn in engine.turns:
+        if turn.verb == "evaluate":
+            engine.worker.take(turn, None)
+    assert Asked.times == 3
+
+
+class TakesCopies(FedAvg):
+    """Remembers in ``phases`` what it was sent, as a method may."""
+
+    def phases(self) -> list[Phase]:
+        start = [p.detach().clone() for p in self.parameters()]
+
+        def loss(batch: Any) -> Tensor:
+            drift = [(p - before).square().sum() for p, before in zip(self.parameters(), start, strict=True)]
+            return self.client_loss(batch) + torch.stack(drift).sum() / 4
+
+        return [Phase("local", list(self.parameters()), loss, self.optimizer, epochs=self.epochs)]
+
+
+def test_phases_are_asked_for_when_the_broadcast_is_there() -> None:
+    states = [
+        fit(method, rounds=3).run.server.state_dict()
+        for method in (TakesCopies(Net, CLASSES, sgd), FedProx(Net, CLASSES, 0.5, sgd), FedAvg(Net, CLASSES, sgd))
+    ]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name])
+    assert not same(states[0], states[2])
+
+
+def test_a_mistake_while_adapting_is_named() -> None:
+    class Stumbling(FedAvg):
+        def client_loss(self, batch: Any) -> Tensor:
+            if self.progress.phase == "adapt":
+                raise FederationError("stumbled.")
+            return super().client_loss(batch)
+
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, phase adapt: stumbled\.$"):
+        fit(Stumbling(Net, CLASSES, sgd, adapt_epochs=1), rounds=1)
+
+
+def test_a_mistake_while_reviewing_is_named() -> None:
+    class Stumbling(FedAvg):
+        def review_step(self, batch: Any) -> State:
+            raise FederationError("stumbled.")
+
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, reviewing its data: stumbled\.$"):
+        fit(Stumbling(Net, CLASSES, sgd), rounds=1)
+
+
+def test_a_payload_that_is_in_the_state_dict_is_refused() -> None:
+    class Clashing(FedAvg):
+        def payload(self) -> State:
+            return {"backbone.head.bias": torch.zeros(CLASSES)}
+
+    with pytest.raises(FederationError, match=r"The payload of Clashing names 'backbone\.head\.bias', which is in the state dict"):
+        fit(Clashing(Net, CLASSES, sgd), rounds=1)
+
+
+def test_a_payload_that_is_not_finite_is_refused() -> None:
+    class Exploded(FedAvg):
+        def payload(self) -> State:
+            return {"extra/value": torch.full((1,), float("nan") if self.client is not None else 0.0)}
+
+    with pytest.raises(FederationError, match=r"The update of client 0 holds NaN or infinity in 'extra/value'"):
+        fit(Exploded(Net, CLASSES, sgd), rounds=1)

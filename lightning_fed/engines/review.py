@@ -1,0 +1,37 @@
+"""A pass over a client's training data when it has trained."""
+
+from typing import Any
+
+import lightning as L
+
+from lightning_fed.exchange import State
+from lightning_fed.measure.flops import FlopMeter
+from lightning_fed.module import FederatedModule
+
+
+class Review(L.LightningModule):
+    """Calls a method's ``review_step`` for each batch and adds up what it returns. ``Trainer.predict`` runs it: on the client's
+    ``predict_dataloader``, which has the training examples in order and not augmented, in eval mode.
+
+    Args:
+        module: the client's.
+        flops: counts the steps.
+    """
+
+    def __init__(self, module: FederatedModule, flops: FlopMeter) -> None:
+        super().__init__()
+        self.module = module
+        self.flops = flops
+        self.total: State = {}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> int:
+        """Take a batch in; returns its number."""
+        for name, tensor in self.module.review_step(batch).items():
+            tensor = tensor.detach()
+            self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
+        self.flops.note(self.module, "review", batch, type(self.module).review_step)
+        return batch_idx
+
+    def result(self) -> State:
+        """The sums, on the CPU."""
+        return {name: tensor.cpu() for name, tensor in self.total.items()}

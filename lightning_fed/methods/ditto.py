@@ -1,0 +1,108 @@
+"""Ditto (Li et al., ICML 2021, https://arxiv.org/abs/2012.04221), Algorithm 1."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.models import Backbone, Backbones
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.proximal import half_squared_distance
+from lightning_fed.phases import Phase, default_optimizer
+
+
+class Ditto(FederatedModule):
+    r"""FedAvg's global model, and beside it for each client a personal one that is kept near it.
+
+    A round of a client:
+
+    1. Load the server's :math:`w^t` and train :math:`w` as in FedAvg; it is sent.
+    2. Train the personal :math:`v_k`, which stays, on :math:`L_k(v) + \frac{\lambda}{2} \lVert v - w^t \rVert^2`: near what the
+       server sent, not near the :math:`w` that was just trained.
+
+    A client predicts with :math:`v_k`. Headline: accuracy after aggregation; it equals that before. The personal models change
+    nothing about :math:`w`, which is FedAvg's, bit for bit. The paper chooses :math:`\lambda` for each client on validation data;
+    here it is one number.
+
+    Args:
+        backbone: the network of every client, both :math:`w` and :math:`v_k`.
+        num_classes: number of classes; the command line takes it from the data.
+        lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
+        start: what :math:`v_k` begins as: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
+        optimizer: of :math:`w`. Default: SGD, lr 0.01.
+        personal_optimizer: of :math:`v_k`, fresh in each round. Default: ``optimizer``.
+        epochs: local epochs of :math:`w` per round.
+        personal_epochs: local epochs of :math:`v_k` per round. Default: ``epochs``.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    keeps_received = True
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        lam: NonNegativeFloat = 0.1,
+        start: Literal["initial", "first_broadcast"] = "initial",
+        optimizer: OptimizerCallable = default_optimizer,
+        personal_optimizer: OptimizerCallable | None = None,
+        epochs: NonNegativeInt = 1,
+        personal_epochs: NonNegativeInt | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.lam = lam
+        self.copies_of = start
+        self.personal_optimizer = personal_optimizer or optimizer
+        self.personal_epochs = epochs if personal_epochs is None else personal_epochs
+        self._global_predicts = False
+
+    def build(self) -> None:
+        """The global network, and the personal one."""
+        super().build()
+        self.personal: Backbone = self.new_backbone()
+
+    def shared_names(self) -> set[str]:
+        """The global network travels."""
+        return {name for name in super().shared_names() if not name.startswith("personal.")}
+
+    def copied_names(self) -> dict[str, str]:
+        """The personal network begins as the global one."""
+        return {f"personal.{name}": f"backbone.{name}" for name in self.personal.state_dict()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the personal network."""
+        return (self.backbone if self._global_predicts else self.personal)(x)
+
+    def phases(self) -> list[Phase]:
+        """The global network, which must not notice the personal one, then that."""
+        shared, personal = list(self.backbone.parameters()), list(self.personal.parameters())
+        return [
+            Phase("local", shared, self.global_loss, self.optimizer, self.epochs),
+            Phase("personal", personal, self.personal_loss, self.personal_optimizer, self.personal_epochs),
+        ]
+
+    def global_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch as the global network predicts it."""
+        with self._global():
+            return self.client_loss(batch)
+
+    def personal_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch as the personal network predicts it, plus the proximal term."""
+        loss = self.client_loss(batch)
+        if self.lam == 0:
+            return loss
+        own = dict(self.personal.named_parameters())
+        pairs = [(own[name.removeprefix("backbone.")], anchor) for name, anchor in self.received.items()]
+        return loss + self.lam * half_squared_distance(*zip(*pairs, strict=True))
+
+    @contextmanager
+    def _global(self) -> Iterator[None]:
+        self._global_predicts = True
+        try:
+            yield
+        finally:
+            self._global_predicts = False

@@ -1,0 +1,39 @@
+"""FedAvg with local fine-tuning ("FedAvg+", "FT-FedAvg")."""
+
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.methods.fedavg import FedAvg
+from lightning_fed.models import Backbones
+from lightning_fed.phases import default_optimizer
+
+
+class FedAvgFT(FedAvg):
+    """FedAvg whose global model each client fine-tunes on its own training data before it is measured or exported; what comes of it
+    is thrown away, and training goes on as FedAvg's, bit for bit.
+
+    It is FedAvg with ``adapt_epochs``, an option that every method with a global model has. Headline: accuracy after aggregation,
+    of the fine-tuned model on each client's test data. Beside it ``global/…`` is the global model as it is, and ``before/…`` the
+    model of each participant as it was trained in the round. What fine-tuning costs is ``adapt/flops``, apart from training.
+
+    Args:
+        backbone: the network that every client trains.
+        num_classes: number of classes; the command line takes it from the data.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        adapt_epochs: epochs of fine-tuning; 0 is exactly FedAvg.
+        **kwargs: see :class:`.FederatedModule`; ``adapt_layers: head`` fine-tunes the head alone.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        adapt_epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, adapt_epochs=adapt_epochs, **kwargs)

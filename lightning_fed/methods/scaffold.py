@@ -1,0 +1,211 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.models import Backbones
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import Server
+
+CONTROL = "control/"
+"""What the names of control variates on the wire begin with."""
+
+
+class SCAFFOLD(FederatedModule):
+    r"""Steps are corrected by how the client's gradients differ from everybody's, so that clients do not drift apart.
+
+    The server has the model :math:`x` and a control variate :math:`c`, a client one of its own, :math:`c_k`; all begin at zero. A
+    round of a client:
+
+    1. Load :math:`x` and :math:`c`; :math:`y \leftarrow x`.
+    2. K steps :math:`y \leftarrow y - \eta\,(g(y) - c_k + c)`.
+    3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`\Delta c = c_k^+ - c_k`. :math:`c_k` stays.
+
+    The server averages with equal weights, :math:`x \leftarrow x + \eta_g (\bar y - x)` over the participants S and :math:`c
+    \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over all N clients, so that :math:`c` is always the mean of all
+    :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the first round is
+    FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged as in FedAvg
+    and have no control. Headline: accuracy after aggregation.
+
+    Args:
+        backbone: the network that every client trains.
+        num_classes: number of classes; the command line takes it from the data.
+        option: ``"II"``: :math:`c_k^+ = c_k - c + (x - y) / \sum \eta` over the steps that were taken; for plain SGD alone, since
+            with momentum, weight decay or clipping that is no gradient. ``"I"``: the gradient at :math:`x` over all the client's
+            data, one pass more (with the batch-norm statistics that training left).
+        server_lr: :math:`\eta_g`; 1 in the paper's experiments.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`. Gradients are clipped, with option I, when they are corrected.
+    """
+
+    weighting = "uniform"
+    keeps_received = True
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        option: Literal["I", "II"] = "II",
+        server_lr: PositiveFloat = 1.0,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.option = option
+        self.server_lr = server_lr
+        self.way = 0.0  # the sum of the learning rates of the steps since the broadcast
+        if option == "II":
+            check_plain_sgd(optimizer, self.gradient_clip)
+
+    # ------------------------------------------------------------------------------------------------------------ the state
+
+    def build(self) -> None:
+        """The network, and control variates of zero."""
+        super().build()
+        zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
+        self.own_control = BufferDict(zeros)  # c_k
+        self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then Δc
+        self.learning = list(zeros)
+
+    def shared_names(self) -> set[str]:
+        """The network; the client's control variate stays."""
+        return {name for name in super().shared_names() if not name.startswith("own_control.")}
+
+    def payload(self) -> State:
+        r""":math:`c` on its way down, :math:`\Delta c` on its way up."""
+        return {f"{CONTROL}{name}": tensor for name, tensor in self.control.items()}
+
+    def load_payload(self, payload: State) -> None:
+        """Take :math:`c`."""
+        self.control.update({name.removeprefix(CONTROL): tensor for name, tensor in payload.items()})
+        self.way = 0.0
+
+    # --------------------------------------------------------------------------------------------------------- the training
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, with corrected gradients."""
+        return [Phase("local", list(self.parameters()), self.corrected_loss, self.optimizer, self.epochs)]
+
+    def corrected_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch, whose gradient is corrected by a term of value zero: so it is right at any precision."""
+        own = self.learnable()
+        terms = [((self.control[name] - self.own_control[name]) * own[name]).sum() for name in self.learning]
+        correction = torch.stack(terms).sum()
+        return self.client_loss(batch) + (correction - correction.detach())
+
+    def client_step(self, batch: Any) -> Tensor:
+        """A step, of which the learning rate is noted."""
+        optimizer = self.progress.optimizer
+        assert optimizer is not None
+        self.way += optimizer.optimizer.param_groups[0]["lr"]
+        return super().client_step(batch)
+
+    def review_step(self, batch: Any) -> State:
+        """Option I: the gradient at x of a batch, summed over its examples."""
+        if self.option == "II":
+            return {}
+        with torch.enable_grad(), self._as_received() as point:
+            slopes = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
+        size = len(batch[1])
+        examples = torch.tensor(float(size), device=self.device)
+        return {"examples": examples, **{name: size * slope for name, slope in zip(point, slopes, strict=True)}}
+
+    @property
+    def reviews(self) -> bool:
+        """With option I."""
+        return self.option == "I"
+
+    @torch.no_grad()
+    def after_training(self, reviewed: State) -> None:
+        """Find the new control variate."""
+        own = self.learnable()
+        for name, now in own.items():
+            before, control = self.own_control[name], self.control[name]
+            if self.option == "I":
+                after = reviewed[name] / reviewed["examples"]
+            else:
+                after = before - control + (self.received[name] - now) / self.way if self.way else before.clone()
+            control.copy_(after - before)
+            before.copy_(after)
+
+    def learnable(self) -> dict[str, nn.Parameter]:
+        """What learns, by name."""
+        return {name: p for name, p in self.named_parameters() if name in self.own_control}
+
+    @contextmanager
+    def _as_received(self) -> Iterator[dict[str, nn.Parameter]]:
+        """The parameters, with the values that the server sent."""
+        own = self.learnable()
+        now = {name: p.detach().clone() for name, p in own.items()}
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(self.received[name])
+        yield own
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(now[name])
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Averages models, and adds up control variates."""
+        return ScaffoldServer(self.update_state(), len(clients), self.server_lr)
+
+
+def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -> None:
+    """Refuse what makes (x − y) / Ση something else than a mean of gradients."""
+    made = optimizer([nn.Parameter(torch.zeros(1))])
+    wrong = [key for group in made.param_groups for key in ("momentum", "weight_decay") if group.get(key)]
+    wrong += [f"gradient_clip={gradient_clip}"] if gradient_clip is not None else []
+    if type(made) is not torch.optim.SGD:
+        wrong = [type(made).__name__]
+    if wrong:
+        raise FederationError(
+            f"SCAFFOLD's option II is for plain SGD, but got {', '.join(wrong)}: its control variates would be no gradients. Set "
+            "option to I, or the optimizer to torch.optim.SGD with lr alone."
+        )
+
+
+class ScaffoldServer(Server):
+    r"""Equal weights; :math:`c` grows by :math:`\frac{1}{N} \sum_{k \in S} \Delta c_k`.
+
+    Args:
+        state: the initial model, and zeros for :math:`c`.
+        num_clients: N.
+        server_lr: :math:`\eta_g`.
+    """
+
+    def __init__(self, state: State, num_clients: int, server_lr: float) -> None:
+        super().__init__(state, "uniform", holds_model=True)
+        self.num_clients = num_clients
+        self.server_lr = server_lr
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; see :meth:`Server.aggregate`."""
+        mean, participants = WeightedMean(), 0
+        for update in updates:
+            check_update(update, self.state)
+            mean.add(update.state, 1)
+            participants += 1
+        share = participants / self.num_clients
+        self.state = self.state | {name: self._moved(name, merged, share) for name, merged in mean.result().items()}
+        return {}
+
+    def _moved(self, name: str, merged: Tensor, share: float) -> Tensor:
+        """An entry of the state, given the mean of the participants'."""
+        if name.startswith(CONTROL):
+            return self.state[name] + share * merged
+        if self.server_lr == 1 or not merged.is_floating_point():
+            return merged
+        return torch.lerp(self.state[name], merged, self.server_lr)

@@ -1,0 +1,54 @@
+"""Tensors by name that are no parameters."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class BufferDict(nn.Module):
+    """What a method remembers beside its networks: copies of tensors, by name, as buffers. They go wherever the module goes
+    (device, precision), and no optimizer and no phase moves them. Names may have dots, as in a state dict.
+
+    Args:
+        tensors: what to begin with; copied.
+        persistent: whether they are entries of the state dict, and so stay with a client or travel as ``shared_names`` says; else
+            they are in no state.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], persistent: bool = True) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(_spelt(name), tensor.detach().clone(), persistent)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._buffers[_spelt(name)]  # type: ignore[return-value]
+
+    def __contains__(self, name: str) -> bool:
+        return _spelt(name) in self._buffers
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.replace("/", ".") for name in self._buffers)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors."""
+        return ((name, self[name]) for name in self)
+
+    @torch.no_grad()
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over values, in place, wherever they come from. Raises :class:`KeyError` for a name that is not known here."""
+        for name, tensor in tensors.items():
+            self[name].copy_(tensor)
+
+    @torch.no_grad()
+    def zero(self) -> None:
+        """Set all to zero, in place."""
+        for _, tensor in self.items():
+            tensor.zero_()
+
+
+def _spelt(name: str) -> str:
+    return name.replace(".", "/")  # a buffer's name must not have dots

@@ -1,0 +1,105 @@
+"""The tests that every method of this package passes, for methods from elsewhere.
+
+In a test file::
+
+    import pytest
+    from lightning_fed.testing import checks_of
+    from my_lab import Ditto
+
+    @pytest.mark.parametrize("check", checks_of(Ditto), ids=str)
+    def test_ditto(check):
+        check()
+
+or, all at once, anywhere: ``check_method(Ditto)``.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if "pytest" in sys.modules:  # so that it says what was compared
+    import pytest
+
+    pytest.register_assert_rewrite("lightning_fed.testing.checks", "lightning_fed.testing.compare")
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.module import FederatedModule
+from lightning_fed.testing.checks import CHECKS, Subject, parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it
+from lightning_fed.testing.toys import CLASSES, Net, WideNet, momentum, new_data
+
+__all__ = ["Check", "check_method", "checks_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """One property of one method: raises :class:`AssertionError`, or what the method raises, if it does not hold.
+
+    Args:
+        property: checks it, given the method and an empty folder.
+        subject: the method.
+    """
+
+    property: Callable[[Subject, Path], None]
+    subject: Subject
+
+    def __call__(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="lightning_fed_check_") as folder:
+            self.property(self.subject, Path(folder))
+
+    def __str__(self) -> str:
+        return self.property.__name__.replace("_", " ")
+
+
+def checks_of(
+    method: type[FederatedModule] | Subject, data: Callable[..., FederatedDataModule] | None = None, **options: Any
+) -> Sequence[Check]:
+    """What a method must keep, one check per property. Together they take a few seconds; runs are played once for all of them.
+
+    Args:
+        method: the class. It is made with the keywords ``backbone`` (a tiny network for images of 3×4×4 pixels, or a list of two
+            where the class says that it is heterogeneous), ``num_classes=4`` and ``optimizer`` (SGD with momentum).
+        data: makes data that the method can train on, given ``num_clients`` and ``size``; None: tiny images.
+        **options: more arguments of the method, or others than these.
+    """
+    if isinstance(method, Subject):
+        subject = method
+    else:
+        network = [Net, WideNet] if method.heterogeneous else Net
+        given = {"backbone": network, "num_classes": CLASSES, "optimizer": momentum} | options
+        # Where data or network are of another kind, the network with batch norm, for tiny images, cannot be had.
+        subject = Subject(partial(method, **given), data or new_data, data is None and "backbone" not in options)
+    unfit = () if subject.any_network else (parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it,)
+    return [Check(check, subject) for check in CHECKS if check not in unfit]
+
+
+def check_method(
+    method: type[FederatedModule] | Subject, data: Callable[..., FederatedDataModule] | None = None, **options: Any
+) -> None:
+    """Check all that :func:`checks_of` lists, and print a line for each.
+
+    Args:
+        method: see :func:`checks_of`.
+        data: see :func:`checks_of`.
+        **options: see :func:`checks_of`.
+
+    Raises:
+        ExceptionGroup: with an exception for each check that failed, which says which one it was.
+    """
+    failures: list[Exception] = []
+    checks = checks_of(method, data, **options)
+    for check in checks:
+        try:
+            check()
+        except Exception as error:
+            error.add_note(f"Check: {check}.")
+            failures.append(error)
+            print(f"FAILED {check}: {error}")
+        else:
+            print(f"passed {check}")
+    if failures:
+        name = method.__name__ if isinstance(method, type) else "the method"
+        raise ExceptionGroup(f"{len(failures)} of {len(checks)} checks of {name} failed", failures)

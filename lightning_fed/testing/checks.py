@@ -1,0 +1,267 @@
+"""What every method must keep, whatever it does: each function here is one property of a method."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.federation import Federation
+from lightning_fed.module import FederatedModule
+from lightning_fed.run import Run
+from lightning_fed.testing.compare import assert_same, private_states, same, without_seconds
+from lightning_fed.testing.toys import NoisyNet, new_federation
+from lightning_fed.testing.watch import Recording, Shuffled
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A method that is checked.
+
+    Args:
+        make: makes it, given options that replace its own.
+        data: makes data that it can train on, given ``num_clients`` and ``size``, the number of examples.
+        any_network: whether it can train a network with batch norm and dropout, for images.
+    """
+
+    make: Callable[..., FederatedModule]
+    data: Callable[..., FederatedDataModule]
+    any_network: bool = True
+
+    def new_data(self) -> FederatedDataModule:
+        """Three clients' data."""
+        return self.data(num_clients=3, size=100)
+
+    def fit(self, rounds: int = 2, **options: Any) -> Federation:
+        """Two of three clients in a round, measured at the end."""
+        federation = new_federation(rounds, **{"participation": 0.7, "evaluate_every": 0} | options)
+        federation.fit(self.make(), self.new_data())
+        return federation
+
+    @cached_property
+    def recorded(self) -> tuple[Federation, Recording]:
+        """The run that the others are compared with; played once."""
+        engine = Recording()
+        return self.fit(engine=engine), engine
+
+    def modules(self, **options: Any) -> list[FederatedModule]:
+        """The clients' modules, before they take part."""
+        return [self.make(**options).for_client(client) for client in self.new_data().clients]
+
+
+class InterruptInRound(FederationCallback):
+    """Somebody presses Ctrl-C after the round's first turn."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        """Press it."""
+        if run.round == self.round:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("The run was not interrupted.")
+
+
+# ----------------------------------------------------------------------------------------------------------------- the state
+
+
+def shared_private_gathered_and_frozen_are_disjoint_and_cover_the_state(subject: Subject, folder: Path) -> None:
+    """A frozen tensor is in neither part, unless the method says that it travels or stays."""
+    _check_parts(subject.modules())
+
+
+def parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it(subject: Subject, folder: Path) -> None:
+    """Running statistics and counters belong somewhere, too."""
+    _check_parts(subject.modules(backbone=NoisyNet))
+
+
+def _check_parts(modules: list[FederatedModule]) -> None:
+    for module in modules:
+        names = module.state_dict().keys()
+        shared, private, statistics = module.shared_names(), module.private_names(), module.statistics_names()
+        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad} - shared - private
+        parts = [shared, private, statistics, frozen]
+        assert set().union(*parts) == names
+        assert sum(map(len, parts)) == len(names)
+        assert module.shared_state().keys() == shared
+        assert module.private_state().keys() == private
+        assert module.statistics().keys() == statistics
+        assert module.update_state().keys() == shared | module.payload().keys()
+
+
+def states_fit_back_in(subject: Subject, folder: Path) -> None:
+    """What is taken out of a module can be put back, and then is what it was."""
+    for module in subject.modules():
+        before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+        shared, private, statistics = module.shared_state(), module.private_state(), module.statistics()
+        for tensor in module.state_dict().values():
+            tensor.zero_()
+        module.load_shared_state(shared)
+        module.load_private_state(private)
+        module.load_statistics(statistics)
+        frozen = before.keys() - shared.keys() - private.keys() - statistics.keys()
+        assert same(
+            {k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen}
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- the rounds
+
+
+def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
+    """Losses are finite, everybody is measured, and who took part has another model than before."""
+    federation, engine = subject.recorded
+    assert len(federation.run.history) == 2
+    for row in federation.run.history:
+        losses = [value for key, value in row.items() if key.startswith("train/") and key.endswith("_loss")]
+        assert losses
+        assert all(math.isfinite(loss) for loss in losses)
+    metric = f"after/test_{federation.run.metric}"
+    assert math.isfinite(federation.run.history[-1][f"{metric}/mean"])
+    assert federation.run.history[-1][f"{metric}/min"] <= federation.run.history[-1][f"{metric}/max"]
+    assert federation.run.results.keys() == {0, 1, 2}
+    for client in {turn.client for turn in engine.turns if turn.verb == "fit"}:
+        untrained = federation.run.model.for_client(client, federation.seed)
+        trained = federation.run.server_module() if federation.run.model.centralised else federation.client_module(client.id)
+        assert not same(trained.state_dict(), untrained.state_dict())
+
+
+def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
+    """Neither down, nor up, nor into the server's checkpoint."""
+    federation, engine = subject.recorded
+    private = set().union(*(module.private_names() for module in subject.modules()))
+    assert [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0] == [0, 1, 2]
+    participants = 1 if federation.run.model.centralised else 2
+    assert sum(turn.verb == "fit" for turn in engine.turns) == 2 * participants  # of two rounds
+    payloads: list[State] = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert not any(private & state.keys() for state in payloads)
+    assert not private & federation.run.server.state_dict().keys()
+
+
+def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
+    """In names, and in shapes not larger."""
+    _, engine = subject.recorded
+    for turn, update in engine.fits():
+        assert update.state.keys() == turn.broadcast.state.keys()
+        for key, sent in turn.broadcast.state.items():
+            assert update.state[key].dim() == sent.dim()
+            assert all(mine <= its for mine, its in zip(update.state[key].shape, sent.shape, strict=True))
+
+
+def two_runs_are_bit_identical(subject: Subject, folder: Path) -> None:
+    """With one seed."""
+    assert_same(subject.fit(), subject.recorded[0])
+
+
+def the_order_of_turns_changes_nothing(subject: Subject, folder: Path) -> None:
+    """A turn depends on no other one of its round."""
+    assert_same(subject.fit(engine=Shuffled()), subject.recorded[0])
+
+
+def a_store_without_memory_changes_nothing(subject: Subject, folder: Path) -> None:
+    """Private states are all that stays with a client."""
+    assert_same(subject.fit(store_limit_mb=1e-6), subject.recorded[0])
+
+
+def measuring_changes_nothing(subject: Subject, folder: Path) -> None:
+    """However often it happens: not the server, not what clients keep, not what is measured at the end."""
+    often, seldom = subject.fit(evaluate_every=1), subject.recorded[0]
+    assert same(often.run.server.state_dict(), seldom.run.server.state_dict())
+    assert often.run.results == seldom.run.results
+    ours, theirs = private_states(often), private_states(seldom)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def another_seed_gives_other_numbers(subject: Subject, folder: Path) -> None:
+    """Something is random."""
+    other, federation = subject.fit(rounds=1, seed=1), subject.recorded[0]
+    assert without_seconds(other.run.history)[0] != without_seconds(federation.run.history)[0]
+
+
+def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Path) -> None:
+    """Their state is as in the run that ended a round earlier, bit for bit."""
+    engine = Recording()
+    federation = subject.fit(rounds=3, engine=engine)
+    after, before = private_states(federation), private_states(subject.recorded[0])
+    participants = {turn.client.id for turn in engine.turns if turn.verb == "fit" and turn.round == 3}
+    assert len(participants) == (1 if federation.run.model.centralised else 2)
+    assert all(same(before[client], after[client]) for client in before.keys() - participants)
+    changed = {client for client in before.keys() & participants if not same(before[client], after[client])}
+    assert changed == {client for client in before.keys() & participants if before[client]}
+
+
+def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> None:
+    """Being measured leaves nothing behind."""
+    engine = Recording()
+    federation = subject.fit(rounds=1, engine=engine, participation=0.3, evaluate_every=1)
+    assert private_states(federation).keys() <= {turn.client.id for turn in engine.turns if turn.verb == "fit"}
+
+
+# ------------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def a_finished_run_is_measured_as_it_ended(subject: Subject, folder: Path) -> None:
+    """``test`` and ``validate`` find what ``fit`` found."""
+    last = subject.fit(run_dir=folder).run.history[-1]
+    federation = new_federation(2, run_dir=folder)
+    for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
+        metrics = verb(subject.make(), subject.new_data())
+        assert metrics
+        measured = {
+            key: value for key, value in last.items() if f"/{kind}_" in key and not key.startswith(("before/", "selected/"))
+        }
+        assert metrics == measured
+
+
+def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, folder: Path) -> None:
+    """From the checkpoint of the round before."""
+    with _interrupted():
+        subject.fit(run_dir=folder, callbacks=[InterruptInRound(2)])
+    federation = new_federation(2, run_dir=folder, participation=0.7, evaluate_every=0)
+    federation.fit(subject.make(), subject.new_data(), ckpt_path="last")
+    assert_same(federation, subject.recorded[0])
+
+
+def a_clients_module_predicts_what_was_measured(subject: Subject, folder: Path) -> None:
+    """For use elsewhere; where accuracy is what is measured."""
+    federation, _ = subject.recorded
+    for client, result in federation.run.results.items():
+        data = federation.run.data.client(client)
+        if "test/accuracy" in result and isinstance(data, ClientDataModule):
+            inputs, labels = data.data[data.splits[2]]
+            guesses = federation.client_module(client).eval()(inputs).argmax(dim=1)
+            assert math.isclose((guesses == labels).float().mean().item(), result["test/accuracy"], rel_tol=1e-6)
+
+
+CHECKS = (
+    a_run_leaves_its_mark,
+    shared_private_gathered_and_frozen_are_disjoint_and_cover_the_state,
+    parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it,
+    states_fit_back_in,
+    no_private_name_crosses_the_wire,
+    an_update_looks_like_the_broadcast_or_a_part_of_it,
+    two_runs_are_bit_identical,
+    the_order_of_turns_changes_nothing,
+    a_store_without_memory_changes_nothing,
+    measuring_changes_nothing,
+    another_seed_gives_other_numbers,
+    who_does_not_take_part_keeps_its_private_state,
+    who_never_took_part_has_nothing_stored,
+    a_finished_run_is_measured_as_it_ended,
+    an_interrupted_run_continues_as_if_nothing_had_happened,
+    a_clients_module_predicts_what_was_measured,
+)

@@ -1,0 +1,36 @@
+"""Whether two states, or two runs, are the same, bit for bit."""
+
+import torch
+
+from lightning_fed.exchange import State
+from lightning_fed.federation import Federation
+from lightning_fed.measure.meters import Metrics
+
+
+def same(one: State, other: State) -> bool:
+    """Equal names and equal bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def private_states(federation: Federation) -> dict[int, State]:
+    """The private state of every client that has one."""
+    return {
+        client.id: dict(federation.run.store.get(client.id))
+        for client in federation.run.clients
+        if client.id in federation.run.store
+    }
+
+
+def assert_same(one: Federation, other: Federation) -> None:
+    """Two runs found the same, bit for bit."""
+    assert without_seconds(one.run.history) == without_seconds(other.run.history)
+    assert one.run.results == other.run.results
+    assert same(one.run.server.state_dict(), other.run.server.state_dict())
+    ours, theirs = private_states(one), private_states(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def without_seconds(history: list[Metrics]) -> list[Metrics]:
+    """The part of the metrics that two runs have in common."""
+    return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in history]

@@ -1,0 +1,58 @@
+"""Engines that keep what goes through them, or mix it up."""
+
+import random
+from collections.abc import Iterable, Iterator
+
+from lightning_fed.engines import InProcess
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
+from lightning_fed.storage.client_store import ClientStore
+
+
+class Recording(InProcess):
+    """Keeps what goes down and up, and its worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[Turn] = []
+        self.updates: list[ClientUpdate] = []
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Make the worker."""
+        super().open(recipe, states)
+        assert self._opened is not None
+        self.worker, _ = self._opened
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """One update per turn."""
+        for update in super().run(self._noted(turns)):
+            assert isinstance(update, ClientUpdate)
+            self.updates.append(update)
+            yield update
+
+    def _noted(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+        for turn in turns:
+            self.turns.append(turn)
+            yield turn
+
+    @property
+    def trained(self) -> list[ClientUpdate]:
+        """The updates of fit turns."""
+        return [update for _, update in self.fits()]
+
+    def fits(self, round: int | None = None) -> list[tuple[Turn, ClientUpdate]]:
+        """Fit turns and what came of them, of all rounds or of one."""
+        pairs = zip(self.turns, self.updates, strict=True)
+        return [(turn, update) for turn, update in pairs if turn.verb == "fit" and round in (None, turn.round)]
+
+
+class Shuffled(InProcess):
+    """Carries turns out in a random order."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """What comes of the turns, in their order."""
+        waiting = list(turns)
+        order = list(range(len(waiting)))
+        random.Random(7).shuffle(order)
+        done = {place: next(iter(super(Shuffled, self).run([waiting[place]]))) for place in order}
+        yield from (done[place] for place in range(len(waiting)))

@@ -1,0 +1,137 @@
+"""Ditto: a global model that does not notice the personal ones, and personal ones that stay near it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.exchange import State
+from lightning_fed.federation import Federation
+from lightning_fed.methods import Ditto, FedAvg, Standalone
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import seeded
+
+INFO = new_data().clients[1]
+
+
+def fixed_net(num_classes: int) -> Net:
+    with seeded(17):
+        return Net(num_classes)
+
+
+def fit(model: FederatedModule, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, new_data(3, 120))
+    return federation
+
+
+def personal(federation: Federation, client: int) -> State:
+    """A client's own network, as it would be measured."""
+    return dict(federation.client_module(client).personal.state_dict())
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.1, 2.0])
+def test_the_global_model_is_fedavgs_bit_for_bit(lam: float) -> None:
+    ours = fit(Ditto(NoisyNet, CLASSES, lam, optimizer=momentum, epochs=2), participation=0.7)
+    theirs = fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2), participation=0.7)
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    losses = [[row["train/local_loss"] for row in federation.run.history] for federation in (ours, theirs)]
+    assert losses[0] == losses[1]
+
+
+def test_without_the_term_personal_models_are_standalones_bit_for_bit() -> None:
+    """From a common start; the global model is not trained here, so that the orders of batches are those of Standalone."""
+    ours = fit(Ditto(fixed_net, CLASSES, 0.0, optimizer=momentum, epochs=0, personal_epochs=2))
+    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2))
+    for client in range(3):
+        alone = theirs.client_module(client).backbone.state_dict()
+        assert same(personal(ours, client), dict(alone))
+    assert ours.run.results == theirs.run.results
+
+
+def test_a_large_weight_keeps_personal_models_at_what_was_sent() -> None:
+    """With a learning rate of 1/λ each step goes back to w_t, but for 1/λ of a gradient."""
+
+    def farthest(lam: float) -> float:
+        optimizer, engine = partial(torch.optim.SGD, lr=1 / lam), Recording()
+        federation = fit(Ditto(Net, CLASSES, lam, optimizer=sgd, personal_optimizer=optimizer), rounds=1, engine=engine)
+        sent = {name.removeprefix("backbone."): t for name, t in engine.turns[0].broadcast.state.items()}
+        states = [personal(federation, client) for client in range(3)]
+        return max((state[name] - sent[name]).abs().max().item() for state in states for name in sent)
+
+    distances = [farthest(lam) for lam in (10.0, 1000.0)]
+    assert distances[1] < 1e-2
+    assert distances[1] < distances[0] / 50
+
+
+def test_the_gradient_that_is_added_is_lambda_times_the_distance_from_the_broadcast() -> None:
+    """Not from the global model that was just trained."""
+    module = Ditto(Net, CLASSES, 0.7, optimizer=sgd, personal_epochs=0).for_client(INFO)
+    sent = {name: p.detach().clone() for name, p in module.backbone.named_parameters()}
+    new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
+    assert not any(torch.equal(p, sent[name]) for name, p in module.backbone.named_parameters())
+    batch = (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
+    own = dict(module.personal.named_parameters())
+    with torch.no_grad():
+        for parameter in own.values():
+            parameter.add_(torch.randn_like(parameter))
+    with_term, without = (
+        torch.autograd.grad(loss(batch), list(own.values())) for loss in (module.personal_loss, module.client_loss)
+    )
+    for (name, parameter), one, other in zip(own.items(), with_term, without, strict=True):
+        torch.testing.assert_close(one - other, 0.7 * (parameter.detach() - sent[name]), rtol=1e-4, atol=1e-5)
+
+
+def test_personal_models_stay_with_their_clients() -> None:
+    engine = Recording()
+    federation = fit(Ditto(Net, CLASSES, optimizer=sgd), engine=engine, run_dir="runs")
+    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert not any(name.startswith("personal.") for state in states for name in state)
+    assert all(all(name.startswith("personal.") for name in state) for state in private_states(federation).values())
+    [*_, newest] = sorted(Path("runs/version_0/checkpoints").iterdir())
+    server = safetensors.torch.load_file(newest / "server.safetensors")
+    assert server
+    assert all(name.startswith("backbone.") for name in server)
+
+
+def test_what_is_measured_is_the_personal_model() -> None:
+    """Before aggregation and after, which is the same for who took part."""
+    row = fit(Ditto(Net, CLASSES, optimizer=sgd)).run.history[-1]
+    assert row["before/test_accuracy/mean"] == row["after/test_accuracy/mean"]
+
+
+def test_it_starts_from_the_initial_model_or_from_the_first_broadcast() -> None:
+    """Client 0 does not take part at first: it is measured with a copy, and nothing is stored."""
+    data = new_data(3, 120)
+    for start in ("initial", "first_broadcast"):
+        engine = Recording()
+        federation = new_federation(1, participation=0.5, evaluate_every=1, engine=engine)
+        federation.fit(Ditto(Net, CLASSES, start=start, optimizer=sgd), data)
+        [absent, *_] = {0, 1, 2} - {turn.client.id for turn in engine.turns if turn.verb == "fit"}
+        initial, now = engine.turns[0].broadcast.state, federation.run.server.state_dict()
+        expected = initial if start == "initial" else now
+        assert not same(initial, now)
+        assert same({f"backbone.{name}": t for name, t in personal(federation, absent).items()}, expected)
+        assert absent not in private_states(federation)
+
+
+@pytest.mark.parametrize("start", ["initial", "first_broadcast"])
+def test_how_often_is_measured_makes_no_difference_to_the_start(start: Any) -> None:
+    often, seldom = (
+        fit(Ditto(Net, CLASSES, start=start, optimizer=sgd), rounds=4, participation=0.4, evaluate_every=every) for every in (1, 0)
+    )
+    ours, theirs = private_states(often), private_states(seldom)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+    assert often.run.results == seldom.run.results
+
+
+def test_alone_it_starts_from_its_own_global_model() -> None:
+    module = Ditto(Net, CLASSES)
+    module.configure_model()
+    assert same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

@@ -1,0 +1,165 @@
+"""FedAvg with local fine-tuning, and adapting before measuring as an option of every method."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, assert_same, momentum, new_data, new_federation, same, sgd, without_seconds
+
+from lightning_fed.data import InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, PF2LoRA
+from lightning_fed.module import FederatedModule
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 2, "evaluate_every": 1} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What training and the global model say of a round."""
+    own = ("after/", "selected/", "adapt/")
+    return [{name: value for name, value in row.items() if not name.startswith(own)} for row in without_seconds(history)]
+
+
+def test_without_fine_tuning_it_is_fedavg() -> None:
+    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, momentum, adapt_epochs=0)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"adapt_epochs": 3}, {"adapt_epochs": 0, "adapt_steps": 2}, {"adapt_layers": "head"}])
+def test_what_is_shared_goes_fedavgs_way_bit_for_bit(options: dict[str, Any]) -> None:
+    """So do costs, the global model, and what is measured before aggregation."""
+    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, momentum, **options)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    assert without_adapting(ours.run.history) == without_adapting(theirs.run.history)
+    assert "global/test_accuracy" in ours.run.history[-1]
+    assert ours.run.results != theirs.run.results
+
+
+def test_measured_again_it_is_the_same() -> None:
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum), run_dir="runs")
+    first = federation.run.results
+    assert federation.run.measure("test") == federation.run.measure("test")
+    assert federation.run.results == first
+    continued = new_federation(2, run_dir="runs")
+    continued.test(FedAvgFT(NoisyNet, CLASSES, momentum), new_data(3, 120))
+    assert continued.run.results == first
+
+
+def test_it_improves_on_the_global_model_of_each_client() -> None:
+    """On data on which the clients' tasks differ: that is what it is for."""
+    data = new_data(3, 300)
+    tuned, plain = (fit(FedAvg(Net, CLASSES, momentum, adapt_epochs=epochs), data, rounds=1) for epochs in (20, 0))
+    column = "after/test_accuracy/mean"
+    assert tuned.run.history[-1][column] > plain.run.history[-1][column]
+
+
+def test_nothing_of_it_is_kept() -> None:
+    """Neither in the store, nor in what the next turn begins with, nor in a checkpoint."""
+    federation = fit(FedAvgFT(Net, CLASSES, momentum), run_dir="runs")
+    assert not any(client in federation.run.store for client in range(3))
+    plain = fit(FedAvg(Net, CLASSES, momentum), run_dir="plain")
+    files = [
+        safetensors.torch.load_file(sorted(Path(run, "version_0/checkpoints").iterdir())[-1] / "server.safetensors")
+        for run in ("runs", "plain")
+    ]
+    assert same(*files)
+    assert not same(plain.client_module(0).state_dict(), federation.client_module(0).state_dict())
+
+
+def test_a_clients_module_is_the_adapted_one() -> None:
+    """Whatever random state it is asked in, and without touching that."""
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum))
+    before = torch.get_rng_state()
+    modules = [federation.run.client_module(1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    modules.append(federation.run.client_module(1))
+    assert same(modules[0].state_dict(), modules[1].state_dict())
+    assert not same(modules[0].state_dict(), federation.run.server.state_dict())
+    data = federation.run.data.client(1)
+    images, labels = data.data[data.splits[2]]
+    accuracy = (modules[0].eval()(images).argmax(dim=1) == labels).float().mean().item()
+    assert accuracy == pytest.approx(federation.run.results[1]["test/accuracy"])
+    assert same(federation.run.server_module().state_dict(), federation.run.server.state_dict())
+
+
+def test_its_flops_are_apart() -> None:
+    """An epoch of adapting everybody costs what an epoch of training everybody does."""
+    row = fit(FedAvgFT(Net, CLASSES, sgd), rounds=1).run.history[0]
+    assert row["adapt/flops"] == row["compute/flops"] > 0
+    plain = fit(FedAvg(Net, CLASSES, sgd), rounds=1).run.history[0]
+    assert "adapt/flops" not in plain
+    assert plain["compute/flops"] == row["compute/flops"] == row["compute/total_flops"]
+
+
+def test_the_stream_is_that_of_seed_round_and_client() -> None:
+    """The order of batches differs between rounds and from that of training."""
+    engine = Recording()
+    seeds: list[int] = []
+    federation = new_federation(2, evaluate_every=1, engine=engine)
+
+    class Noted(FedAvgFT):
+        def on_fit_start(self) -> None:
+            super().on_fit_start()
+            seeds.append(self.trainer.datamodule.order_seed)  # type: ignore[attr-defined]
+
+    federation.fit(Noted(Net, CLASSES, sgd), new_data(3, 120))
+    assert len(seeds) == len(set(seeds)) == 12  # three clients train and adapt in two rounds
+
+
+def test_with_layers_head_nothing_else_changes() -> None:
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum, adapt_epochs=2, adapt_layers="head"))
+    before, after = federation.run.server.state_dict(), federation.client_module(0).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"backbone.head.weight", "backbone.head.bias"}
+
+
+def test_an_optimizer_of_its_own() -> None:
+    still = fit(FedAvgFT(Net, CLASSES, sgd, adapt_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+    assert same(still.client_module(0).state_dict(), still.run.server.state_dict())
+
+
+def test_any_method_adapts() -> None:
+    """What is private too, where it predicts. Statistics are the client's own; the server's models are measured as they are."""
+    for method in (FedProx, FedPer):
+        engine = Recording()
+        federation = fit(method(Net, CLASSES, optimizer=sgd, adapt_epochs=1), engine=engine)
+        plain = fit(method(Net, CLASSES, optimizer=sgd))
+        assert same(federation.run.server.state_dict(), plain.run.server.state_dict())
+        costs = {update.client for update in engine.updates if "adapt/flops" in update.metrics}
+        assert costs == {0, 1, 2}
+    tuned, plain = (fit(FedHM(NoisyNet, CLASSES, ratios=[1.0, 0.5], optimizer=sgd, adapt_steps=steps)) for steps in (2, 0))
+    assert same(tuned.run.server.state_dict(), plain.run.server.state_dict())
+    models = [{k: v for k, v in f.run.history[-1].items() if k.startswith(("global/", "rank_"))} for f in (tuned, plain)]
+    assert models[0] == models[1]
+    assert SERVER not in tuned.run.results
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedAvg(Net, CLASSES, adapt_epochs=1, adapt_steps=1), "adapt_epochs=1 and adapt_steps=1: give one of them"),
+        (lambda: PF2LoRA(Net, CLASSES, adapt_steps=1), "PF2LoRA has a training step of its own"),
+    ],
+)
+def test_what_cannot_adapt_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        make()
+
+
+def test_a_method_without_a_head_that_learns_cannot_adapt_it() -> None:
+    class Frozen(FedAvg):
+        def build(self) -> None:
+            super().build()
+            self.backbone.head.requires_grad_(False)
+
+    with pytest.raises(FederationError, match="adapt_layers is head, but Frozen has no head that learns: set it to all"):
+        fit(Frozen(Net, CLASSES, sgd, adapt_epochs=1, adapt_layers="head"))

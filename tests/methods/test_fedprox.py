@@ -1,0 +1,138 @@
+"""FedProx against its paper."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd, without_seconds
+from torch import Tensor
+
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.exchange import Broadcast, count_bytes
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, FedProx
+from lightning_fed.module import FederatedModule
+
+INFO = new_data().clients[1]
+
+
+def fit(model: FederatedModule, batch_size: int = 16, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 1} | options)
+    federation.fit(model, new_data(3, 120, batch_size=batch_size))
+    return federation
+
+
+def received(model: FederatedModule) -> FederatedModule:
+    """A client's module that has just taken over what the server sent, in its only phase."""
+    module = model.for_client(INFO)
+    new_trainer(**QUIET, max_epochs=1, limit_train_batches=0).fit(module, datamodule=new_data().client(1))
+    module.phase = module.phases()[0]
+    return module
+
+
+def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
+    ours, theirs = fit(FedProx(NoisyNet, CLASSES, 0.0, momentum, epochs=2)), fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2))
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    assert without_seconds(ours.run.history) == without_seconds(theirs.run.history)
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 100.0])
+def test_with_one_local_step_it_is_fedavg_bit_for_bit(mu: float) -> None:
+    """Where a round starts the gradient of the term is zero."""
+    ours, theirs = (fit(model, batch_size=1000) for model in (FedProx(NoisyNet, CLASSES, mu, sgd), FedAvg(NoisyNet, CLASSES, sgd)))
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+
+
+def test_with_more_steps_it_is_not() -> None:
+    ours, theirs = fit(FedProx(Net, CLASSES, 1.0, sgd)), fit(FedAvg(Net, CLASSES, sgd))
+    assert not same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+
+
+def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
+    module, batch = received(FedProx(Net, CLASSES, 0.7)), (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
+    start = {name: p.detach().clone() for name, p in module.named_parameters()}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert all(torch.equal(tensor, start[name]) for name, tensor in module.received.items())
+    own = dict(module.named_parameters())
+    with_term, without = (torch.autograd.grad(loss(batch), list(own.values())) for loss in (module.phase.loss, module.client_loss))
+    for (name, parameter), one, other in zip(own.items(), with_term, without, strict=True):
+        torch.testing.assert_close(one - other, 0.7 * (parameter.detach() - start[name]), rtol=1e-4, atol=1e-5)
+
+
+def test_the_start_is_taken_once_per_round_not_per_epoch() -> None:
+    module = FedProx(Net, CLASSES, 0.5, sgd, epochs=3).for_client(INFO)
+    start = {name: p.detach().clone() for name, p in module.named_parameters()}
+    new_trainer(**QUIET, max_epochs=3, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
+    assert all(torch.equal(tensor, start[name]) for name, tensor in module.received.items())
+    assert not any(torch.equal(p, start[name]) for name, p in module.named_parameters())
+
+
+class Quadratic(FedProx):
+    """A client whose loss is that of one number: h (w - w*)² / 2."""
+
+    h, optimum = 3.0, 2.0
+
+    def client_loss(self, batch: Any) -> Tensor:
+        return self.h * (self.backbone.head.bias[0] - self.optimum).square() / 2
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.0, 6.0])
+def test_a_quadratic_client_ends_between_its_optimum_and_the_start(mu: float) -> None:
+    """(h w* + mu w_t) / (h + mu)."""
+    module = Quadratic(Net, CLASSES, mu, partial(torch.optim.SGD, lr=0.1), epochs=50).for_client(INFO)
+    with torch.no_grad():
+        module.backbone.head.bias[0] = -1.0
+    new_trainer(**QUIET, max_epochs=50, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
+    expected = (3.0 * 2.0 + mu * -1.0) / (3.0 + mu)
+    assert module.backbone.head.bias[0].item() == pytest.approx(expected, abs=1e-5)
+
+
+class FrozenBody(FedProx):
+    def build(self) -> None:
+        super().build()
+        self.backbone.fc1.requires_grad_(False)
+
+
+def test_only_what_learns_is_held() -> None:
+    """Neither buffers nor frozen tensors; and the copies are in no state."""
+    module = FrozenBody(NoisyNet, CLASSES).for_client(INFO)
+    parameters = {name for name, _ in module.named_parameters()}
+    assert set(module.received) == parameters - {"backbone.fc1.weight", "backbone.fc1.bias"}
+    assert not any("received" in name for name in module.state_dict())
+
+
+def test_what_travels_is_fedavgs() -> None:
+    ours, theirs = FedProx(NoisyNet, CLASSES).for_client(INFO), FedAvg(NoisyNet, CLASSES).for_client(INFO)
+    assert ours.update_state().keys() == theirs.update_state().keys()
+    assert count_bytes(ours.update_state()) == count_bytes(theirs.update_state())
+    assert not ours.private_state()
+    ours.load_broadcast(Broadcast(theirs.update_state()))
+    assert same(ours.shared_state(), theirs.shared_state())
+
+
+def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
+    module, data = FedProx(Net, CLASSES, 0.5, sgd).for_client(INFO), new_data().client(1)
+    for _ in range(2):
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in module.received.items())
+
+
+def test_a_checkpoint_of_a_plain_fit_remembers_the_start() -> None:
+    """Resumed, it is held near where the fit began, not near where it was stopped."""
+    quiet = {key: value for key, value in QUIET.items() if key != "enable_checkpointing"}
+    module, data = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO), new_data().client(1)
+    start = {name: p.detach().clone() for name, p in module.named_parameters()}
+    trainer = new_trainer(**quiet, max_epochs=1, limit_val_batches=0)
+    trainer.fit(module, datamodule=data)
+    trainer.save_checkpoint("stopped.ckpt")
+    resumed = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO, seed=1)
+    checkpoint = torch.load("stopped.ckpt", weights_only=False)
+    resumed._trainer = trainer  # as while it is restored
+    resumed.on_load_checkpoint(checkpoint)
+    resumed.load_state_dict(checkpoint["state_dict"])
+    new_trainer(**QUIET, max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(resumed, datamodule=data)
+    assert all(torch.equal(tensor, start[name]) for name, tensor in resumed.received.items())

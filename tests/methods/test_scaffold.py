@@ -1,0 +1,284 @@
+"""SCAFFOLD against its paper."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_rounds import UniformFedAvg
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, State, count_bytes, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.methods import SCAFFOLD, FedAvg, Standalone
+from lightning_fed.methods.scaffold import CONTROL
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import seeded
+
+INFO = new_data().clients[1]
+
+
+def fixed_net(num_classes: int) -> Net:
+    with seeded(17):
+        return Net(num_classes)
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120), options.get("run_dir") and "last")
+    return federation
+
+
+def controls(private: State) -> State:
+    """A client's control variate, by name of the parameter."""
+    return {
+        name.removeprefix("own_control.").replace("/", "."): t for name, t in private.items() if name.startswith("own_control.")
+    }
+
+
+def split(state: State) -> tuple[State, State]:
+    """What travels: the network, and the control variates by name of the parameter."""
+    own = {name.removeprefix(CONTROL): t for name, t in state.items() if name.startswith(CONTROL)}
+    return {name: t for name, t in state.items() if not name.startswith(CONTROL)}, own
+
+
+def first_broadcast(network: type[Net]) -> State:
+    engine = Recording()
+    fit(SCAFFOLD(network, CLASSES, epochs=0), rounds=1, engine=engine)
+    return engine.turns[0].broadcast.state
+
+
+def assert_c_is_the_mean(federation: Federation) -> None:
+    """Of all clients' control variates, those that never took part included, whose is zero."""
+    _, c = split(federation.run.server.state_dict())
+    each = [controls(state) for state in private_states(federation).values()]
+    assert any(tensor.abs().max() > 1e-3 for tensor in c.values())
+    for name, tensor in c.items():
+        torch.testing.assert_close(tensor, sum(own[name] for own in each) / len(federation.run.clients), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds: int) -> None:
+    model = SCAFFOLD(Net, CLASSES, option, optimizer=sgd)
+    assert_c_is_the_mean(fit(model, new_data(5, 200), rounds=rounds, participation=participation))
+
+
+def test_c_is_the_mean_of_all_clients_after_a_run_was_continued() -> None:
+    for rounds in (2, 4):
+        federation = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), new_data(5, 200), rounds=rounds, participation=0.4, run_dir="runs")
+        assert_c_is_the_mean(federation)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_the_first_round_is_fedavgs_with_equal_weights_bit_for_bit(option: Any) -> None:
+    ours = fit(SCAFFOLD(NoisyNet, CLASSES, option, optimizer=sgd, epochs=2), rounds=1)
+    theirs = fit(UniformFedAvg(NoisyNet, CLASSES, sgd, epochs=2), rounds=1)
+    assert same(split(ours.run.server.state_dict())[0], theirs.run.server.state_dict())
+    assert ours.run.history[0]["train/local_loss"] == theirs.run.history[0]["train/local_loss"]
+
+
+def test_the_second_round_is_not() -> None:
+    ours, theirs = (fit(model, rounds=2) for model in (SCAFFOLD(Net, CLASSES, optimizer=sgd), UniformFedAvg(Net, CLASSES, sgd)))
+    assert not same(split(ours.run.server.state_dict())[0], theirs.run.server.state_dict())
+
+
+def test_the_server_steps_by_its_rate() -> None:
+    """x + η_g (mean y - x); counters of batches take the maximum all the same."""
+    whole, half = (fit(SCAFFOLD(NoisyNet, CLASSES, server_lr=rate, optimizer=sgd), rounds=1) for rate in (1.0, 0.5))
+    start = split(first_broadcast(NoisyNet))[0]
+    for name, tensor in split(half.run.server.state_dict())[0].items():
+        full = whole.run.server.state_dict()[name]
+        expected = (start[name] + full) / 2 if tensor.is_floating_point() else full
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_one_client_is_standalone_up_to_rounding() -> None:
+    data = new_data(1, 60)
+    ours, theirs = fit(SCAFFOLD(fixed_net, CLASSES, optimizer=sgd), data), fit(Standalone(fixed_net, CLASSES, sgd), data)
+    alone = theirs.run.store.get(0)
+    x, c = split(ours.run.server.state_dict())
+    own = controls(ours.run.store.get(0))
+    for name, tensor in x.items():
+        torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-6)
+    for name, tensor in c.items():
+        torch.testing.assert_close(tensor, own[name], rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- two quadratic clients
+
+H, OPTIMA, RATE, STEPS = (1.0, 4.0), (-1.0, 3.0), 0.1, 4
+
+
+class Bowls:
+    """Clients whose losses are h_k (w - w_k)² / 2 of one number."""
+
+    client: Any
+    backbone: Any
+
+    def client_loss(self, batch: Any) -> Tensor:
+        which = self.client.id if self.client is not None and self.client.id >= 0 else 0
+        return H[which] * (self.backbone.head.bias[0] - OPTIMA[which]).square() / 2
+
+
+class BowlScaffold(Bowls, SCAFFOLD):
+    pass
+
+
+class BowlFedAvg(Bowls, UniformFedAvg):
+    pass
+
+
+def end(model: FederatedModule) -> float:
+    """The number after many rounds of 4 steps each."""
+    data = new_data(2, 40, batch_size=4, partition=IID())
+    assert [len(data.client(client).train_dataloader()) for client in (0, 1)] == [STEPS, STEPS]
+    federation = fit(model, data, rounds=50)
+    return federation.run.server.state_dict()["backbone.head.bias"][0].item()
+
+
+def test_unlike_fedavg_it_finds_the_optimum_of_the_mean() -> None:
+    """FedAvg stops where the clients' drifts cancel, which is elsewhere."""
+    rate = partial(torch.optim.SGD, lr=RATE)
+    drift = [1 - (1 - RATE * h) ** STEPS for h in H]
+    biased = sum(d * w for d, w in zip(drift, OPTIMA, strict=True)) / sum(drift)
+    optimum = sum(h * w for h, w in zip(H, OPTIMA, strict=True)) / sum(H)
+    assert abs(biased - optimum) > 0.2
+    assert end(BowlFedAvg(Net, CLASSES, rate)) == pytest.approx(biased, abs=1e-4)
+    for option in ("I", "II"):
+        assert end(BowlScaffold(Net, CLASSES, option, optimizer=rate)) == pytest.approx(optimum, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------ on the wire
+
+
+def test_a_clients_control_variate_stays_with_it() -> None:
+    engine = Recording()
+    federation = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), engine=engine, participation=0.4, rounds=2, evaluate_every=1)
+    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert not any(name.startswith("own_control") for state in states for name in state)
+    took_part = {turn.client.id for turn in engine.turns if turn.verb == "fit"}
+    assert private_states(federation).keys() == took_part < {0, 1, 2}
+
+
+def test_what_is_sent_back_is_the_change_alone() -> None:
+    """It adds up to the client's control variate over its turns."""
+    engine = Recording()
+    federation = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), engine=engine)
+    for client, private in private_states(federation).items():
+        changes = [split(update.state)[1] for update in engine.trained if update.client == client]
+        for name, own in controls(private).items():
+            torch.testing.assert_close(sum(change[name] for change in changes), own, rtol=1e-4, atol=1e-6)
+            assert not torch.equal(changes[-1][name], own)
+
+
+def test_twice_the_parameters_travel_each_way_and_buffers_once() -> None:
+    ours, plain = SCAFFOLD(NoisyNet, CLASSES).for_client(INFO), FedAvg(NoisyNet, CLASSES).for_client(INFO)
+    parameters = sum(p.numel() for p in plain.parameters())
+    assert count_floats(ours.update_state()) == count_floats(plain.update_state()) + parameters
+    assert count_bytes(ours.update_state()) == count_bytes(plain.update_state()) + 4 * parameters
+    row = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), rounds=1).run.history[0]
+    assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == 3 * 2 * sum(p.numel() for p in Net().parameters())
+
+
+def test_a_broadcast_without_control_variates_is_refused() -> None:
+    module = SCAFFOLD(Net, CLASSES).for_client(INFO)
+    with pytest.raises(FederationError, match=r"The payload for SCAFFOLD lacks 'control/backbone\.fc1\.bias' and 5 more tensors"):
+        module.load_broadcast(Broadcast(module.shared_state()))
+
+
+# ------------------------------------------------------------------------------------------------------------ the client
+
+
+def moved(module: SCAFFOLD) -> None:
+    """Control variates of noticeable size."""
+    for controls in (module.control, module.own_control):
+        controls.update({name: torch.randn_like(tensor) for name, tensor in controls.items()})
+
+
+def test_the_correction_is_of_the_gradient_and_not_of_the_loss() -> None:
+    module, batch = SCAFFOLD(Net, CLASSES).for_client(INFO), (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
+    moved(module)
+    corrected, plain = module.corrected_loss(batch), module.client_loss(batch)
+    assert torch.equal(corrected, plain)
+    own = dict(module.named_parameters())
+    slopes = [torch.autograd.grad(loss, list(own.values())) for loss in (corrected, plain)]
+    for name, one, other in zip(own, *slopes, strict=True):
+        torch.testing.assert_close(one - other, module.control[name] - module.own_control[name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_clipped_when_they_are_corrected() -> None:
+    module = SCAFFOLD(Net, CLASSES, "I", optimizer=sgd, gradient_clip=1e-3).for_client(INFO)
+    moved(module)
+    before = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    new_trainer(**QUIET, max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
+    way = torch.nn.utils.parameters_to_vector(module.parameters()).detach() - before
+    assert way.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+class Scheduled(SCAFFOLD):
+    """Every step has half the rate of the one before."""
+
+    def client_step(self, batch: Any) -> Tensor:
+        loss = super().client_step(batch)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] /= 2
+        return loss
+
+
+def test_option_2_divides_by_the_rates_of_the_steps_that_were_taken() -> None:
+    engine, data = Recording(), new_data(3, 120)
+    federation = fit(Scheduled(Net, CLASSES, optimizer=sgd), data, rounds=1, engine=engine)
+    for turn, update in engine.fits():
+        steps = len(data.client(update.client).train_dataloader())
+        way = sum(0.1 / 2**step for step in range(steps))
+        for name, own in controls(private_states(federation)[update.client]).items():
+            torch.testing.assert_close(own, (turn.broadcast.state[name] - update.state[name]) / way, rtol=1e-4, atol=1e-6)
+            # At the first turn the change is the control variate.
+            assert torch.equal(update.state[CONTROL + name], own)
+
+
+def test_option_1_is_the_gradient_where_the_round_began() -> None:
+    """Over all the client's examples, whatever the batches; its pass is counted."""
+    engine, data = Recording(), new_data(3, 120)
+    federation = fit(SCAFFOLD(Net, CLASSES, "I", optimizer=sgd, epochs=2), data, rounds=1, engine=engine)
+    for turn, update in engine.fits():
+        module = FedAvg(Net, CLASSES).for_client(turn.client)
+        module.load_shared_state(split(turn.broadcast.state)[0])
+        of_client = data.client(turn.client.id)
+        inputs, labels = of_client.data[of_client.splits[0]]
+        slopes = torch.autograd.grad(cross_entropy(module(inputs), labels), list(module.parameters()))
+        own = controls(private_states(federation)[update.client])
+        for (name, _), slope in zip(module.named_parameters(), slopes, strict=True):
+            torch.testing.assert_close(own[name], slope, rtol=1e-4, atol=1e-6)
+    other = fit(SCAFFOLD(Net, CLASSES, "II", optimizer=sgd, epochs=2), data, rounds=1)
+    costs = [run.run.history[0]["compute/flops"] for run in (federation, other)]
+    assert costs[0] == pytest.approx(costs[1] * 3 / 2)  # two epochs of steps, and a pass that costs as much as one
+
+
+def test_without_a_step_nothing_changes() -> None:
+    federation = fit(SCAFFOLD(NoisyNet, CLASSES, epochs=0))
+    x, c = split(federation.run.server.state_dict())
+    assert same(x, split(first_broadcast(NoisyNet))[0])
+    assert all(not tensor.any() for tensor in c.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"optimizer": momentum}, "momentum, weight_decay"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)}, "weight_decay"),
+        ({"optimizer": torch.optim.Adam}, "Adam"),
+        ({"gradient_clip": 1.0}, "gradient_clip=1.0"),
+    ],
+)
+def test_option_2_is_for_plain_sgd(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(FederationError, match=f"option II is for plain SGD, but got {what}: .* Set option to I"):
+        SCAFFOLD(Net, CLASSES, **options)
+    fit(SCAFFOLD(Net, CLASSES, "I", **options), rounds=1)
