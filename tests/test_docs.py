@@ -51,9 +51,8 @@ def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> Federation:
     return federation
 
 
-def test_the_lines_that_load_exports_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_that_load_exports_do() -> None:
     """All of docs/export.md, one after the other, with the exports that it names."""
-    monkeypatch.chdir(tmp_path)
     data, method = Digits(num_clients=4, batch_size=900), partial(PFedLoRA, CNN5)
     federation = new_federation(1, "images")
     federation.fit(method(), data)
