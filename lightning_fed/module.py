@@ -394,7 +394,8 @@ class FederatedModule(PhasedModule):
             network = {name.removeprefix(NETWORK): tensor for name, tensor in parts.pop("model").items()}
             self.backbone.network.save_pretrained(folder, state_dict=network)
         for part, tensors in parts.items():
-            safetensors.torch.save_file(tensors, folder / f"{part}.safetensors", metadata={"format": "pt"})
+            # save_file would make a file that nobody else may read
+            (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
 
     def export_state(self, private: bool = True) -> State:
         """What :meth:`export` writes, by name in the state dict. A method overrides it whose state has another form than what one

@@ -16,8 +16,8 @@ from tiny_texts import save_tokenizer
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import Digits
 from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, HOMLoRA, PFedLoRA
-from lightning_fed.models import CNN5, TransformerClassifier
+from lightning_fed.methods import FedAvg, FedHM, HOMLoRA, PFedLoRA
+from lightning_fed.models import CNN5, ResNet8, TransformerClassifier
 from lightning_fed.module import FederatedModule
 from lightning_fed.testing.checks import CHECKS
 
@@ -53,13 +53,17 @@ def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> Federation:
 
 def test_the_lines_that_load_exports_do() -> None:
     """All of docs/export.md, one after the other, with the exports that it names."""
-    data, method = Digits(num_clients=4, batch_size=900), partial(PFedLoRA, CNN5)
+    data, method = Digits(num_clients=4), partial(PFedLoRA, CNN5, epochs=0)
     federation = new_federation(1, "images")
     federation.fit(method(), data)
     client = federation.client_module(3).eval()
     federation.export(method(), data, "client-3", client=3)
     federation.export(method(), data, "server")
     federation.export(method(), data, "onnx-3", client=3, format="onnx")
+    fedhm, data = partial(FedHM, partial(ResNet8, width=0.1), ratios=[0.5], epochs=0), Digits(num_clients=4, image_size=8)
+    federation = new_federation(1, "low_rank")
+    federation.fit(fedhm(), data)
+    federation.export(fedhm(), data, "low-rank", client=0)
     transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)).save_pretrained("bert")
     texts = new_texts(2, 60)
     texts.tokenizer = save_tokenizer(Path("tokenizer"))
