@@ -43,6 +43,8 @@ def shorten(message: str) -> str:
     lines = [re.sub(r'^(- )?(Parser key "[^"]+":)?\s*', "", line.strip()) for line in message.splitlines()]
     told = "; ".join(line for line in lines if line and not line.startswith(_NOISE)) or " ".join(message.split())
     told = re.sub(r"Not of type \w+: ", "", told)
+    if told.startswith("does not conform") and (values := re.findall(r"Given value: (.*)", message)):
+        told = f"{values[0]} {told}"  # of a union, the value stands elsewhere
     told = re.sub(r"Expected a dot import path string: (\S+)", r"there is no '\1'", told)
     if classes := re.findall(r"Problem with given class_path '(?:\w+\.)*(\w+)':", message):
         told = told.replace("is not accepted", f"is not accepted by {classes[-1]}")
