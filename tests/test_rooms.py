@@ -13,7 +13,7 @@ MACHINERY = {"__main__", "callbacks", "cli", "engines", "federation", "lean", "m
 
 METHODS = {"families", "methods"}
 
-OTHERS = {"aggregation", "data", "errors", "exchange", "models", "module", "nn", "options", "phases", "seeding", "server"}
+OTHERS = {"aggregation", "data", "errors", "exchange", "models", "module", "nn", "options", "phases", "seeding", "server", "tasks"}
 """What both build on."""
 
 COMPOSITION = {"lightning_fed.methods", "lightning_fed.models", "lightning_fed.data"}

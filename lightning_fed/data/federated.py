@@ -17,6 +17,7 @@ from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.split import Split, rows_of, split_official, split_pooled, union
 from lightning_fed.errors import require
 from lightning_fed.exchange import ClientInfo
+from lightning_fed.tasks import TaskName
 
 Pools = tuple[Inputs, Tensor, Inputs, Tensor]
 """Training images and labels, test images and labels. Instead of images: inputs that a network takes by name."""
@@ -49,6 +50,11 @@ class FederatedDataModule(L.LightningDataModule):
     predicts_labels = True
     """Whether the labels by which the data are partitioned are also what is predicted. If not, the inputs have the targets, see
     :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, say).
+    """
+
+    task: TaskName = "multiclass"
+    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
+    are the inputs' targets, and ``num_classes`` says how many there are.
     """
 
     mean: tuple[float, ...] = (0.0,)

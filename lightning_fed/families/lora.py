@@ -14,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models.transformer import Transformer, TransformerFactory
+from lightning_fed.module import FederatedModule
 from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
@@ -178,9 +179,8 @@ class LoRAModule(FineTuning):
         return layers, [COMMON] if self.client is None else next(iter(layers.values())).active_adapters
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
-        """The loss of a batch with other values for some parameters, by name in the state dict; differentiable in them."""
-        inputs, targets = batch
-        return self.criterion(functional_call(self, values, (inputs,)), targets)
+        """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
+        return cast(Tensor, functional_call(LossOf(self), {f"module.{name}": value for name, value in values.items()}, (batch,)))
 
     def gradient_difference(
         self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
@@ -202,6 +202,22 @@ class LoRAModule(FineTuning):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 slopes.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*slopes, strict=True)]
+
+
+class LossOf(nn.Module):
+    """A module whose output is the loss of another: what ``functional_call`` needs, which calls ``forward``.
+
+    Args:
+        module: the other.
+    """
+
+    def __init__(self, module: FederatedModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        return self.module.client_loss(batch)
 
 
 def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Networks that methods can train."""
 
-from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
+from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
@@ -31,4 +32,6 @@ __all__ = [
     "TransformerLM",
     "TransformerQA",
     "VisionTransformer",
+    "Wrapped",
+    "backbone_of",
 ]
