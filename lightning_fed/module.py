@@ -14,7 +14,7 @@ from torchmetrics import Metric, MetricCollection
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
-from lightning_fed.models import Backbone, Backbones, backbone_of
+from lightning_fed.models import Backbone, Backbones, Wrapped, backbone_of
 from lightning_fed.phases import MOMENTS, Phase, PhasedModule, Progress, default_optimizer
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
@@ -176,6 +176,8 @@ class FederatedModule(PhasedModule):
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self.headline_metric = self.choose_headline()
+        if any(isinstance(module, Wrapped) for module in self.modules()):
+            self.flops_on_meta = False  # nobody knows what these networks look at
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics = frozenset(self.statistics_names())

@@ -1,6 +1,7 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
+from lightning_fed.data.beyond_classes import Diabetes, DigitAttributes
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
@@ -30,6 +31,8 @@ __all__ = [
     "BySimilarity",
     "ClassesPerClient",
     "ClientDataModule",
+    "Diabetes",
+    "DigitAttributes",
     "Digits",
     "DirichletPerClass",
     "DirichletPerClient",

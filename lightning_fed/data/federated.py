@@ -52,7 +52,7 @@ class FederatedDataModule(L.LightningDataModule):
     :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, say).
     """
 
-    task: TaskName = "multiclass"
+    problem: TaskName = "multiclass"
     """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
     are the inputs' targets, and ``num_classes`` says how many there are.
     """

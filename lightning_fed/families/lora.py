@@ -13,6 +13,7 @@ from torch.func import functional_call
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
+from lightning_fed.models.making import name_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.rank import effective_rank
@@ -89,7 +90,10 @@ class LoRAModule(FineTuning):
             try:
                 inject_adapter_in_model(config, self.backbone.network, name)
             except ValueError as error:
-                raise FederationError(f"No adapter can be put on target_modules {self.target_modules}: {error}") from error
+                raise FederationError(
+                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(self.backbone)}: {error}. Name linear "
+                    "layers in target_modules, as in the network's named_modules()."
+                ) from error
         for layer in self.backbone.modules():
             if isinstance(layer, LoraLayer):
                 layer.set_adapter(list(layer.lora_A))  # injecting one deactivates those before

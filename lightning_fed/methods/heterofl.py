@@ -74,7 +74,7 @@ class HeteroFL(CapacityModule):
             return backbone_of(factory, self.num_classes, width=own * width)
         except (TypeError, FederationError) as error:
             raise FederationError(
-                f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does: {error}."
+                f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does. {error}"
             ) from error
 
     def shapes(self, width: float) -> dict[str, torch.Size]:

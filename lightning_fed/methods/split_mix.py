@@ -57,6 +57,11 @@ class SplitMix(CapacityModule):
         super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, **kwargs)
         if any(not 1 <= budget <= bases for budget in budgets):
             raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
+        if isinstance(backbone, nn.Module):
+            raise FederationError(
+                f"SplitMix trains {bases} networks that start from different weights, but got one network, a {type(backbone).__name__}: "
+                "give its class or a function that builds it."
+            )
         self.capacities = [None if budget == bases else budget for budget in budgets]
 
     def build(self) -> None:
