@@ -61,8 +61,10 @@ class FederatedModule(PhasedModule):
             See :mod:`lightning_fed.tasks`.
     """
 
-    headline_metric = "accuracy"
-    """The metric of :meth:`configure_metrics` that progress, tables and model selection use, if no other was chosen."""
+    headline_metric = ""
+    """The metric of :meth:`configure_metrics` that progress, tables and model selection use, if no other was chosen; empty: the
+    task's, accuracy of classes.
+    """
 
     headline_model: Literal["clients", "global"] = "clients"
     """Whose :attr:`headline_metric` that is: the mean over the clients' models on their own test data, or that of the global
@@ -329,7 +331,7 @@ class FederatedModule(PhasedModule):
 
     def choose_headline(self) -> str:
         """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else
-        :attr:`headline_metric` or, where that is not measured, the first that is.
+        :attr:`headline_metric`, else the task's; where these are not measured, any that is.
         """
         measured = [str(name) for name in self.test_metrics.keys(keep_base=True)]
         if self.metric is not None and self.metric not in measured:
@@ -337,8 +339,8 @@ class FederatedModule(PhasedModule):
             raise FederationError(
                 f"metric is {self.metric!r}, but what can be measured is {known}: choose one of these, or give yours in metrics."
             )
-        usual = self.headline_metric if self.headline_metric in measured else measured[0]
-        return self.metric or usual
+        wanted = (self.metric, type(self).headline_metric, TASKS[self.task].always[0], *measured)
+        return next(name for name in wanted if name in measured)
 
     @property
     def more_is_better(self) -> bool:

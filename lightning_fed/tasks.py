@@ -1,5 +1,6 @@
 """What is learned: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ Measures = Mapping[str, Callable[[int], Metric]]
 TaskName = Literal["multiclass", "multilabel", "regression"]
 
 
-class Task(ABC):
+class LearningTask(ABC):
     """A kind of target. Its networks have as many outputs as there are classes, labels or numbers.
 
     Attributes:
@@ -45,7 +46,7 @@ class Task(ABC):
         return self.prepared(outputs, targets)
 
 
-class Multiclass(Task):
+class Multiclass(LearningTask):
     """One class of several: logits ``(B, C, …)``, targets ``(B, …)``. ``f1`` is that of class 1 where there are two classes, as
     GLUE scores MRPC and QQP, and else the mean over the classes.
     """
@@ -62,7 +63,7 @@ class Multiclass(Task):
         return cross_entropy(outputs, targets)
 
 
-class Multilabel(Task):
+class Multilabel(LearningTask):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
     predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of labels that are right, ``exact_match`` that
     of examples of which all are.
@@ -89,15 +90,15 @@ class Multilabel(Task):
         return outputs.sigmoid(), targets.reshape(outputs.shape).long()
 
 
-class Regression(Task):
+class Regression(LearningTask):
     """Numbers: outputs ``(B, D)``, targets ``(B, D)``, or ``(B,)`` where there is one."""
 
     measures: ClassVar[Measures] = {
         "rmse": lambda outputs: tm.MeanSquaredError(squared=False, num_outputs=1),
         "mae": lambda outputs: tm.MeanAbsoluteError(),
         "r2": lambda outputs: tm.R2Score(),
-        "pearson": lambda outputs: tm.PearsonCorrCoef(num_outputs=outputs),
-        "spearman": lambda outputs: tm.SpearmanCorrCoef(num_outputs=outputs),
+        "pearson": lambda outputs: MeanPearson(num_outputs=outputs),
+        "spearman": lambda outputs: mean_spearman(outputs),
     }
     always = ("rmse", "mae")
 
@@ -124,5 +125,28 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs, targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-TASKS: dict[str, Task] = {"multiclass": Multiclass(), "multilabel": Multilabel(), "regression": Regression()}
+class MeanPearson(tm.PearsonCorrCoef):
+    """Pearson's correlation, of several numbers the mean."""
+
+    def compute(self) -> Tensor:
+        """A scalar."""
+        return super().compute().mean()
+
+
+class MeanSpearman(tm.SpearmanCorrCoef):
+    """Spearman's correlation, of several numbers the mean."""
+
+    def compute(self) -> Tensor:
+        """A scalar."""
+        return super().compute().mean()
+
+
+def mean_spearman(outputs: int) -> Metric:
+    """Without the warning that ranks take all predictions at once, which are those of a test set."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
+        return MeanSpearman(num_outputs=outputs)
+
+
+TASKS: dict[str, LearningTask] = {"multiclass": Multiclass(), "multilabel": Multilabel(), "regression": Regression()}
 """The tasks by the names that torchmetrics has for two of them."""

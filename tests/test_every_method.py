@@ -17,6 +17,7 @@ from tiny import (
     same,
     without_seconds,
 )
+from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
@@ -141,6 +142,27 @@ def test_measuring_changes_nothing(name: str) -> None:
     often, seldom = fit(name, evaluate_every=1), recorded(name)[0]
     assert same(often.run.server.state_dict(), seldom.run.server.state_dict())
     assert often.run.results == seldom.run.results
+
+
+def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
+    """Whatever a method does with the loss of a batch, it is the one of its subclass."""
+    method, called = getattr(lightning_fed.methods, name), []
+
+    def client_loss(self: FederatedModule, batch: object) -> Tensor:
+        called.append(name)
+        return method.client_loss(self, batch) * 2
+
+    model = new_method(name)
+    model.__class__ = type(name, (method,), {"client_loss": client_loss})
+    federation = new_federation(1, participation=0.7, evaluate_every=0)
+    federation.fit(model, data_for(name, num_clients=3, size=100))
+    assert called
+    losses, plain = (
+        {key: value for key, value in run.history[0].items() if key.startswith("train/")}
+        for run in (federation.run, recorded(name)[0].run)
+    )
+    assert losses.keys() == plain.keys()
+    assert any(losses[key] != pytest.approx(value) for key, value in plain.items())
 
 
 def test_another_seed_gives_other_numbers(name: str) -> None:

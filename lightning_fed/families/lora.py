@@ -91,8 +91,8 @@ class LoRAModule(FineTuning):
                 inject_adapter_in_model(config, self.backbone.network, name)
             except ValueError as error:
                 raise FederationError(
-                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(self.backbone)}: {error}. Name linear "
-                    "layers in target_modules, as in the network's named_modules()."
+                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(self.backbone)}: {error}. Name "
+                    "linear layers in target_modules, as in the network's named_modules()."
                 ) from error
         for layer in self.backbone.modules():
             if isinstance(layer, LoraLayer):

@@ -59,7 +59,7 @@ class SplitMix(CapacityModule):
             raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
         if isinstance(backbone, nn.Module):
             raise FederationError(
-                f"SplitMix trains {bases} networks that start from different weights, but got one network, a {type(backbone).__name__}: "
+                f"SplitMix trains {bases} networks that start from different weights, but got one, a {type(backbone).__name__}: "
                 "give its class or a function that builds it."
             )
         self.capacities = [None if budget == bases else budget for budget in budgets]

@@ -112,6 +112,7 @@ class Wrapped(Backbone):
         self.network = network_of(network, None if new_head else num_classes, **(settings or {}))
         self._head = self._found(head, None if new_head else num_classes)
         self._cuts = dict(cuts or {})
+        self._num_classes = num_classes
         layers = dict(self.network.named_modules())
         if unknown := [name for name in self._cuts if name not in layers]:
             raise FederationError(f"{name_of(self)} has no layer {unknown[0]!r} to cut at: take a name from its named_modules().")
@@ -176,6 +177,11 @@ class Wrapped(Backbone):
         else:
             outputs = self.network(**{name: tensor for name, tensor in x.items() if name != EXAMPLE})
         logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        if self._num_classes not in (None, logits.shape[1] if logits.dim() > 1 else 1):
+            raise FederationError(
+                f"{name_of(self)} gives outputs of shape {tuple(logits.shape)}, but num_classes is {self._num_classes}: give a "
+                "network with so many outputs, or its number of outputs as num_classes."
+            )
         return logits
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:

@@ -1,6 +1,7 @@
 """A network for rows of numbers."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class MLP(Backbone):
     ) -> None:
         super().__init__()
         widths = [inputs, *(scaled(size, width) for size in hidden)]
-        layers = ([nn.Linear(i, o), nn.ReLU()] for i, o in zip(widths, widths[1:], strict=False))
+        layers = ([nn.Linear(i, o), nn.ReLU()] for i, o in pairwise(widths))
         self.layers = nn.Sequential(*(layer for pair in layers for layer in pair))
         self.head = nn.Linear(widths[-1], num_classes)
 
