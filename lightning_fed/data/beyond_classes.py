@@ -1,11 +1,11 @@
 """Small data sets that come with scikit-learn, in which something else than one class is predicted."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.batches import INPUT, TARGETS, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.vision.images import Digits
 
@@ -39,7 +39,7 @@ class Diabetes(FederatedDataModule):
         measured, progress = (torch.from_numpy(column).float() for column in (table.data, table.target))
         quarter = torch.bucketize(progress, progress.quantile(torch.tensor([0.25, 0.5, 0.75])))
         rows = {INPUT: standardised(measured), TARGETS: standardised(progress)}
-        return rows, quarter, {name: tensor[:0] for name, tensor in rows.items()}, quarter[:0]
+        return rows, quarter, take(rows, slice(0)), quarter[:0]
 
 
 class DigitAttributes(Digits):
@@ -60,8 +60,8 @@ class DigitAttributes(Digits):
         """The digits, with what is true of them."""
         images, digits, *_ = super().load()
         attributes = torch.tensor([[digit in those for those in (ODD, LARGE, PRIME, LOOP)] for digit in range(10)]).float()
-        rows = {INPUT: images, TARGETS: attributes[digits]}
-        return rows, digits, {name: tensor[:0] for name, tensor in rows.items()}, digits[:0]
+        rows = {INPUT: cast(Tensor, images), TARGETS: attributes[digits]}
+        return rows, digits, take(rows, slice(0)), digits[:0]
 
 
 def standardised(numbers: Tensor) -> Tensor:
