@@ -2,10 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import safetensors.torch
 import torch
@@ -14,21 +14,28 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.parsing import collect_init_args
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import INSTANTIATOR, describe
-from lightning_fed.models import Backbone, Backbones, Transformer
+from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
 from lightning_fed.models.transformer import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
+from lightning_fed.tasks import TASKS, TaskName
+
+if TYPE_CHECKING:
+    Loss = Callable[[Tensor, Tensor], Tensor]
+    Metrics = dict[str, Metric]
+else:
+    # The command line would list all subclasses of a narrower type, and know no function.
+    Loss = Callable[..., Any]
+    Metrics = dict[str, Callable[..., Any]]
 
 
 class FederatedModule(PhasedModule):
@@ -50,12 +57,19 @@ class FederatedModule(PhasedModule):
     after the other and again from the first until the Trainer stops.
 
     Args:
-        backbone: builds the network that every client trains, given the number of classes (a :class:`Backbone` class does); or a
-            list of such, of which client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes; the command line takes it from the data.
+        backbone: the network that every client trains: a class or function that builds one for a number of classes (a
+            :class:`Backbone`, ``torchvision.models.resnet18``), its dotted path, or a network itself, of which each client gets a
+            copy; or a list of such, of which client ``k`` gets entry ``k mod len(list)``. See :func:`.backbone_of`.
+        num_classes: number of classes, or of labels or values that are predicted; the command line takes it from the data.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         gradient_clip: largest gradient norm of a step; None does not clip.
+        loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
+            the module, and what it has of parameters is trained. None: the task's.
+        metrics: more metrics of outputs and targets, by name.
+        metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
+        task: what is predicted: one class of several, any number of labels, or numbers; the command line takes it from the data.
+            See :mod:`lightning_fed.tasks`.
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
@@ -66,8 +80,10 @@ class FederatedModule(PhasedModule):
         adapt_optimizer: how. Default: ``optimizer``.
     """
 
-    headline_metric = "accuracy"
-    """The metric of :meth:`configure_metrics` that progress, tables and model selection use; more is better."""
+    headline_metric = ""
+    """The metric of :meth:`configure_metrics` that progress, tables and model selection use, if no other was chosen; empty: the
+    task's, accuracy of classes.
+    """
 
     headline_model: Literal["clients", "global"] = "clients"
     """Whose :attr:`headline_metric` that is: the mean over the clients' models on their own test data, or that of the global
@@ -107,6 +123,10 @@ class FederatedModule(PhasedModule):
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         gradient_clip: PositiveFloat | None = None,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        metric: str | None = None,
+        task: TaskName = "multiclass",
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
         adapt_epochs: NonNegativeInt = 0,
@@ -117,7 +137,7 @@ class FederatedModule(PhasedModule):
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
         self._not_stored: list[str] = []
         self._save_hyperparameters(inspect.currentframe())
-        self.backbone_factories = backbone if isinstance(backbone, list) else [backbone]
+        self.backbone_factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
             raise FederationError("backbone is an empty list: name at least one network.")
         if len(self.backbone_factories) > 1 and not self.heterogeneous:
@@ -128,6 +148,14 @@ class FederatedModule(PhasedModule):
         self.num_classes = num_classes
         self.optimizer = optimizer
         self.epochs = epochs
+        if task not in TASKS:
+            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
+        self.task: TaskName = task
+        self.loss_function = of_its_own(loss)
+        self.more_metrics = dict(metrics or {})
+        if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
+            raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
+        self.metric = metric
         self.adapt_epochs, self.adapt_steps, self.adapt_layers = adapt_epochs, adapt_steps, adapt_layers
         self.adapt_optimizer = adapt_optimizer or optimizer
         self._check_adaptation()
@@ -188,7 +216,7 @@ class FederatedModule(PhasedModule):
     def new_backbone(self) -> Backbone:
         """Another network of the client's architecture, with initial weights of its own."""
         which = self.client.id % len(self.backbone_factories) if self.client else 0
-        return self.backbone_factories[which](self.num_classes)
+        return backbone_of(self.backbone_factories[which], self.num_classes)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains. Clients of one architecture take turns on one module in memory."""
@@ -236,6 +264,9 @@ class FederatedModule(PhasedModule):
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
+        self.headline_metric = self.choose_headline()
+        if any(isinstance(module, Wrapped) for module in self.modules()):
+            self.flops_on_meta = False  # nobody knows what these networks look at
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics, self._payload = frozenset(self.statistics_names()), frozenset(self.payload())
@@ -422,14 +453,44 @@ class FederatedModule(PhasedModule):
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """Logits ``(B, num_classes)``, what a client predicts with."""
         return self.backbone(x)
 
+    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
+        """What a network takes of a batch, and what it is to predict. A batch is a pair of these; or a dict of what a network takes
+        by name and ``labels``, as collators of the transformers library make it.
+        """
+        if not isinstance(batch, Mapping):
+            inputs, targets = batch
+            return inputs, targets
+        if "labels" not in batch:
+            raise FederationError(f"A batch has {', '.join(batch)}, but no labels: give what is to be predicted under that name.")
+        inputs = dict(batch)
+        targets = inputs.pop("labels")
+        return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
+
     def client_loss(self, batch: Any) -> Tensor:
-        """Cross-entropy of a batch ``(images, labels)``."""
-        x, y = batch
-        return cross_entropy(self(x), y)
+        """The loss of a batch: :meth:`criterion` of outputs and targets."""
+        x, y = self.unpack(batch)
+        return self.criterion(self(x), y)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs: the one that was given, or the task's."""
+        task = TASKS[self.task]
+        prepared = task.prepared(outputs, targets)
+        return task.loss(*prepared) if self.loss_function is None else self.loss_function(*prepared)
+
+    def needs_cross_entropy(self, why: str) -> None:
+        """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
+
+        Args:
+            why: what that is, and how to do without, to complete the error.
+        """
+        given = self.loss_function
+        if self.task != "multiclass" or not (given is None or isinstance(given, nn.CrossEntropyLoss)):
+            what = f"task {self.task!r}" if given is None or self.task != "multiclass" else f"the loss {type(given).__name__}"
+            raise FederationError(f"{type(self).__name__} got {what}, but {why}")
 
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
@@ -500,8 +561,32 @@ class FederatedModule(PhasedModule):
     # ---------------------------------------------------------------------------------------------------------- evaluation
 
     def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: accuracy."""
-        return MetricCollection({"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)})
+        """Metrics of validation and test data. Default: the task's usual ones (accuracy of classes), the headline, and those that
+        were given.
+        """
+        task = TASKS[self.task]
+        names = dict.fromkeys((*task.always, *(name for name in task.measures if name == self.metric)))
+        metrics = {name: task.measures[name](self.num_classes) for name in names}
+        return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
+
+    def choose_headline(self) -> str:
+        """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else
+        :attr:`headline_metric`, else the task's; where these are not measured, any that is.
+        """
+        measured = [str(name) for name in self.test_metrics.keys(keep_base=True)]
+        if self.metric is not None and self.metric not in measured:
+            known = ", ".join({**TASKS[self.task].measures, **self.more_metrics})
+            raise FederationError(
+                f"metric is {self.metric!r}, but what can be measured is {known}: choose one of these, or give yours in metrics."
+            )
+        wanted = (self.metric, type(self).headline_metric, TASKS[self.task].always[0], *measured)
+        return next(name for name in wanted if name in measured)
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the headline is to be large; an error, say, is not. Metrics know."""
+        metrics = dict(self.test_metrics.items(keep_base=True, copy_state=False))
+        return getattr(metrics.get(self.headline_metric), "higher_is_better", None) is not False
 
     def inspect(self) -> dict[str, float]:
         """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
@@ -510,9 +595,9 @@ class FederatedModule(PhasedModule):
         return {}
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch ``(images, labels)`` into the metrics."""
-        x, y = batch
-        metrics.update(self(x), y)
+        """Take a batch into the metrics."""
+        x, y = self.unpack(batch)
+        metrics.update(*TASKS[self.task].measured(self(x), y))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``val/…`` metrics."""
@@ -523,3 +608,14 @@ class FederatedModule(PhasedModule):
         """Update ``test/…`` metrics."""
         self.update_metrics(self.test_metrics, batch)
         self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+
+
+def of_its_own(loss: Loss | None) -> Loss | None:
+    """A loss that a module can hold: a copy whose buffers (class weights) go where the module goes, and are in no state dict."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    loss = copy.deepcopy(loss)
+    for module in loss.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, buffer, persistent=False)
+    return loss

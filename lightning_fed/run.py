@@ -109,8 +109,8 @@ class Run:
         self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
         self._gathered: int | None = None  # the round of which the statistics are
         self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
-        self._best, self.target = BestRound(self.headline, self.metric), target
-        self._target = Target(self.headline("test"), target) if target is not None else None
+        self._best, self.target = BestRound(self.headline, self.metric, model.more_is_better), target
+        self._target = Target(self.headline("test"), target, model.more_is_better) if target is not None else None
         self._callbacks, self._continued = callbacks, checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)

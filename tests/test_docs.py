@@ -35,6 +35,13 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     assert [path for path in linked if not (page.parent / path).exists()] == []
 
 
+def test_the_programs_of_the_page_on_networks_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "networks.md"
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(code, str(page), "exec"), {"__name__": "networks"})
+    assert float(capsys.readouterr().out) > 0
+
+
 @pytest.fixture
 def fedavgm(monkeypatch: pytest.MonkeyPatch) -> type[FederatedModule]:
     """The method of CONTRIBUTING.md, from a file outside the package."""

@@ -3,10 +3,12 @@
 from functools import cache, partial
 
 import pytest
-from tiny import METHODS, data_for, new_method
+from tiny import METHODS, data_for, new_federation, new_method
+from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.families.fine_tuning import FineTuning
+from lightning_fed.module import FederatedModule
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.checks import Subject
 
@@ -23,3 +25,24 @@ def checks(name: str) -> list[Check]:
 @pytest.mark.parametrize(("name", "check"), [(name, check) for name in METHODS for check in checks(name)], ids=str)
 def test_every_method(name: str, check: Check) -> None:
     check()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
+    """Whatever a method does with the loss of a batch, it is the one of its subclass."""
+    method, called = getattr(lightning_fed.methods, name), []
+
+    def client_loss(self: FederatedModule, batch: object) -> Tensor:
+        called.append(name)
+        return method.client_loss(self, batch) * 2
+
+    losses = []
+    for changes in ({"client_loss": client_loss}, {}):
+        model = new_method(name)
+        model.__class__ = type(name, (method,), changes)
+        history = new_federation(1, participation=0.7, evaluate_every=0).fit(model, data_for(name, num_clients=3, size=100))
+        losses.append({key: value for key, value in history[0].items() if key.startswith("train/")})
+    changed, plain = losses
+    assert called
+    assert changed.keys() == plain.keys()
+    assert any(changed[key] != pytest.approx(value) for key, value in plain.items())

@@ -18,7 +18,7 @@ METHODS = {"families", "methods"}
 
 OTHERS = {
     *("aggregation", "data", "errors", "exchange", "hparams", "models", "module", "nn", "options", "phases", "schedules"),
-    *("seeding", "server"),
+    *("seeding", "server", "tasks"),
 }
 """What both build on."""
 

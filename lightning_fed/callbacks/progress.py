@@ -102,7 +102,8 @@ def summary_table(run: Run) -> Table:
     for stage, label in (("before", "before aggregation, participants"), ("after", "after aggregation, all clients")):
         name = f"{stage}/test_{metric}"
         if f"{name}/mean" in last:
-            add(label, last[f"{name}/mean"], last[f"{name}/min"], last[f"{name}/max"])
+            extremes = ("min", "max") if run.model.more_is_better else ("max", "min")
+            add(label, *(last[f"{name}/{value}"] for value in ("mean", *extremes)))
     for name in run.server.models():
         if f"{name}/test_{metric}" in last:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])

@@ -76,6 +76,7 @@ class FederationCLI(LightningCLI):
         parser.link_arguments("seed_everything", "federation.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        parser.link_arguments("data.problem", "model.init_args.task", apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's."""

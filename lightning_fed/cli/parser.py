@@ -2,8 +2,10 @@
 
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
+from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
 import lightning_fed.data
@@ -25,6 +27,16 @@ _NOISE = (
 )
 
 
+def tensor_of(numbers: Any) -> torch.Tensor:
+    """A tensor of a list of numbers: how class weights are written."""
+    if not isinstance(numbers, list):
+        raise ValueError(f"{numbers!r} is no list of numbers")
+    return torch.tensor(numbers, dtype=torch.get_default_dtype())
+
+
+register_type(torch.Tensor, serializer=torch.Tensor.tolist, deserializer=tensor_of, fail_already_registered=False)
+
+
 class Parser(LightningArgumentParser):
     """Lightning's parser with short messages."""
 
@@ -41,6 +53,7 @@ def shorten(message: str) -> str:
     """What is wrong, with which option, and what is known instead."""
     keys = re.findall(r'Parser key "([^"]+)":', message)
     lines = [re.sub(r'^(- )?(Parser key "[^"]+":)?\s*', "", line.strip()) for line in message.splitlines()]
+    lines = [line for line in lines if "not match regular expression" not in line]  # what a dotted path looks like
     told = "; ".join(line for line in lines if line and not line.startswith(_NOISE)) or " ".join(message.split())
     told = re.sub(r"Not of type \w+: ", "", told)
     if told.startswith("does not conform") and (values := re.findall(r"Given value: (.*)", message)):

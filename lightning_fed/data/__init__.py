@@ -1,6 +1,7 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
+from lightning_fed.data.beyond_classes import Diabetes, DigitAttributes
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
 from lightning_fed.data.lazy import LazyInputs
@@ -40,6 +41,8 @@ __all__ = [
     "CSVFiles",
     "ClassesPerClient",
     "ClientDataModule",
+    "Diabetes",
+    "DigitAttributes",
     "Digits",
     "DirichletPerClass",
     "DirichletPerClient",

@@ -26,6 +26,9 @@ Batch = tuple[Tensor | dict[str, Tensor], Tensor]
 TARGETS = "targets"
 """Name, among the inputs, of what is to be predicted where that is not the label; a network does not get it."""
 
+INPUT = "input"
+"""Name, among the inputs, of what a network takes as it is and not by name, beside :data:`TARGETS`: images, or rows of numbers."""
+
 EXAMPLE = "example"
 """Name, among the inputs, of the number of the example that a row belongs to, shape (N,). A network drops it."""
 
@@ -203,7 +206,7 @@ class SharedTensors(Dataset[Batch]):
             return self.images[indices], labels
         inputs = trimmed({name: tensor[indices] for name, tensor in self.images.items()})
         targets = inputs.pop(TARGETS, labels)
-        return inputs, targets
+        return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
     def shuffled(self, indices: Tensor, batch_size: int, seed: int, lone_example: LoneExample = "join") -> DataLoader[Batch]:
         """A loader for training."""

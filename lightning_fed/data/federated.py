@@ -32,6 +32,7 @@ from lightning_fed.data.split import (
 )
 from lightning_fed.errors import FederationError, require
 from lightning_fed.exchange import ClientInfo
+from lightning_fed.tasks import TaskName
 
 NUM_CLIENTS = 10
 """How many clients examples are dealt to if nobody says."""
@@ -78,6 +79,11 @@ class FederatedDataModule(L.LightningDataModule):
     :data:`lightning_fed.data.batches.TARGETS`, and labels say what an example is about (its topic, say).
     """
 
+    problem: TaskName = "multiclass"
+    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
+    are the inputs' targets, and ``num_classes`` says how many there are.
+    """
+
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
@@ -116,8 +122,8 @@ class FederatedDataModule(L.LightningDataModule):
         Images of type uint8 and shape (N, C, H, W) are normalised and augmented; other tensors reach the module as they
         are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
         ``attention_mask``, a batch is cut to its longest text. Where one is :data:`lightning_fed.data.batches.EXAMPLE`, rows of one
-        example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in memory
-        are :class:`lightning_fed.data.LazyInputs`.
+        example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in
+        memory are :class:`lightning_fed.data.LazyInputs`.
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 

@@ -69,6 +69,11 @@ class CapacityModule(FederatedModule):
         self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
         self.assignment = assignment
         self.masked = masked
+        if masked:
+            self.needs_cross_entropy(
+                "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "
+                "weights)."
+            )
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The size of the client's version."""
@@ -82,6 +87,11 @@ class CapacityModule(FederatedModule):
         """Logits ``(B, C)`` as this client sees them."""
         if not self.masked or self.client is None or self.client.id < 0:
             return logits
+        if len(self.client.label_counts) != logits.shape[1]:
+            raise FederationError(
+                f"{type(self).__name__} masks classes that a client has no example of, but the data count examples by "
+                f"{len(self.client.label_counts)} labels, not by the {logits.shape[1]} classes: set masked to false."
+            )
         return mask_absent(logits, torch.tensor(self.client.label_counts, device=logits.device) > 0)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,23 +1,23 @@
 """Fine-tuning of a frozen network that all clients share in memory: something small is trained beside it."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.models.transformer import SharedTransformer, Transformer, TransformerFactory
+from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.shared import SharedTransformer
+from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase
-
-Headline = Literal["accuracy", "matthews", "f1", "exact_match", "bleu", "nist", "meteor", "rouge_l", "cider"]
-"""What a headline can be: metrics of which more is better."""
+from lightning_fed.tasks import TASKS
 
 
 def default_adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -40,10 +40,13 @@ class FineTuning(FederatedModule):
     :class:`lightning_fed.models.Transformer`.
 
     Args:
-        backbone: builds the network, given the number of classes.
+        backbone: a network of the transformers library: a :class:`lightning_fed.models.Transformer`; the name of a model on the
+            Hugging Face hub, or a folder, for a classifier; the model itself, or a function that builds one. See
+            :func:`.transformer_of`.
         num_classes: number of classes.
         train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
-        metric: headline, one of those that the network has; None: its first.
+        metric: headline: one that the network has, such as ``f1`` or ``matthews`` of a classifier, or one of those in ``metrics``;
+            None: the network's first.
         optimizer: of all that is trained.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
         epochs: local epochs per round, where ``local_steps`` is None.
@@ -60,17 +63,16 @@ class FineTuning(FederatedModule):
         backbone: TransformerFactory,
         num_classes: PositiveInt = 2,
         train_head: bool = True,
-        metric: Headline | None = None,
+        metric: str | None = None,
         optimizer: OptimizerCallable = default_adamw,
         local_steps: NonNegativeInt | None = 10,
         epochs: NonNegativeInt = 1,
         persistent: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)  # type: ignore[arg-type]
+        super().__init__(backbone, num_classes, optimizer, epochs, metric=metric, **kwargs)
         self.source = SharedTransformer(backbone)
         self.train_head = train_head
-        self.metric = metric
         self.local_steps = local_steps
         self.persistent = persistent
         self._predictions: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -81,7 +83,7 @@ class FineTuning(FederatedModule):
         """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
         network = self.source.copy(self.num_classes)
         self.backbone: Transformer = network  # type: ignore[assignment]
-        self.headline_metric = self.task_metric = self._checked_metric(network)
+        self.task_metric = self._checked_metric(network)
         heads = network.head_names()
         self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
         body = {id(p) for name, p in network.named_parameters() if name not in heads}
@@ -93,12 +95,13 @@ class FineTuning(FederatedModule):
         """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""
 
     def _checked_metric(self, network: Transformer) -> str:
-        if self.metric is not None and self.metric not in network.measures:
+        measures = network.measures if self.task == "multiclass" else tuple(TASKS[self.task].measures)
+        if self.metric not in (None, *measures, *self.more_metrics):
             raise FederationError(
-                f"metric is {self.metric!r}, but {type(network).__name__} is measured by {', '.join(network.measures)}: give "
-                "one of these, or another network."
+                f"metric is {self.metric!r}, but {type(network).__name__} is measured by {', '.join(measures)}: give one of these, "
+                "another network, or yours in metrics."
             )
-        return self.metric or network.measures[0]
+        return self.metric or measures[0]
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
@@ -112,23 +115,35 @@ class FineTuning(FederatedModule):
         length = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
         return [Phase("local", self.trainable(), self.client_loss, self.optimizer, persistent=self.persistent, **length)]
 
-    def client_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch ``(inputs, targets)``."""
-        inputs, targets = batch
-        return self.criterion(self(inputs), targets)
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss. Default: cross-entropy; networks have the classes in the second dimension of their logits."""
-        return cross_entropy(outputs, targets)
+    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
+        """See :meth:`.FederatedModule.unpack`; what is predicted has the names that the library has for the network's task."""
+        if isinstance(batch, Mapping) and not isinstance(self.backbone, Backbone):
+            inputs = dict(batch)
+            try:
+                return inputs, self.backbone.targets_of(inputs)
+            except KeyError as error:
+                raise FederationError(f"A batch has {', '.join(batch)}, but no {error}: give what is to be predicted.") from error
+        return super().unpack(batch)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def configure_metrics(self) -> MetricCollection:
-        """What can be measured batch by batch: the network knows."""
-        return MetricCollection({**self.backbone.metrics(self.task_metric)})
+        """What can be measured batch by batch: of classes and texts the network knows."""
+        if self.task != "multiclass":
+            return super().configure_metrics()
+        return MetricCollection({**self.backbone.metrics(self.task_metric), **self.more_metrics}, compute_groups=False)
+
+    def choose_headline(self) -> str:
+        """The one that was asked for, or the network's first; the data may be who measures it."""
+        return self.task_metric
+
+    @property
+    def more_is_better(self) -> bool:
+        """As the metrics or, where the data measure it, the network says."""
+        return super().more_is_better and self.task_metric not in self.backbone.less_is_better
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch ``(inputs, targets)`` in."""
+        """Take a batch in."""
         if metrics:
             super().update_metrics(metrics, batch)
         self.predict("", batch)
@@ -138,9 +153,11 @@ class FineTuning(FederatedModule):
 
         Args:
             prefix: what the names of the scores begin with.
-            batch: ``(inputs, targets)``.
+            batch: see :meth:`unpack`. One that does not say to which examples it belongs is not from data that can score texts.
         """
-        inputs, targets = batch
+        inputs, targets = self.unpack(batch)
+        if isinstance(inputs, Tensor) or EXAMPLE not in inputs:
+            return
         answers = self.backbone.predict(inputs, targets)
         if answers is not None:
             self._predictions[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))

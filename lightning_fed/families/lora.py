@@ -13,7 +13,9 @@ from torch.func import functional_call
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
+from lightning_fed.models.making import name_of
 from lightning_fed.models.transformer import NETWORK, Transformer, TransformerFactory
+from lightning_fed.module import FederatedModule
 from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
@@ -88,7 +90,10 @@ class LoRAModule(FineTuning):
             try:
                 inject_adapter_in_model(config, self.backbone.network, name)
             except ValueError as error:
-                raise FederationError(f"No adapter can be put on target_modules {self.target_modules}: {error}") from error
+                raise FederationError(
+                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(self.backbone)}: {error}. Name "
+                    "linear layers in target_modules, as in the network's named_modules()."
+                ) from error
         for layer in self.backbone.modules():
             if isinstance(layer, LoraLayer):
                 layer.set_adapter(list(layer.lora_A))  # injecting one deactivates those before
@@ -189,9 +194,8 @@ class LoRAModule(FineTuning):
         return layers, next(iter(layers.values())).active_adapters if private else [COMMON]
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
-        """The loss of a batch with other values for some parameters, by name in the state dict; differentiable in them."""
-        inputs, targets = batch
-        return self.criterion(functional_call(self, values, (inputs,)), targets)
+        """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
+        return cast(Tensor, functional_call(LossOf(self), {f"module.{name}": value for name, value in values.items()}, (batch,)))
 
     def gradient_difference(
         self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
@@ -242,6 +246,22 @@ def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
                 raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
             found.append(module_name)
     return sorted(module for module in found if not covered(module))
+
+
+class LossOf(nn.Module):
+    """A module whose output is the loss of another: what ``functional_call`` needs, which calls ``forward``.
+
+    Args:
+        module: the other.
+    """
+
+    def __init__(self, module: FederatedModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        return self.module.client_loss(batch)
 
 
 def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:

@@ -132,21 +132,23 @@ class BestRound:
     Args:
         headline: the headline's column on ``"val"`` and on ``"test"`` data.
         metric: its name in the result, ``selected/test_<metric>``.
+        more_is_better: whether the best is the largest.
 
     Attributes:
         round: which round that was, the first among equals; None without validation data.
     """
 
-    def __init__(self, headline: Callable[[str], str], metric: str) -> None:
+    def __init__(self, headline: Callable[[str], str], metric: str, more_is_better: bool = True) -> None:
         self.headline = headline
         self.metric = metric
         self.round: int | None = None
+        self._sign = 1 if more_is_better else -1
         self._best = -math.inf
         self._selected: Metrics = {}
 
     def update(self, row: Metrics) -> Metrics:
         """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
-        value = row.get(self.headline("val"), -math.inf)
+        value = self._sign * row[self.headline("val")] if self.headline("val") in row else -math.inf
         if value > self._best:
             self._best, self.round = value, int(row["round"])
             self._selected = {f"selected/test_{self.metric}": row[self.headline("test")], "selected/round": row["round"]}
@@ -159,16 +161,18 @@ class Target:
     Args:
         headline: the column that is to reach the target.
         target: its value.
+        more_is_better: whether it is reached from below.
     """
 
-    def __init__(self, headline: str, target: float) -> None:
+    def __init__(self, headline: str, target: float, more_is_better: bool = True) -> None:
         self.headline = headline
         self.target = target
+        self._sign = 1 if more_is_better else -1
         self._reached: Metrics = {}
 
     def update(self, row: Metrics) -> Metrics:
         """Take a round's metrics in, with totals; nothing is returned before the target is reached."""
-        if not self._reached and row.get(self.headline, -math.inf) >= self.target:
+        if not self._reached and self.headline in row and self._sign * row[self.headline] >= self._sign * self.target:
             costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
             costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
             self._reached = {f"target/{name}": value for name, value in costs.items()}

@@ -12,6 +12,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution
 from lightning_fed.models import BackboneFactory
+from lightning_fed.models.making import name_of
 from lightning_fed.nn.factorise import (
     Factorised,
     Spectrum,
@@ -107,7 +108,8 @@ class FedHM(CapacityModule):
         layers = self.backbone.factorisable if self.layers is None else self.layers
         if not layers:
             raise FederationError(
-                f"{type(self.backbone).__name__} does not say which of its layers can be factorised: name them in layers."
+                f"{name_of(self.backbone)} does not say which of its layers can be factorised: name them in layers, such as "
+                f"{', '.join(name for name in self._candidates())}."
             )
         known = dict(self.backbone.named_modules())
         if missing := [name for name in layers if name not in known]:
@@ -116,6 +118,11 @@ class FedHM(CapacityModule):
                 f"named_modules(), such as {', '.join(list(known)[1:4])}."
             )
         return layers
+
+    def _candidates(self) -> list[str]:
+        """A few layers that can be factorised, from the middle of the network."""
+        names = [name for name, layer in self.backbone.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        return names[len(names) // 2 :][:2]
 
     def client_loss(self, batch: Any) -> Tensor:
         """Masked cross-entropy plus Frobenius decay."""

@@ -6,7 +6,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbones
@@ -51,6 +51,9 @@ class FedRoD(FederatedModule):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
+        self.needs_cross_entropy(
+            "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep."
+        )
 
     def build(self) -> None:
         """The backbone and, drawn after it, what makes the personal head."""
@@ -76,6 +79,11 @@ class FedRoD(FederatedModule):
             raise FederationError(
                 "FedRoD needs the client's label counts: train it in a Federation, or with datamodule=data.client(k)."
             )
+        if len(self.client.label_counts) != self.num_classes:
+            raise FederationError(
+                f"FedRoD needs the client's examples of each of the {self.num_classes} classes, but the data count them by "
+                f"{len(self.client.label_counts)} other labels: give data whose labels are what is predicted, or use FedRep."
+            )
         return torch.tensor(self.client.label_counts, dtype=torch.float32, device=self.device)
 
     def personal_logits(self, features: Tensor) -> Tensor:
@@ -94,9 +102,9 @@ class FedRoD(FederatedModule):
 
     def client_loss(self, batch: Any) -> Tensor:
         """The sum of the generic and the personal loss."""
-        x, y = batch
+        x, y = self.unpack(batch)
         features = self.backbone.encode(x)
         generic = self.backbone.classify(features)
         prior = self.label_counts().clamp(min=1e-12).log()  # an absent class leaves the softmax, without the NaN of 0 · log 0
         personal = generic.detach() + self.personal_logits(features.detach())
-        return cross_entropy(generic + self.gamma * prior, y) + cross_entropy(personal, y)
+        return self.criterion(generic + self.gamma * prior, y) + self.criterion(personal, y)

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
-from lightning_fed.models import Backbone, BackboneFactory
+from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
@@ -74,12 +74,12 @@ class HeteroFL(CapacityModule):
         """The network in a width relative to its own; None: as it is."""
         [factory] = self.backbone_factories
         if width is None:
-            return factory(self.num_classes)
+            return backbone_of(factory, self.num_classes)
         try:
-            return factory(self.num_classes, width=own_width(factory) * width)  # type: ignore[call-arg]
-        except TypeError as error:
+            return backbone_of(factory, self.num_classes, width=own_width(factory) * width)
+        except (TypeError, FederationError) as error:
             raise FederationError(
-                f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does: {error}."
+                f"{type(self).__name__} needs a backbone that takes a width, as ResNet18 does. {error}"
             ) from error
 
     def shapes(self, width: float) -> dict[str, torch.Size]:

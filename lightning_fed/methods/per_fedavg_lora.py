@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from lightning_fed.exchange import State
 from lightning_fed.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.tasks import TASKS
 
 
 class PerFedAvgLoRA(LoRAModule):
@@ -59,10 +60,9 @@ class PerFedAvgLoRA(LoRAModule):
         self.delta = delta
         self.batches_per_step = batches
 
-    def build(self) -> None:
-        """The headline is the adapted model's."""
-        super().build()
-        self.headline_metric = f"adapted_{self.task_metric}"
+    def choose_headline(self) -> str:
+        """That of the adapted model."""
+        return f"adapted_{self.task_metric}"
 
     def attach(self) -> None:
         """The adapter, on a network that can be differentiated as often as needed."""
@@ -128,13 +128,13 @@ class PerFedAvgLoRA(LoRAModule):
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch into both kinds of metrics."""
-        inputs, targets = batch
+        inputs, targets = self.unpack(batch)
         for prefix, values in (("", {}), ("adapted_", self._values)):
             with self._holding(values):
                 measured = [m for name, m in metrics.items(keep_base=True) if name.startswith("adapted_") == bool(prefix)]
-                logits = self(inputs) if measured else None
+                seen = TASKS[self.task].measured(self(inputs), targets) if measured else ()
                 for metric in measured:
-                    metric.update(logits, targets)
+                    metric.update(*seen)
                 self.predict(prefix, batch)
 
     @contextmanager

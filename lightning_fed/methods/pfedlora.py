@@ -1,18 +1,19 @@
 """pFedLoRA (Yi et al. 2023, https://arxiv.org/abs/2310.13283; its first version was called FedLoRA)."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lightning_fed.errors import FederationError
-from lightning_fed.models import Backbones
+from lightning_fed.exchange import ClientInfo
+from lightning_fed.models import Backbone, Backbones, backbone_of
+from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase, default_optimizer
-
-Batch = tuple[Tensor, Tensor]
+from lightning_fed.server import Server
 
 
 class PFedLoRA(FederatedModule):
@@ -85,13 +86,31 @@ class PFedLoRA(FederatedModule):
     def build(self) -> None:
         """The client's network and, drawn after it, the adapter."""
         super().build()
-        if self.cut not in self.backbone.cuts:
+        width = self.width(self.backbone)
+        self.adapter = build_adapter(width, self.hidden_dim, self.num_classes, self.adapter_kind, self.adapter_bias)
+
+    def width(self, network: Backbone) -> int:
+        """How wide the representation of a network is at the cut."""
+        if self.cut not in network.cuts:
+            known = f"set cut to one of {sorted(network.cuts)}" if network.cuts else "name its head"
             raise FederationError(
-                f"{type(self.backbone).__name__} cannot be cut at {self.cut!r}: set cut to one of {sorted(self.backbone.cuts)}."
+                f"{name_of(network)} cannot be cut at {self.cut!r}: {known}, or wrap the network with cuts, which say where and "
+                "how wide (Backbone.wrap(network, head='fc', cuts={'layer': 512}))."
             )
-        self.adapter = build_adapter(
-            self.backbone.cuts[self.cut], self.hidden_dim, self.num_classes, self.adapter_kind, self.adapter_bias
-        )
+        return network.cuts[self.cut]
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The average of the adapter, which fits all networks or none: they are looked at before the first round."""
+        expected = self.width(self.backbone)
+        for place, factory in enumerate(self.backbone_factories[1 : len(clients)], start=1):
+            network = backbone_of(factory, self.num_classes)
+            if (width := self.width(network)) != expected:
+                raise FederationError(
+                    f"Client {clients[place].id}'s network, {name_of(network)}, is {width} wide at {self.cut!r}, but that of "
+                    f"client {clients[0].id}, {name_of(self.backbone)}, is {expected}, and all share one adapter: set cut to "
+                    "a place where all are equally wide, or choose other networks."
+                )
+        return super().configure_server(clients)
 
     def shared_names(self) -> set[str]:
         """The adapter travels."""
@@ -101,23 +120,23 @@ class PFedLoRA(FederatedModule):
         """The network first, then the adapter: whole epochs, not interleaved batches."""
         network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
         return [
-            Phase("local", network, self.local_loss, self.optimizer, self.epochs),
+            Phase("local", network, self.client_loss, self.optimizer, self.epochs),
             Phase("adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]),
         ]
 
-    def local_loss(self, batch: Batch) -> Tensor:
+    def client_loss(self, batch: Any) -> Tensor:
         r""":math:`(1-\mu)\,\ell_1 + \mu\,\ell_2` of a batch; the adapter's branch is left out where its weight is zero."""
-        x, y = batch
-        representation = self.backbone.encode(x, self.cut)
-        own = cross_entropy(self.backbone.classify(representation, self.cut), y)
+        x, y = self.unpack(batch)
+        representation, logits = self.backbone.encode_and_classify(x, self.cut)
+        own = self.criterion(logits, y)
         if self.mu == 1:
             return own
-        return (1 - self.mu) * cross_entropy(self.adapter(representation), y) + self.mu * own
+        return (1 - self.mu) * self.criterion(self.adapter(representation), y) + self.mu * own
 
-    def adapter_loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy of the adapter on the frozen encoder's representation."""
-        x, y = batch
-        return cross_entropy(self.adapter(self.backbone.encode(x, self.cut)), y)
+    def adapter_loss(self, batch: Any) -> Tensor:
+        """The loss of the adapter on the frozen encoder's representation."""
+        x, y = self.unpack(batch)
+        return self.criterion(self.adapter(self.backbone.encode(x, self.cut)), y)
 
 
 def build_adapter(

@@ -7,12 +7,11 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
-from lightning_fed.models import BackboneFactory
+from lightning_fed.models import BackboneFactory, backbone_of
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
@@ -58,13 +57,20 @@ class SplitMix(CapacityModule):
         super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, **kwargs)
         if any(not 1 <= budget <= bases for budget in budgets):
             raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
+        if isinstance(backbone, nn.Module):
+            raise FederationError(
+                f"SplitMix trains {bases} networks that start from different weights, but got one, a {type(backbone).__name__}: "
+                "give its class or a function that builds it."
+            )
         self.capacities = [None if budget == bases else budget for budget in budgets]
 
     def build(self) -> None:
         """As many networks as the client trains."""
         budget = self.client.capacity if self.client else None
         [factory] = self.backbone_factories
-        self.bases = nn.ModuleList(factory(self.num_classes) for _ in range(self.num_bases if budget is None else int(budget)))
+        self.bases = nn.ModuleList(
+            backbone_of(factory, self.num_classes) for _ in range(self.num_bases if budget is None else int(budget))
+        )
 
     def every_logits(self, x: Tensor) -> Tensor:
         """Of every network, ``(networks, B, C)``."""
@@ -75,9 +81,9 @@ class SplitMix(CapacityModule):
         return self.every_logits(x).mean(dim=0)
 
     def client_loss(self, batch: Any) -> Tensor:
-        """The sum of the networks' cross-entropies: none has a gradient from another's."""
-        x, y = batch
-        return torch.stack([cross_entropy(logits, y) for logits in self.every_logits(x)]).sum()
+        """The sum of the networks' losses: none has a gradient from another's."""
+        x, y = self.unpack(batch)
+        return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""

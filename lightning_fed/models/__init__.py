@@ -1,7 +1,8 @@
 """Networks that methods can train."""
 
-from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones
+from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.mlp import MLP
 from lightning_fed.models.question_answering import TransformerQA
@@ -33,4 +34,6 @@ __all__ = [
     "TransformerLM",
     "TransformerQA",
     "VisionTransformer",
+    "Wrapped",
+    "backbone_of",
 ]

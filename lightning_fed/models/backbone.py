@@ -1,9 +1,16 @@
-"""The narrow base of every network that a method can train."""
+"""The narrow base of every network that a method can train, and any other network behind it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from jsonargparse.typing import restricted_string_type
 from torch import Tensor, nn
+
+from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.errors import FederationError
+from lightning_fed.models.making import DOTTED, name_of, network_of
 
 
 class Backbone(nn.Module, ABC):
@@ -34,6 +41,12 @@ class Backbone(nn.Module, ABC):
         """Where the network can be cut, and how wide the representation is there; front to back."""
         return {"features": self.head.in_features}
 
+    @property
+    def num_outputs(self) -> int | None:
+        """Outputs of the head, where that is known."""
+        head = getattr(self, "head", None)
+        return head.out_features if isinstance(head, nn.Linear) else None
+
     def head_names(self) -> set[str]:
         """Names of the head's parameters, within the network."""
         own = {id(p) for p in self.head.parameters()}
@@ -51,14 +64,192 @@ class Backbone(nn.Module, ABC):
         """Logits ``(B, num_classes)``."""
         return self.classify(self.encode(x))
 
+    def encode_and_classify(self, x: Tensor, cut: str = "features") -> tuple[Tensor, Tensor]:
+        """Representation at ``cut`` and logits, in one pass."""
+        representation = self.encode(x, cut)
+        return representation, self.classify(representation, cut)
+
+    @staticmethod
+    def wrap(
+        network: nn.Module, head: str | None = None, cuts: Mapping[str, int] | None = None, num_classes: int | None = None
+    ) -> "Wrapped":
+        """A network of any kind as a backbone; it is copied.
+
+        Args:
+            network: of torchvision, of transformers, or of one's own.
+            head: name of its last linear layer, as in ``named_modules()``; None: the last linear layer that it has.
+            cuts: where else it can be cut: names of layers, and how many values the output of each has per example.
+            num_classes: give it a new head for so many classes; None: it keeps its own.
+        """
+        return Wrapped(num_classes, network, head, dict(cuts or {}), new_head=num_classes is not None)
+
+
+class Wrapped(Backbone):
+    """A network that knows nothing of this package: of torchvision, of transformers, or of one's own.
+
+    In Python, :meth:`.Backbone.wrap` wraps a network that is there. What is given without any wrapping (``FedAvg(resnet18)``) gets
+    this one with its defaults.
+
+    Args:
+        num_classes: outputs of the network; None: as many as it has.
+        network: a network, which is copied; its class, or a function that builds it; or the dotted path of one, such as
+            ``torchvision.models.resnet18``. Images come as one argument, dicts of tensors as named ones.
+        head: name of its last linear layer, as in ``named_modules()``; None: the last one that has ``num_classes`` outputs.
+        cuts: where else it can be cut: names of layers, and how many values the output of each has per example, flattened.
+        new_head: let the network be built as it comes, pretrained for other classes, and give it a new head.
+        settings: other arguments of the function or class, such as ``weights: IMAGENET1K_V1``.
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = 10,
+        network: Any = None,
+        head: str | None = None,
+        cuts: dict[str, int] | None = None,
+        new_head: bool = False,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if network is None:
+            raise FederationError("Wrapped got no network: give its dotted path, such as torchvision.models.resnet18.")
+        self.network = network_of(network, None if new_head else num_classes, **(settings or {}))
+        self._head = self._found(head, None if new_head else num_classes)
+        self._cuts = dict(cuts or {})
+        self._num_classes = num_classes
+        layers = dict(self.network.named_modules())
+        if unknown := [name for name in self._cuts if name not in layers]:
+            raise FederationError(f"{name_of(self)} has no layer {unknown[0]!r} to cut at: take a name from its named_modules().")
+        if new_head and num_classes is not None:
+            self._replace_head(num_classes)
+
+    def _found(self, head: str | None, num_classes: int | None) -> str | None:
+        """The name of the head: the one given, if it is one; else the last linear layer with so many outputs."""
+        layers = {name: layer for name, layer in self.network.named_modules() if isinstance(layer, nn.Linear)}
+        if head is not None and head not in layers:
+            raise FederationError(
+                f"{name_of(self)} has no linear layer {head!r} to be its head"
+                + (f": name one of {', '.join(list(layers)[-3:])}." if layers else ", nor any other.")
+            )
+        fitting = [name for name, layer in layers.items() if num_classes in (None, layer.out_features)]
+        if head is None:
+            # Without a linear layer of the right width the head is something else; or the network is for other classes.
+            last = [layer for layer in self.network.modules() if next(layer.parameters(recurse=False), None) is not None][-1:]
+            if fitting or not (layers and last and isinstance(last[0], nn.Linear)):
+                return fitting[-1] if fitting else None
+            head = list(layers)[-1]
+        if head not in fitting:
+            raise FederationError(
+                f"The head {head!r} of {name_of(self)} has {layers[head].out_features} outputs, not {num_classes}: give "
+                f"num_classes={layers[head].out_features} if these are what is predicted, another head, or a new one with new_head "
+                f"(Backbone.wrap(network, head={head!r}, num_classes={num_classes}))."
+            )
+        return head
+
+    def _replace_head(self, num_classes: int) -> None:
+        old = self.head
+        new = nn.Linear(old.in_features, num_classes, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
+        self.network.set_submodule(str(self._head), new)
+        config = getattr(self.network, "config", None)
+        if hasattr(config, "num_labels"):
+            config.num_labels = num_classes  # type: ignore[union-attr]
+
+    @property
+    def head(self) -> nn.Linear:  # type: ignore[override]
+        """The last linear layer."""
+        if self._head is None:
+            raise FederationError(
+                f"This method needs the head of the network, and {name_of(self)} has no linear layer that is known as such: "
+                "name it, Backbone.wrap(network, head='fc') or --model.init_args.backbone Wrapped with head, or use FedAvg."
+            )
+        return self.network.get_submodule(self._head)  # type: ignore[return-value]
+
+    @property
+    def num_outputs(self) -> int | None:
+        """Outputs of the head, if one was found."""
+        return None if self._head is None else self.head.out_features
+
+    @property
+    def cuts(self) -> Mapping[str, int]:
+        """Those that were named, and ``features``, the input of the head, if there is one."""
+        return self._cuts | ({} if self._head is None else {"features": self.head.in_features})
+
+    def forward(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Logits ``(B, num_classes)`` of images, or of what a tokenizer makes."""
+        if isinstance(x, Tensor):
+            outputs = self.network(x)
+        else:
+            outputs = self.network(**{name: tensor for name, tensor in x.items() if name != EXAMPLE})
+        logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        if self._num_classes not in (None, logits.shape[1] if logits.dim() > 1 else 1):
+            raise FederationError(
+                f"{name_of(self)} gives outputs of shape {tuple(logits.shape)}, but num_classes is {self._num_classes}: give a "
+                "network with so many outputs, or its number of outputs as num_classes."
+            )
+        return logits
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        """Representation ``(B, cuts[cut])``: the whole network runs, and its layer's values are kept."""
+        return self.encode_and_classify(x, cut)[0]
+
+    def encode_and_classify(self, x: Tensor, cut: str = "features") -> tuple[Tensor, Tensor]:
+        """Representation ``(B, cuts[cut])`` and logits ``(B, num_classes)``.
+
+        Raises:
+            FederationError: if the representation is not as wide as was said, or there is something behind the head.
+        """
+        if cut != "features" and cut not in self._cuts:
+            raise FederationError(f"{name_of(self)} cannot be cut at {cut!r}: name it in cuts, Backbone.wrap(network, cuts=...).")
+        seen: dict[str, Any] = {}
+        with self._watching(cut, seen):
+            logits = self(x)
+        if "representation" not in seen:
+            raise FederationError(f"{name_of(self)} does not use its layer {cut if cut in self._cuts else self._head!r}.")
+        representation: Tensor = seen["representation"]
+        if cut == "features" and seen["logits"] is not logits:
+            raise FederationError(
+                f"{name_of(self)} computes something behind its head {self._head!r}, which cannot be left out where representation "
+                "and head are used apart: let the network end with its head."
+            )
+        if cut != "features":
+            representation = representation.flatten(1)
+        if representation.dim() != 2 or representation.shape[1] != self.cuts[cut]:
+            raise FederationError(
+                f"{name_of(self)} has values of shape {tuple(representation.shape[1:])} per example at {cut!r}, expected "
+                f"{self.cuts[cut]}: set the cut's width to that, or cut behind a pooling layer."
+            )
+        return representation, logits
+
+    @contextmanager
+    def _watching(self, cut: str, seen: dict[str, Any]) -> Iterator[None]:
+        """Note what passes while the network runs. The hooks go with it: networks are copied and sent elsewhere."""
+
+        def of_head(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            seen["representation"], seen["logits"] = args[0], output
+
+        def of_layer(layer: nn.Module, args: Any, output: Any) -> None:
+            seen["representation"] = output if isinstance(output, Tensor) else output[0]
+
+        layer, hook = (self.head, of_head) if cut == "features" else (self.network.get_submodule(cut), of_layer)
+        handle = layer.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
 
 def scaled(channels: int, width: float) -> int:
     """Channels of a layer in a network of a relative width, rounded, at least 1."""
     return max(1, round(width * channels))
 
 
-BackboneFactory = Callable[[int], Backbone]
-"""Builds a network for a number of classes; a ``Backbone`` class is one."""
+if TYPE_CHECKING:
+    ImportPath = str
+    BackboneFactory = Callable[..., nn.Module] | nn.Module | str
+else:
+    ImportPath = restricted_string_type("ImportPath", f"^{DOTTED.pattern}$", docstring="A dotted path.")
+    # What the command line knows of; narrow, so that its help is about networks that methods can train.
+    BackboneFactory = Callable[[int], Backbone] | ImportPath
+"""Builds a network for a number of classes, as a ``Backbone`` class does; or any other network, see :func:`.backbone_of`."""
 
 # The list comes first: jsonargparse cannot serialise lists for a union in which it comes second.
 Backbones = list[BackboneFactory] | BackboneFactory

@@ -11,7 +11,7 @@ from torchmetrics.text import Perplexity
 
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
-from lightning_fed.models.transformer import Inputs, Transformer
+from lightning_fed.models.transformer import Inputs, Model, Transformer
 
 PADDING = -1
 """Stands left of prompts that are shorter than others; no token has this number."""
@@ -38,12 +38,13 @@ class TransformerLM(Transformer):
     """
 
     auto_class = "AutoModelForCausalLM"
-    measures = ("bleu", "nist", "meteor", "rouge_l", "cider")
+    measures = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "perplexity")
+    less_is_better = ("ter",)
 
     def __init__(
         self,
         num_classes: int = 1,
-        name: str | None = None,
+        name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
         num_beams: PositiveInt = 10,
@@ -74,6 +75,11 @@ class TransformerLM(Transformer):
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits ``(B, V, L)``: of which token of the vocabulary follows each of L."""
         return super().forward(inputs).transpose(1, 2)
+
+    def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
+        """``labels`` stand at their own tokens, as the library has it; here each token's target is the one that follows."""
+        labels = inputs.pop("labels")
+        return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
     def metrics(self, headline: str) -> dict[str, Metric]:
         """Perplexity of the targets."""

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
-from lightning_fed.models.transformer import Inputs, Transformer
+from lightning_fed.models.transformer import Inputs, Model, Transformer
 
 
 class TransformerQA(Transformer):
@@ -30,7 +30,7 @@ class TransformerQA(Transformer):
     def __init__(
         self,
         num_classes: int = 2,
-        name: str | None = None,
+        name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
         max_answer_length: int = 30,
@@ -41,6 +41,10 @@ class TransformerQA(Transformer):
             raise FederationError(f"Got max_answer_length={max_answer_length}: give a whole number of tokens from 1.")
         super().__init__(name, config, attention, num_labels=num_classes)
         self.max_answer_length = max_answer_length
+
+    def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The first and the last token of the answer, ``(B, 2)``."""
+        return torch.stack([inputs.pop("start_positions"), inputs.pop("end_positions")], dim=1)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits of start and end ``(B, L, 2)``: the classes of either are the L tokens. As in transformers, padding and the

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.nn.matthews import Matthews
+from lightning_fed.tasks import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    Model = str | PreTrainedModel | Callable[[], PreTrainedModel]
+else:
+    Model = str  # all that the command line has
 
 Inputs = dict[str, Tensor]
 """What a tokenizer makes: ``input_ids``, ``attention_mask``, …, each ``(B, L)``."""
@@ -23,7 +26,8 @@ class Transformer(nn.Module):
     """A model of the transformers library for a task; a subclass says which.
 
     Args:
-        name: of a model on the Hugging Face hub, or a local folder; its pretrained weights are loaded.
+        name: of a model on the Hugging Face hub, or a local folder, whose pretrained weights are loaded. In Python also a
+            model, which is copied, or a function that returns one.
         config: instead of a name, the settings of a model with random weights: ``model_type`` and what its config class takes.
         attention: implementation of attention (``eager``, ``sdpa``, …); None: the library's choice.
         **settings: more settings of the model's config.
@@ -39,11 +43,14 @@ class Transformer(nn.Module):
     measures: tuple[str, ...]
     """Names of the metrics that can be the headline, the usual one first."""
 
+    less_is_better: tuple[str, ...] = ()
+    """Those of them of which less is better, where the data score them."""
+
     projections: tuple[str, str, str, str] | None = None
     """Names of the layers in a block that make query, key, value and output of attention, where they are known."""
 
     def __init__(
-        self, name: str | None = None, config: dict[str, Any] | None = None, attention: str | None = None, **settings: Any
+        self, name: Model | None = None, config: dict[str, Any] | None = None, attention: str | None = None, **settings: Any
     ) -> None:
         super().__init__()
         import transformers
@@ -51,11 +58,14 @@ class Transformer(nn.Module):
         if (name is None) == (config is None):
             raise FederationError(f"{type(self).__name__} got name={name!r} and config={config!r}: give exactly one.")
         auto = getattr(transformers, self.auto_class)
-        if config is not None:
+        self.drawn: frozenset[str] = frozenset()
+        if name is not None and not isinstance(name, str):
+            model: PreTrainedModel = copy.deepcopy(name) if isinstance(name, nn.Module) else name()  # type: ignore[assignment]
+            self.network: PreTrainedModel = self._adapted(model, attention, settings)
+        elif config is not None:
             # In one dict: given **settings, the command line would take the arguments of for_model for ours, and require them.
             made = transformers.AutoConfig.for_model(**(config | settings))
-            self.network: PreTrainedModel = auto.from_config(made, attn_implementation=attention)
-            self.drawn: frozenset[str] = frozenset()
+            self.network = auto.from_config(made, attn_implementation=attention)
         else:
             try:
                 self.network, found = auto.from_pretrained(
@@ -69,6 +79,25 @@ class Transformer(nn.Module):
             self.drawn = frozenset(f"network.{key}" for key, _ in self.network.named_parameters() if key in lacking)
         self.train()  # from_pretrained leaves the network in eval mode
         self.attention = attention
+
+    @staticmethod
+    def _adapted(model: "PreTrainedModel", attention: str | None, settings: dict[str, Any]) -> "PreTrainedModel":
+        """A model that is there, with these settings, if it can have them."""
+        if (wanted := settings.pop("num_labels", None)) not in (None, model.config.num_labels):
+            raise FederationError(
+                f"{type(model).__name__} has {model.config.num_labels} outputs, but num_classes is {wanted}: load it with "
+                f"num_labels={wanted}, or set num_classes to {model.config.num_labels}."
+            )
+        if attention is not None:
+            model.set_attn_implementation(attention)
+        for name, value in settings.items():
+            if hasattr(model.config, name):
+                setattr(model.config, name, value)
+        return model
+
+    def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Take out of a batch, as Hugging Face's collators make it, what is to be predicted. Default: ``labels``."""
+        return inputs.pop("labels")
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits for tokenised texts, the classes in the second dimension: ``(B, C)``, or ``(B, C, …)`` of several predictions."""
@@ -98,7 +127,7 @@ class Transformer(nn.Module):
 
 
 class TransformerClassifier(Transformer):
-    """A text classifier: pretrained body, new head.
+    """A classifier of texts, or of images: pretrained body, new head. Images must have the size that the network is made for.
 
     Args:
         num_classes: outputs of the head.
@@ -110,12 +139,12 @@ class TransformerClassifier(Transformer):
     """
 
     auto_class = "AutoModelForSequenceClassification"
-    measures = ("accuracy", "matthews")
+    measures = ("accuracy", "f1", "matthews")
 
     def __init__(
         self,
         num_classes: int = 2,
-        name: str | None = None,
+        name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
         pad_token_id: int | None = None,
@@ -125,38 +154,22 @@ class TransformerClassifier(Transformer):
         super().__init__(name, config, attention, num_labels=num_classes, **padding, **settings)
         self.num_classes = num_classes
 
+    def forward(self, inputs: Inputs | Tensor) -> Tensor:
+        """Logits ``(B, num_classes)``."""
+        logits: Tensor = self.network(inputs).logits if isinstance(inputs, Tensor) else super().forward(inputs)
+        return logits
+
     def metrics(self, headline: str) -> dict[str, Metric]:
-        """Accuracy and, where it is the headline, Matthews' correlation."""
-        metrics: dict[str, Metric] = {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
-        if headline == "matthews":
-            metrics["matthews"] = Matthews(self.num_classes)
-        return metrics
+        """Accuracy, and the headline where it is another: F1 as GLUE scores MRPC and QQP, or Matthews' correlation."""
+        known = TASKS["multiclass"].measures
+        return {name: known[name](self.num_classes) for name in dict.fromkeys(("accuracy", headline)) if name in known}
 
 
 NETWORK = "network."
 """What the names of a :class:`Transformer`'s tensors begin with, and those of the network in it do not."""
 
-TransformerFactory = Callable[[int], Transformer]
-"""Builds a network for a number of classes; ``TransformerClassifier`` is one."""
-
-
-class SharedTransformer:
-    """Loads a network once and hands out copies that share all of its tensors but the head's.
-
-    Args:
-        factory: builds the network.
-    """
-
-    def __init__(self, factory: TransformerFactory) -> None:
-        self._factory = factory
-        self._network: Transformer | None = None
-
-    def copy(self, num_classes: int) -> Transformer:
-        """A network whose body is shared and frozen and whose head is its own and is not."""
-        if self._network is None:
-            self._network = self._factory(num_classes)
-            heads = self._network.head_names()
-            for name, parameter in self._network.named_parameters():
-                parameter.requires_grad_(name in heads)
-        shared = {id(parameter): parameter for parameter in self._network.parameters() if not parameter.requires_grad}
-        return copy.deepcopy(self._network, memo=shared)
+if TYPE_CHECKING:
+    TransformerFactory = Callable[..., nn.Module] | nn.Module | str
+else:
+    TransformerFactory = Callable[[int], Transformer] | str
+"""Builds a network for a number of classes, as ``TransformerClassifier`` does; or what else :func:`.transformer_of` takes."""

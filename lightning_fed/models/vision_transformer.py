@@ -7,7 +7,7 @@ from torch.nn.functional import interpolate
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone
-from lightning_fed.models.transformer import TransformerClassifier
+from lightning_fed.models.transformer import Model, TransformerClassifier
 
 
 class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc]  # images are not tokenised texts
@@ -28,12 +28,12 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
     def __init__(
         self,
         num_classes: int = 10,
-        name: str | None = None,
+        name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
     ) -> None:
         # A pretrained head for other classes is replaced by a new one, as the task has it.
-        pretrained = {} if name is None else {"ignore_mismatched_sizes": True}
+        pretrained = {"ignore_mismatched_sizes": True} if isinstance(name, str) else {}
         super().__init__(num_classes, name, config, attention, **pretrained)
         if (kind := self.network.config.model_type) != "vit":
             raise FederationError(f"VisionTransformer got a network of model_type {kind!r}: give one of model_type 'vit'.")

@@ -157,6 +157,30 @@ def test_ckpt_path_last_continues() -> None:
     assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["federation"]["rounds"] == 2
 
 
+def test_a_network_of_another_library_by_its_path() -> None:
+    short = ["--federation.rounds=1", "--data.init_args.num_clients=2", "--trainer.limit_train_batches=1"]
+    short += ["--data.init_args.image_size=8", "--data.init_args.batch_size=8", "--trainer.limit_test_batches=1"]
+    resnet, option = "torchvision.models.resnet18", "--model.init_args.backbone"
+    fit("--model=FedAvg", option, resnet, *short)
+    wrapped = [f"{option}.init_args.network", resnet, f"{option}.init_args.head", "fc"]
+    fit("--model=FedPer", option, "Wrapped", *wrapped, *short)
+    whole, base = (final_checkpoint(Path(f"runs/version_{number}"))[3] for number in (0, 1))
+    assert whole.keys() - base.keys() == {"backbone.network.fc.weight", "backbone.network.fc.bias"}
+
+
+def test_a_loss_and_a_headline_of_ones_own() -> None:
+    loss = "--model.init_args.loss"
+    options = [f"{loss}.init_args.label_smoothing=0.1", f"{loss}.init_args.weight=[1,1,1,1,1,1,1,1,1,2]"]
+    fit(loss, "torch.nn.CrossEntropyLoss", *options, "--model.init_args.metric=f1", "--federation.rounds=1")
+    saved = yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["model"]["init_args"]
+    assert saved["loss"]["init_args"]["weight"] == [1.0] * 9 + [2.0]
+    assert saved["metric"] == "f1"
+    assert "selected/test_f1" in final_checkpoint(Path("runs/version_0"))[2][-1]
+    main(["fit", "--config", "runs/version_0/config.yaml"])
+    one, other = (final_checkpoint(Path(f"runs/version_{number}")) for number in (0, 1))
+    assert one[2] == other[2]
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
@@ -180,6 +204,8 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--federation.rounds=0"], ["federation.rounds: 0 ", "v>0"]),
         (["--model.init_args.mu=1.5"], ["model.mu: 1.5 ", "v>=0 and v<=1"]),
         (["--model.init_args.backbone=CNN9"], ["model.backbone", "'CNN9'", "CNN1, CNN2, CNN3, CNN4, CNN5"]),
+        (["--model.init_args.backbone=torchvision.models.resnet19"], ["There is no 'torchvision.models.resnet19'", "dotted path"]),
+        (["--model.init_args.metric=f2"], ["metric is 'f2'", "accuracy, f1, matthews"]),
         (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['fc1', 'features']"]),
         (["--data=Digit"], ["data", "'Digit'", "Digits"]),
         ([f"{CLASSES}=11"], ["classes=11", "10 classes", "at most 10"]),

@@ -12,7 +12,8 @@ from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRAServer
-from lightning_fed.models.transformer import SharedTransformer, TransformerClassifier
+from lightning_fed.models.shared import SharedTransformer
+from lightning_fed.models.transformer import TransformerClassifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft, of each Conv1D of GPT-2, and sets it
 

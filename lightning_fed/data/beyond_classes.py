@@ -1,0 +1,69 @@
+"""Small data sets that come with scikit-learn, in which something else than one class is predicted."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lightning_fed.data.batches import INPUT, TARGETS, take
+from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.vision.images import Digits
+
+ODD, LARGE, PRIME, LOOP = {1, 3, 5, 7, 9}, {5, 6, 7, 8, 9}, {2, 3, 5, 7}, {0, 6, 8, 9}
+"""What is true of which digits: odd, five or more, prime, written with a closed loop."""
+
+
+class Diabetes(FederatedDataModule):
+    """Regression: 442 patients with 10 measurements each, and how far their diabetes has come a year later (Efron et al., 2004).
+
+    All numbers are standardised over the patients: a root mean squared error of 1 is that of the mean. The labels by which data are
+    partitioned are quarters of the patients, from the mildest courses to the most severe.
+
+    Args:
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    num_classes = 1
+    num_labels = 4
+    predicts_labels = False
+    problem = "regression"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+    def load(self) -> Pools:
+        """Measurements, targets and quarters; an empty test set."""
+        from sklearn.datasets import load_diabetes
+
+        table = load_diabetes(scaled=False)
+        measured, progress = (torch.from_numpy(column).float() for column in (table.data, table.target))
+        quarter = torch.bucketize(progress, progress.quantile(torch.tensor([0.25, 0.5, 0.75])))
+        rows = {INPUT: standardised(measured), TARGETS: standardised(progress)}
+        return rows, quarter, take(rows, slice(0)), quarter[:0]
+
+
+class DigitAttributes(Digits):
+    """Several labels at once: of each of scikit-learn's digits, whether it is odd, five or more, prime, and written with a loop.
+
+    The labels by which data are partitioned are the digits.
+
+    Args:
+        **kwargs: see :class:`Digits`.
+    """
+
+    num_classes = 4
+    num_labels = 10
+    predicts_labels = False
+    problem = "multilabel"
+
+    def load(self) -> Pools:
+        """The digits, with what is true of them."""
+        images, digits, *_ = super().load()
+        attributes = torch.tensor([[digit in those for those in (ODD, LARGE, PRIME, LOOP)] for digit in range(10)]).float()
+        rows = {INPUT: cast(Tensor, images), TARGETS: attributes[digits]}
+        return rows, digits, take(rows, slice(0)), digits[:0]
+
+
+def standardised(numbers: Tensor) -> Tensor:
+    """Columns with mean 0 and variance 1."""
+    return (numbers - numbers.mean(dim=0)) / numbers.std(dim=0)

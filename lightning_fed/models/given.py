@@ -1,0 +1,106 @@
+"""From whatever a user gives as a network to one that a method can train."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.backbone import Backbone, Wrapped
+from lightning_fed.models.language_model import TransformerLM
+from lightning_fed.models.making import DOTTED, aliased, name_of, network_of
+from lightning_fed.models.question_answering import TransformerQA
+from lightning_fed.models.transformer import Transformer, TransformerClassifier
+from lightning_fed.models.vision_transformer import VisionTransformer
+
+
+def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
+    """A new backbone from whatever was given: as it is if it is one, else wrapped.
+
+    Args:
+        given: see :func:`.network_of`.
+        num_classes: its outputs.
+        **settings: other arguments of the factory.
+
+    Raises:
+        FederationError: for what is no network, and for one with another number of outputs.
+    """
+    network = network_of(given, num_classes, **settings)
+    if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
+        return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
+    if not isinstance(network, Backbone):
+        inner = network.network if isinstance(network, TransformerClassifier) else network
+        return Wrapped(num_classes, lambda: inner)  # which is new already: not to be copied
+    if network.num_outputs not in (None, num_classes):
+        raise FederationError(
+            f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="
+            f"{network.num_outputs}, or a network for {num_classes}."
+        )
+    return network
+
+
+def transformer_of(given: Any, num_classes: int) -> Transformer:
+    """A new network of the transformers library from whatever was given.
+
+    Args:
+        given: see :func:`.network_of`; or a name on the Hugging Face hub or a local folder, from which a classifier is loaded.
+        num_classes: its outputs.
+
+    Raises:
+        FederationError: for what is no such network.
+    """
+    if isinstance(given, str) and (Path(given).expanduser().is_dir() or not DOTTED.fullmatch(given)):
+        return classifier_from(given, num_classes)
+    # Its body will be frozen: one that is there already need not be in memory twice.
+    network = aliased(given) if isinstance(given, nn.Module) else network_of(given, num_classes)
+    if isinstance(network, Wrapped):
+        network = network.network
+    return network if isinstance(network, Transformer) else around(network, num_classes)
+
+
+def classifier_from(name: str, num_classes: int) -> Transformer:
+    """A classifier of images, where the model is a vision transformer, else of texts.
+
+    Args:
+        name: of a model on the hub, or a local folder.
+        num_classes: outputs of its head.
+    """
+    from transformers import AutoConfig
+
+    try:
+        kind = AutoConfig.from_pretrained(str(Path(name).expanduser())).model_type
+    except (OSError, ValueError) as error:
+        raise FederationError(
+            f"No model {name!r} could be loaded: give a local folder, a name on the hub, or one of TransformerClassifier, "
+            f"TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"
+        ) from error
+    return VisionTransformer(num_classes, name) if kind == "vit" else TransformerClassifier(num_classes, name)
+
+
+def around(network: Any, num_classes: int) -> Transformer:
+    """A model of the transformers library behind the interface of this one, by what its class is for.
+
+    Args:
+        network: the model.
+        num_classes: outputs that it must have.
+    """
+    kind = type(network).__name__
+
+    def model() -> Any:
+        return network
+
+    if not hasattr(network, "save_pretrained"):
+        raise FederationError(
+            f"Adapters are put on networks of the transformers library, but this is a {kind}: give the name of such a model, a "
+            "folder, or the model itself; or choose a method that trains the whole network, such as FedAvg."
+        )
+    if kind.endswith(("ForSequenceClassification", "ForImageClassification")):
+        return (VisionTransformer if network.config.model_type == "vit" else TransformerClassifier)(num_classes, model)
+    if kind.endswith("ForQuestionAnswering"):
+        return TransformerQA(num_classes, model)
+    if kind.endswith(("ForCausalLM", "LMHeadModel")):
+        return TransformerLM(num_classes, model)
+    raise FederationError(
+        f"{kind} is no model for a task that is known: give one for sequence or image classification, question answering or causal "
+        "language modelling."
+    )

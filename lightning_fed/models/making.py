@@ -1,0 +1,133 @@
+"""What a user gives as a network, and the network that it means."""
+
+import copy
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from torch import nn
+
+from lightning_fed.errors import FederationError
+
+Maker = Callable[..., nn.Module]
+
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+"""What a dotted path looks like."""
+
+
+def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Module:
+    """A new network.
+
+    Args:
+        given: a class, a function or any other factory; the dotted path of one; or a network, which is copied, weights and all.
+        num_classes: outputs of the network; see :func:`call`.
+        **settings: other arguments of the factory.
+
+    Raises:
+        FederationError: for what is none of these.
+    """
+    if isinstance(given, str):
+        given = imported(given)
+    if isinstance(given, nn.Module):
+        if settings:
+            raise FederationError(
+                f"The {name_of(given)} that was given exists already and cannot be built with {_listed(settings)}: give its "
+                "class or a function that builds it."
+            )
+        return copy.deepcopy(given)
+    if not callable(given):
+        raise FederationError(
+            f"backbone is {given!r}, a {type(given).__name__}: give a network, its class, a function that builds it, or the dotted "
+            "path of one of these."
+        )
+    network = call(given, num_classes, **settings)
+    if not isinstance(network, nn.Module):
+        raise FederationError(f"{title(given)} gave a {type(network).__name__}, expected a torch.nn.Module.")
+    return network
+
+
+def aliased(network: nn.Module) -> nn.Module:
+    """A copy whose parameters lie in the same memory: for large networks whose values do not change."""
+    memo = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in network.parameters()}
+    return copy.deepcopy(network, memo)
+
+
+def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
+    """Let a factory build a network for a number of classes. It gets the number as ``num_classes`` or, where that is what the
+    factory or its library calls it, ``num_labels``; as its first argument, if that is the only one that it asks for; and not at all
+    if it takes nothing.
+
+    Args:
+        make: the factory.
+        num_classes: None: not given to the factory.
+        **settings: its other arguments.
+
+    Raises:
+        FederationError: if the factory refuses its arguments.
+    """
+    args, named = ((), {}) if num_classes is None else _passed(make, num_classes, settings)
+    named = named | settings
+    try:
+        with suppress(ValueError):  # a builtin has no signature
+            inspect.signature(make).bind(*args, **named)
+    except TypeError as error:
+        raise FederationError(f"{title(make)} cannot be called with {_listed(named) or 'no arguments'}: {error}.") from error
+    try:
+        return make(*args, **named)
+    except FederationError:
+        raise
+    except ValueError as error:
+        raise FederationError(f"{title(make)} builds no network with {_listed(named) or args}: {error}") from error
+
+
+def _passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The number of classes as positional or as named argument."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except ValueError:  # of a builtin
+        return (num_classes,), {}
+    for name in ("num_classes", "num_labels"):
+        if name in parameters:
+            return (), {name: num_classes}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    asked = [p for p in parameters.values() if p.kind in positional[:2] and p.default is p.empty and p.name not in settings]
+    if asked:
+        return (num_classes,), {}
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        of = getattr(make, "func", make)
+        return (), {"num_labels" if str(getattr(of, "__module__", "")).startswith("transformers.") else "num_classes": num_classes}
+    return (), {}
+
+
+def imported(path: str) -> Any:
+    """What a dotted path names.
+
+    Raises:
+        FederationError: if there is no such thing.
+    """
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FederationError(
+            f"There is no {path!r} ({error}): give the dotted path of a network's class or of a function that builds one, such as "
+            "torchvision.models.resnet18."
+        ) from error
+
+
+def name_of(network: nn.Module) -> str:
+    """What a person calls a network: the name of its class, or of the network inside a wrapping."""
+    inner = getattr(network, "network", None)
+    return type(inner if isinstance(inner, nn.Module) else network).__name__
+
+
+def title(make: Any) -> str:
+    """The name of a factory."""
+    make = getattr(make, "func", make)
+    return getattr(make, "__qualname__", None) or type(make).__name__
+
+
+def _listed(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
