@@ -51,7 +51,10 @@ def join(first: Inputs, second: Inputs) -> Inputs:
         return torch.cat([first, second])
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return {name: torch.cat([first[name], second[name]]) for name in first}
-    kinds = [", ".join(inputs) if isinstance(inputs, dict) else type(inputs).__name__ for inputs in (first, second)]
+    names = {Tensor: "one tensor"}
+    kinds = [
+        ", ".join(inputs) if isinstance(inputs, dict) else names.get(type(inputs), "read lazily") for inputs in (first, second)
+    ]
     raise FederationError(f"The inputs of the training set are {kinds[0]}, those of the test set {kinds[1]}: give the same kind.")
 
 

@@ -116,8 +116,8 @@ class FederatedDataModule(L.LightningDataModule):
         Images of type uint8 and shape (N, C, H, W) are normalised and augmented; other tensors reach the module as they
         are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
         ``attention_mask``, a batch is cut to its longest text. Where one is :data:`lightning_fed.data.batches.EXAMPLE`, rows of one
-        example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in memory
-        are :class:`lightning_fed.data.LazyInputs`.
+        example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in
+        memory are :class:`lightning_fed.data.LazyInputs`.
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
