@@ -43,12 +43,14 @@ class MetricsTable(FederationCallback):
 
 def client_rows(run: Run) -> Iterable[dict[str, Any]]:
     """What is known of each client and what was last measured."""
-    majority = run.data.majority_accuracy()
+    majority, names = run.data.majority_accuracy(), run.data.client_names
     for client in run.clients:
+        named = {} if names is None else {"name": names[client.id]}
         sizes = {"client": client.id, "train": client.num_train, "val": client.num_val, "test": client.num_test}
         trivial = {} if majority is None else {"majority_accuracy": majority[client.id].item()}
         measured = run.results.get(client.id, {})  # of a client whose turn was lost there is nothing
-        yield sizes | trivial | {name: value for name, value in measured.items() if name.startswith(("val/", "test/"))}
+        row = sizes | named | trivial
+        yield row | {name: value for name, value in measured.items() if name.startswith(("val/", "test/"))}
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -54,8 +54,14 @@ def join(first: Inputs, second: Inputs) -> Inputs:
         return torch.cat([first, second])
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return {name: torch.cat([first[name], second[name]]) for name in first}
-    kinds = [", ".join(inputs) if isinstance(inputs, dict) else type(inputs).__name__ for inputs in (first, second)]
+    kinds = [_kind(inputs) for inputs in (first, second)]
     raise FederationError(f"The inputs of the training set are {kinds[0]}, those of the test set {kinds[1]}: give the same kind.")
+
+
+def _kind(inputs: Inputs) -> str:
+    if isinstance(inputs, dict):
+        return ", ".join(inputs)
+    return "one tensor" if isinstance(inputs, Tensor) else "read lazily"
 
 
 def count(inputs: Inputs) -> int:

@@ -1,5 +1,6 @@
 """Natural partitions: the data say who the clients are."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,10 @@ def test_clients_of_very_different_size_train_together() -> None:
     users = users_of({"a": 150, "b": 2, "c": 3, "d": 45})
     whole = torch.randn(200, 3, 4, 4)
     data = InMemory(whole, torch.arange(200) % 4, 4, columns={"user": users}, partition=ByColumn("user"), batch_size=16)
-    federation = new_federation(2)
+    federation = new_federation(2, "runs")
     history = federation.fit(new_method("FedAvg"), data)
+    with Path("runs/version_0/clients.csv").open(newline="") as file:
+        assert [(row["client"], row["name"]) for row in csv.DictReader(file)] == list(zip("0123", "abcd", strict=True))
     assert len(federation.run.results) == 4
     assert 0 <= history[-1]["after/val_accuracy/mean"] <= 1  # of those who have validation examples
 
