@@ -56,6 +56,7 @@ def assert_ends_the_same(name: str, folder: Path, **options: Any) -> None:
     keep = KeepAll(folder)
     state, logged = train(name, keep=keep, **options)
     assert len(keep.made) > 4
+    assert "val/accuracy" in logged  # which early stopping and checkpoints can watch
     for checkpoint in keep.made[:-1]:
         continued, relogged = train(name, ckpt_path=checkpoint, **options)
         assert same(state, continued), checkpoint.name
