@@ -5,10 +5,21 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
+
+import lightning as L
+import torch
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities.parsing import collect_init_args
+
+from lightning_fed.errors import FederationError
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 """Reads such words: Lightning's, which reads configurations, too."""
+
+NOT_STORED = "not_stored_hyperparameters"
+"""Where a checkpoint has the names of what could not be described."""
 
 Plain = bool | int | float | str | None | list["Plain"] | dict[str, "Plain"]
 
@@ -60,3 +71,45 @@ def _path(thing: Any) -> str:
     if module is None or "<" in name or getattr(sys.modules.get(module), name, None) is not thing:
         raise NotPlainError
     return f"{module}.{name}"
+
+
+class StoredHyperparameters(L.LightningModule):
+    """A module whose ``hparams`` are what it was made with, as a configuration has it: its checkpoints need nothing else."""
+
+    def store_hyperparameters(self, frame: FrameType | None) -> None:
+        """Keep what the module was made with.
+
+        Args:
+            frame: of the constructor that calls this. What counts are the arguments of the class that is made, not of its bases.
+        """
+        self._not_stored: list[str] = []
+        if _given_hyperparameters.get() is not None:  # the command line knows its configuration
+            self.save_hyperparameters()
+            return
+        assert frame is not None
+        plain, self._not_stored = describe(collect_init_args(frame, [], classes=(StoredHyperparameters,))[-1])
+        self.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what could not be stored."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[NOT_STORED] = self._not_stored
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
+
+        Raises:
+            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
+        """
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except Exception as error:
+            checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
+            missing = [name for name in checkpoint.get(NOT_STORED, []) if name not in kwargs]
+            if not missing:
+                raise
+            raise FederationError(
+                f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
+                f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
+            ) from error

@@ -4,22 +4,19 @@ import copy
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import safetensors.torch
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
-from lightning.pytorch.utilities.parsing import collect_init_args
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
-from lightning_fed.hparams import INSTANTIATOR, describe
+from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
 from lightning_fed.models.transformer import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
@@ -38,7 +35,7 @@ else:
     Metrics = dict[str, Callable[..., Any]]
 
 
-class FederatedModule(PhasedModule):
+class FederatedModule(StoredHyperparameters, PhasedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -135,8 +132,7 @@ class FederatedModule(PhasedModule):
         adapt_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
-        self._not_stored: list[str] = []
-        self._save_hyperparameters(inspect.currentframe())
+        self.store_hyperparameters(inspect.currentframe())
         self.backbone_factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
             raise FederationError("backbone is an empty list: name at least one network.")
@@ -164,45 +160,6 @@ class FederatedModule(PhasedModule):
         self._shared = self._private = self._statistics = self._payload = self._given = self.frozen_names
         self._keeps_moments: bool | None = None  # not asked yet
         self._built = False
-
-    # ------------------------------------------------------------------------------------------------------ hyperparameters
-
-    def _save_hyperparameters(self, frame: FrameType | None) -> None:
-        """Keep what the method was made with, as a configuration has it: in ``hparams``, and so in Lightning's checkpoints."""
-        if _given_hyperparameters.get() is not None:  # the command line knows its configuration
-            self.save_hyperparameters()
-            return
-        assert frame is not None
-        arguments = collect_init_args(frame, [], classes=(FederatedModule,))[-1]  # of the class that is made, not of its bases
-        plain, self._not_stored = describe(arguments)
-        self.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the training is, where it started from, and what could not be stored."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT] |= {
-            "not_stored": self._not_stored,
-            "received": dict(self.received.items()) if self.keeps_received else {},
-        }
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
-
-        Raises:
-            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
-        """
-        try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        except Exception as error:
-            checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
-            missing = [name for name in checkpoint.get(CHECKPOINT, {}).get("not_stored", []) if name not in kwargs]
-            if not missing:
-                raise
-            raise FederationError(
-                f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
-                f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
-            ) from error
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -557,6 +514,11 @@ class FederatedModule(PhasedModule):
         super().on_fit_start()
         if self.keeps_received:
             self.received.update(self._stopped["received"] if self._stopped else self._learning_shared())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the fit started from."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT]["received"] = dict(self.received.items()) if self.keeps_received else {}
 
     # ---------------------------------------------------------------------------------------------------------- evaluation
 

@@ -36,7 +36,7 @@ def test_names_and_numbers() -> None:
         "ratios": [1.0, 0.5],
         "folder": "runs",
         "optimizer": {"class_path": "torch.optim.sgd.SGD", "init_args": {"lr": 0.1}},
-        "backbone": [{"class_path": "tiny.Net"}, {"class_path": "tiny.Net", "init_args": {"hidden": 3}}],
+        "backbone": [{"class_path": f"{Net.__module__}.Net"}, {"class_path": f"{Net.__module__}.Net", "init_args": {"hidden": 3}}],
         "loss": "torch.nn.functional.cross_entropy",
     }
     assert lost == ["function", "network"]
