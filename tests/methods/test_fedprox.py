@@ -123,10 +123,9 @@ def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
 
 def test_a_checkpoint_of_a_plain_fit_remembers_the_start() -> None:
     """Resumed, it is held near where the fit began, not near where it was stopped."""
-    quiet = {key: value for key, value in QUIET.items() if key != "enable_checkpointing"}
     module, data = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO), new_data().client(1)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
-    trainer = new_trainer(**quiet, max_epochs=1, limit_val_batches=0)
+    trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
     trainer.fit(module, datamodule=data)
     trainer.save_checkpoint("stopped.ckpt")
     resumed = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO, seed=1)
