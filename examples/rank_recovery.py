@@ -34,6 +34,7 @@ from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.federation import Federation
 from lightning_fed.methods import PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRA, HETLoRAServer
+from lightning_fed.models import Transformer
 from lightning_fed.nn.rank import spectral_rank
 from lightning_fed.run import Run
 from lightning_fed.server import Server
@@ -157,18 +158,18 @@ def project_off(c: Tensor, d: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
 # ------------------------------------------------------------------------------------------------------------- the methods
 
 
-class LinearMap(nn.Module):
+class LinearMap(Transformer):
     """One linear layer of zeros, which is frozen, with what LoRA methods ask of a network: an adapter on it is the whole model.
 
     Args:
         outputs: number of outputs.
     """
 
-    attention = None
     measures = ("r2",)
 
     def __init__(self, outputs: int = SIZE) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # there is nothing to load
+        self.attention, self.drawn = None, frozenset()
         self.network = AdaptedLayers({"linear": nn.Linear(SIZE, outputs, bias=False)})
         nn.init.zeros_(self.network["linear"].weight)
 

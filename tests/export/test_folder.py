@@ -26,6 +26,8 @@ from lightning_fed.methods.pfedlora import build_adapter
 from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer
 from lightning_fed.nn.low_rank import factors
 
+NET = f"{Net.__module__}.Net"
+
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
 @pytest.mark.parametrize("name", ["HOMLoRA", "PF2LoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"])
@@ -275,13 +277,13 @@ def test_images_that_come_as_floats_are_not_normalised() -> None:
 @pytest.mark.parametrize(
     ("backbone", "expected"),
     [
-        (Net, {"class_path": "tiny.Net", "init_args": {"num_classes": 4}}),
+        (Net, {"class_path": NET, "init_args": {"num_classes": 4}}),
         (
             partial(partial(Net, hidden=3), width=2.0),
-            {"class_path": "tiny.Net", "init_args": {"num_classes": 4, "hidden": 3, "width": 2.0}},
+            {"class_path": NET, "init_args": {"num_classes": 4, "hidden": 3, "width": 2.0}},
         ),
         (partial(SmallNet, depth=2), {"class_path": "test_folder.SmallNet", "init_args": {"num_classes": 4, "depth": 2}}),
-        (lambda classes: Net(classes), {"class_path": "tiny.Net", "init_args": None}),
+        (lambda classes: Net(classes), {"class_path": NET, "init_args": None}),
         (partial(SmallNet, norm=torch.nn.ReLU()), {"class_path": "test_folder.SmallNet", "init_args": None}),
     ],
     ids=["class", "partial", "kwargs", "lambda", "object"],
@@ -309,7 +311,7 @@ def test_the_network_of_a_width_can_be_made_again(client: int | None) -> None:
 def test_clients_networks_differ() -> None:
     data = new_data(3)
     new_federation(1, "runs").fit(new_method("PFedLoRA"), data)
-    for client, network in enumerate(["tiny.Net", "tiny.WideNet", "tiny.Net"]):
+    for client, network in enumerate([NET, NET.replace("Net", "WideNet"), NET]):
         new_federation(1, "runs").export(new_method("PFedLoRA"), data, f"exported/{client}", client)
         assert config_of(f"exported/{client}")["network"]["class_path"] == network
 

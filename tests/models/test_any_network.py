@@ -154,7 +154,7 @@ def test_another_process_has_the_same_network(given: nn.Module) -> None:
     data = new_data(2, 50)
     model = FedAvg(given, CLASSES)
     model.configure_model()
-    worker = unpack(pack(Recipe(model, data, partial(list), 0).unbuilt())).worker()
+    worker = unpack(pack(Recipe(model, data, new_trainer, 0).unbuilt())).worker()
     assert same(worker.template.state_dict(), model.state_dict())
 
 
