@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -20,8 +21,8 @@ from lightning_fed.server import Server
 class SplitMix(CapacityModule):
     r"""Several independent narrow networks; a client trains as many as it can, and a prediction mixes as many as one likes.
 
-    The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue in which every
-    network appears once before any returns, the rest drawn without replacement. On each batch every network has its own
+    The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
+    which is shuffled anew whenever it is empty, the rest drawn without replacement. On each batch every network has its own
     cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
     the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
 
@@ -97,7 +98,7 @@ class SplitMixServer(CapacityServer):
     def __init__(self, *sizes: Any, bases: int) -> None:
         super().__init__(*sizes)
         self.bases = bases
-        self.queue = torch.randperm(bases).tolist()
+        self.key = int(torch.randint(2**31, ()))
         self.assigned: dict[int, list[int]] = {}
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
@@ -105,9 +106,16 @@ class SplitMixServer(CapacityServer):
         super().open_round(round, cohort)
         self.assigned = {}
         for turn, client in enumerate(cohort, start=(round - 1) * len(cohort)):
-            first = self.queue[turn % self.bases]
+            cycle, place = divmod(turn, self.bases)
+            first = self.queue(cycle)[place]
             others = [base for base in torch.randperm(self.bases).tolist() if base != first]
             self.assigned[client.id] = [first, *others[: self._budget(client.id) - 1]]
+
+    def queue(self, cycle: int) -> list[int]:
+        """In which order the networks are handed out in a cycle, which is once through all of them: a function of the number of the
+        cycle, so that a continued run draws as one that was never stopped.
+        """
+        return np.random.default_rng([self.key, cycle]).permutation(self.bases).tolist()
 
     def _budget(self, client: int) -> int:
         capacity = self.capacity[client]
