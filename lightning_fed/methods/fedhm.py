@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -34,7 +34,7 @@ class FedHM(CapacityModule):
     A round (Section 3, eq. 2):
 
     1. The server factorises its model once per rank ratio :math:`\gamma`: each of the layers becomes two, by truncated SVD, of
-       rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels.
+       rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels, of a linear layer the smaller of its two sides.
     2. A participant trains the version of its ratio. Instead of weight decay, the two layers :math:`U, V` of a factorised one get
        Frobenius decay :math:`\frac{\lambda}{2} \lVert UV^\top \rVert_F^2`.
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
@@ -134,9 +134,14 @@ class FedHM(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Recovers what comes back and averages it at full rank."""
-        layers = [f"backbone.{name}" for name in self.low_rank_layers()]
+        layers = self.low_rank_layers()
+        for ratio in filter(None, self.capacities):
+            for name in layers:
+                rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
         weights = partial(exponent, rule=self.weights, temperature=self.temperature)
-        return FedHMServer(*self.sizes(clients), layers=layers, exponent=weights, anchor=self.anchor)
+        return FedHMServer(
+            *self.sizes(clients), layers=[f"backbone.{name}" for name in layers], exponent=weights, anchor=self.anchor
+        )
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
@@ -181,7 +186,7 @@ class FedHMServer(CapacityServer):
             weight = self.state[f"{layer}.weight"]
             spectrum = Spectrum.of(unroll(weight))
             for ratio, version in versions.items():
-                factors = spectrum.factors(rank_of(weight, ratio))
+                factors = spectrum.factors(rank_of(weight, ratio, layer))
                 for which, part in enumerate(layer_weights(*factors, weight.shape)):
                     version[f"{layer}.{which}.weight"] = part.to(weight.dtype).contiguous()
                 if (bias := self.state.get(f"{layer}.bias")) is not None:
