@@ -54,9 +54,9 @@ class Spectrum(NamedTuple):
 
 
 def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
-    r""":math:`\max(1, \mathrm{round}(\gamma\, n))`. For a convolution :math:`n` is the output channels, the rule that gives the sizes
-    in Table 2 of the FedHM paper. For a matrix, of which the paper has none, it is the smaller side, the largest rank that there is:
-    with the outputs, a ratio of 1/2 would turn 800 x 2000 into two layers with more values than the one.
+    r""":math:`\max(1, \mathrm{round}(\gamma\, n))`. For a convolution :math:`n` is the output channels, the rule that gives the
+    sizes in Table 2 of the FedHM paper. For a matrix, of which the paper has none, it is the smaller side, the largest rank that
+    there is: with the outputs, a ratio of 1/2 would turn 800 x 2000 into two layers with more values than the one.
 
     Args:
         weight: of the layer.
