@@ -117,15 +117,12 @@ class FedHM(CapacityModule):
             )
         return layers
 
-    def client_loss(self, batch: Any) -> Tensor:
-        """Masked cross-entropy plus Frobenius decay."""
-        loss = super().client_loss(batch)
-        return loss + frobenius_decay(self.backbone, self.decay) if self.decay else loss
-
     def phases(self) -> list[Phase]:
-        """Everything at once; weight decay leaves the factors to Frobenius decay."""
+        """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
         factors = [p for layer in self.modules() if isinstance(layer, Factorised) for p in layer.weights]
-        return [Phase("local", list(self.parameters()), self.client_loss, partial(self._optimize, factors), self.epochs)]
+        decay = partial(frobenius_decay, self.backbone, self.decay) if self.decay else None
+        optimizer = partial(self._optimize, factors)
+        return [Phase("local", list(self.parameters()), self.client_loss, optimizer, self.epochs, penalty=decay)]
 
     def _optimize(self, factors: list[Tensor], parameters: Sequence[nn.Parameter]) -> Any:
         mine = {id(p) for p in factors}

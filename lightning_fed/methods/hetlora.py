@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
 
@@ -83,9 +85,9 @@ class HETLoRA(LoRAModule):
         products = [b[:, kept:].norm() * a[kept:].norm() for a, b in matrices(self.adapter(COMMON))]
         return torch.stack(products).sum()
 
-    def client_loss(self, batch: Any) -> Tensor:
-        """Cross-entropy plus the penalty on the tail."""
-        return super().client_loss(batch) + self.penalty * self.tail()
+    def phases(self) -> list[Phase]:
+        """As in LoRA, with the penalty on the tail."""
+        return [replace(phase, penalty=lambda: self.penalty * self.tail()) for phase in super().phases()]
 
     def on_fit_start(self) -> None:
         """Note how heavy the tail is."""

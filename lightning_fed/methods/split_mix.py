@@ -80,6 +80,10 @@ class SplitMix(CapacityModule):
         x, y = batch
         return torch.stack([cross_entropy(logits, y) for logits in self.every_logits(x)]).sum()
 
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Those of the sum; what is logged is the mean, which compares with the loss of one network."""
+        return super().compute_gradients(batch) / len(self.bases)
+
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)

@@ -278,6 +278,22 @@ def test_weight_decay_leaves_the_factors_alone() -> None:
     assert unchanged == {f"backbone.{layer}.{which}.weight" for layer in ("fc1", "fc2") for which in (0, 1)}
 
 
+def test_frobenius_decay_is_logged_apart_from_the_loss() -> None:
+    data = new_data(1, 60)
+    metrics = []
+    for decay in (0.0, 0.3):
+        module = low_rank_client(data, decay=decay, optimizer=no_sgd)
+        trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
+        trainer.fit(module, datamodule=data.client(0))
+        metrics.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+    without, with_decay = metrics
+    assert with_decay["train/local_loss"] == without["train/local_loss"]
+    layers = [layer for layer in module.modules() if isinstance(layer, Factorised)]
+    expected = 0.15 * sum(layer.recover().square().sum().item() for layer in layers)
+    assert with_decay["train/local_penalty"] == pytest.approx(expected, rel=1e-5)
+    assert "train/local_penalty" not in without
+
+
 def test_frobenius_decay_is_part_of_the_gradient_that_momentum_takes_in() -> None:
     """Three full-batch steps by hand, in double precision."""
     data = new_data(1, 60, dtype=torch.float64, batch_size=1000)

@@ -257,11 +257,13 @@ def test_the_penalty_is_on_the_tail_only(rank: int, keep: float, kept: int) -> N
     score = sum(b[:, kept:].norm() * a[kept:].norm() for a, b in pairs)
     inputs, labels = batch
     loss = cross_entropy(module(inputs), labels)
-    torch.testing.assert_close(module.client_loss(batch), loss + 0.3 * score)
+    [phase] = module.phases()
+    torch.testing.assert_close(phase.loss(batch), loss)
+    torch.testing.assert_close(phase.penalty(), 0.3 * score)
     parameters = dict(module.named_parameters())
     learning = [name for name, parameter in parameters.items() if parameter.requires_grad]
     values = [parameters[name] for name in learning]
-    found = torch.autograd.grad(module.client_loss(batch) - cross_entropy(module(inputs), labels), values, materialize_grads=True)
+    found = torch.autograd.grad(phase.penalty(), values, materialize_grads=True)
     for name, slope in zip(learning, found, strict=True):
         if "lora_" not in name:
             assert slope.abs().max() < 1e-6

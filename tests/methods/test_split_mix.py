@@ -83,6 +83,21 @@ def test_what_a_network_learns_is_what_it_learns_alone() -> None:
             assert not same(ends[k], start[k])
 
 
+def test_the_loss_that_is_logged_is_the_mean_over_the_networks() -> None:
+    data = new_data(1, 80)
+    losses = []
+    for budget in (1, 4):
+        module = SplitMix(Net, CLASSES, bases=5, budgets=[budget], optimizer=no_sgd).for_client(
+            replace(data.clients[0], capacity=budget)
+        )
+        for network in module.bases:
+            network.load_state_dict(module.bases[0].state_dict())
+        trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
+        trainer.fit(module, datamodule=data.client(0))
+        losses.append(trainer.callback_metrics["train/local_loss"].item())
+    assert losses[1] == pytest.approx(losses[0])
+
+
 def test_a_prediction_is_the_mean_of_the_logits() -> None:
     module = SplitMix(Net, CLASSES, bases=3, budgets=[3, 2]).for_client(CLIENTS[0])
     x = torch.randn(8, 3, 4, 4)
