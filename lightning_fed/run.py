@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from lightning_fed.aggregation import WeightedMean
+from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_fits
+from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_finite, check_fits
 from lightning_fed.measure.meters import (
     BestRound,
     Metrics,
@@ -147,6 +147,7 @@ class Run:
         updates: list[ClientUpdate] = []  # without payloads
         with self._stopwatch("aggregate"):
             merging = self.server.aggregate(self._received(cohort, measure, updates))
+            check_finite(self.server.state_dict(), f"The server's state after merging round {self.round}")
         self._merged |= dict.fromkeys((update.client for update in updates), self.round)
         self.since |= self._merged
         row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
@@ -161,8 +162,9 @@ class Run:
         return row | self._stopwatch.collect()
 
     def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """The cohort's updates in client order, each counted, noted without its payload, and passed on."""
-        for _, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
+        """The cohort's updates in client order, each checked, counted, noted without its payload, and passed on."""
+        for turn, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
+            check_update(update, self.server.expected(update, turn.broadcast))
             self._traffic.up(update)
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)

@@ -1,9 +1,12 @@
 """What every method must keep, whatever it does: a new file in lightning_fed/methods is held to all of this."""
 
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from tiny import (
     METHODS,
     NoisyNet,
@@ -20,7 +23,9 @@ from tiny import (
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.engines import InProcess
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
@@ -53,6 +58,24 @@ def recorded(name: str) -> tuple[Federation, Recording]:
     """The run that the others are compared with; played once."""
     engine = Recording()
     return fit(name, engine=engine), engine
+
+
+class Converting(InProcess):
+    """The last client of a round sends something else than it was asked for."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        updates = list(super().run(turns))
+        last = updates[-1]
+        assert isinstance(last, ClientUpdate)
+        state = {key: tensor.half() if tensor.is_floating_point() else tensor for key, tensor in last.state.items()}
+        yield from [*updates[:-1], replace(last, state=state or {"new": torch.zeros(1)})]
+
+
+class Start(FederationCallback):
+    """Keeps the server's state from before the first round."""
+
+    def on_fit_start(self, run: Run) -> None:
+        self.state = {key: tensor.clone() for key, tensor in run.server.state_dict().items()}
 
 
 def client_modules(name: str, **options: object) -> list[FederatedModule]:
@@ -102,6 +125,16 @@ def test_states_fit_back_in(name: str) -> None:
         assert same(
             {k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen}
         )
+
+
+def test_an_update_of_another_kind_is_refused_with_its_client_and_changes_nothing(name: str) -> None:
+    start = Start()
+    federation = new_federation(1, engine=Converting(), evaluate_every=0, callbacks=[start])
+    data = data_for(name, num_clients=3, size=100)
+    who = -1 if getattr(lightning_fed.methods, name).centralised else 2
+    with pytest.raises(FederationError, match=rf"^The update of client {who} (has .* of torch.float16, expected|holds 'new')"):
+        federation.fit(new_method(name), data)
+    assert same(federation.run.server.state_dict(), start.state)
 
 
 def test_no_private_name_crosses_the_wire(name: str) -> None:

@@ -129,13 +129,10 @@ class SplitMixServer(CapacityServer):
         """The first networks."""
         return self.state if capacity is None else renamed(self.state, {k: k for k in range(int(capacity))})
 
-    def expected(self, client: int) -> State:
-        """The networks that the client was given, in its order."""
-        return renamed(self.state, {base: place for place, base in enumerate(self.assigned[client])})
-
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The networks that the client was given."""
-        return Broadcast(self.expected(client.id), self.capacity[client.id])
+        """The networks that the client was given, in its order."""
+        places = {base: place for place, base in enumerate(self.assigned[client.id])}
+        return Broadcast(renamed(self.state, places), self.capacity[client.id])
 
     def measured(self, client: ClientInfo) -> Broadcast:
         """The first networks, as many as the client can hold."""

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -28,9 +29,10 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
+from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State, Turn, check_fits, count_floats
+from lightning_fed.exchange import ClientInfo, ClientUpdate, Lost, State, Turn, check_fits, count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
@@ -257,6 +259,23 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
             state, clients(4), method.capacities, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor=False
         )
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
+
+
+class Huge(InProcess):
+    """Sends factors whose product is larger than any number of their precision."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for update in super().run(turns):
+            assert isinstance(update, ClientUpdate)
+            state = {name: torch.full_like(t, 1e30) if name.startswith("backbone.fc1.") else t for name, t in update.state.items()}
+            yield replace(update, state=state)
+
+
+def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
+    with pytest.raises(
+        FederationError, match=r"^The server's state after merging round 1 holds NaN or infinity in 'backbone.fc1.w"
+    ):
+        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Huge())
 
 
 # ---------------------------------------------------------------------------------------------------------------- clients

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Recording, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny_rounds import checked
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -224,7 +225,7 @@ def test_a_smaller_rank_is_kept_and_a_wrong_one_refused() -> None:
         wrong = list(updates)
         wrong[client] = replace(updates[client], state=filled(truncated(before, rank)))
         with pytest.raises(FederationError, match=f"update of client {client} has rank {rank}, expected 2 to"):
-            server.aggregate(iter(wrong))
+            server.aggregate(checked(server, wrong))
         assert same(server.state, before)
         assert list(server.ranks.values()) == [2, 3, 4, 5]
     metrics = server.aggregate(iter([*updates[:3], shrunk]))
