@@ -399,7 +399,7 @@ def test_no_answer_can_be_the_answer(windows: Any, has: float, no: float, tokeni
 def test_an_answer_of_articles_alone_does_not_make_an_empty_prediction_right(tokenizer: str) -> None:
     """Which is how the official script of SQuAD 2.0 has it; where every question has an answer, that of 1.1 compares with all."""
     for allow_unanswerable, expected in ((True, 0), (False, 1)):
-        question = asked("dog", CONTEXT, ("The", 0), ("dog barks", 4))
+        question = asked("dog", CONTEXT, ("the", 0), ("dog barks", 4))
         data = Given([question], tokenizer=tokenizer, allow_unanswerable=allow_unanswerable)
         data.setup()
         nothing = [(torch.tensor([0]), torch.tensor([[7.0, 8, 0, 1]]))]
