@@ -23,6 +23,7 @@ from lightning_fed.measure.meters import (
     Stopwatch,
     Target,
     TrafficMeter,
+    private_shares,
     running_totals,
     spread_all,
     training_means,
@@ -246,7 +247,7 @@ class Run:
                     of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
                 else:
                     self.results[update.client] = update.metrics
-        return spread_all("after", self.results.values()) | of_models
+        return spread_all("after", self.results.values()) | private_shares(self.results.values()) | of_models
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""

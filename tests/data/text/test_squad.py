@@ -400,7 +400,11 @@ def test_an_answer_of_articles_alone_does_not_make_an_empty_prediction_right(tok
     """Which is how the official script of SQuAD 2.0 has it; where every question has an answer, that of 1.1 compares with all."""
     for allow_unanswerable, expected in ((True, 0), (False, 1)):
         question = asked("dog", CONTEXT, ("the", 0), ("dog barks", 4))
-        data = Given([question], tokenizer=tokenizer, allow_unanswerable=allow_unanswerable)
+        data = Given(
+            [question, asked("cat", CONTEXT, *CAT), asked("cat", CONTEXT, *CAT)],
+            tokenizer=tokenizer,
+            allow_unanswerable=allow_unanswerable,
+        )
         data.setup()
         nothing = [(torch.tensor([0]), torch.tensor([[7.0, 8, 0, 1]]))]
         assert data.score(nothing)["exact_match"] == expected
