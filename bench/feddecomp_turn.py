@@ -1,16 +1,22 @@
-"""What a FedDecomp turn costs over the bare loops of its two phases.
+"""What a FedDecomp turn costs: over the bare loops of its two phases, and with sums of weights instead of sums of layers.
 
     python bench/feddecomp_turn.py
 
-ResNet-8, 500 training images, batch 100, two epochs on the low-rank part and three on the full-rank part, on the CPU. The bare
-loops train the same decomposed network on batches of the same sizes, with one SGD per phase and the other part frozen, and nothing
-else. Turn and loops alternate in one process; the ratio of each pair is what counts.
+First: ResNet-8, 500 training images, batch 100, two epochs on the low-rank part and three on the full-rank part, on the CPU. The
+bare loops train the same decomposed network on batches of the same sizes, with one SGD per phase and the other part frozen, and
+nothing else. Turn and loops alternate in one process; the ratio of each pair is what counts.
+
+Second: FLOPs and seconds of a turn with CNN-5 and ResNet-8 in small and large batches, where σ + τ is always composed while τ
+learns ("composed"), and as it is, where each layer takes the way with fewer operations ("chosen"); beside them one epoch of the
+plain network.
 """
 
 import argparse
 import statistics
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -20,12 +26,21 @@ from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.worker import Worker
 from lightning_fed.exchange import Broadcast, Turn
 from lightning_fed.lean import lean_lightning
+from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.methods.feddecomp import FedDecomp
-from lightning_fed.models import ResNet8
+from lightning_fed.models import CNN5, BackboneFactory, ResNet8
+from lightning_fed.module import FederatedModule
 from lightning_fed.nn.low_rank import decompose, factors
 from lightning_fed.quiet import quiet_lightning
 
 SAMPLES, BATCH, LORA_EPOCHS, GLOBAL_EPOCHS = 500, 100, 2, 3
+
+
+def new_data(batch: int) -> InMemory:
+    """Random images of one client."""
+    total = SAMPLES * 10 // 8
+    images, labels = torch.randint(0, 256, (total, 3, 32, 32), dtype=torch.uint8), torch.arange(total) % 10
+    return InMemory(images, labels, num_classes=10, num_clients=1, partition=IID(), batch_size=batch)
 
 
 def bare_turn(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -47,39 +62,76 @@ def bare_turn(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tens
                 optimizer.step()
 
 
-def main() -> None:
+def against_bare_loops(pairs: int) -> None:
     """Print the paired ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    total = SAMPLES * 10 // 8
-    images, labels = torch.randint(0, 256, (total, 3, 32, 32), dtype=torch.uint8), torch.arange(total) % 10
-    data = InMemory(images, labels, num_classes=10, num_clients=1, partition=IID(), batch_size=BATCH)
+    data = new_data(BATCH)
+    images, labels = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8), torch.arange(SAMPLES) % 10
     network = ResNet8(10)
     decompose(network, 0.6, 0.6)
     template = FedDecomp(ResNet8, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS)
     template.configure_model()
     ratios, seconds = [], []
-    with quiet_lightning(), lean_lightning():
-        worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
-        private = None
-        for number in range(options.pairs + 1):
-            turn = Turn("fit", data.clients[0], number + 1, Broadcast(template.shared_state()))
-            start = perf_counter()
-            private = worker.take(turn, private).private
-            federated = perf_counter() - start
-            start = perf_counter()
-            bare_turn(network, images, labels)
-            bare = perf_counter() - start
-            if number:  # the first pair warms up
-                ratios.append(federated / bare)
-                seconds.append((federated, bare))
+    worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+    private = None
+    for number in range(pairs + 1):
+        turn = Turn("fit", data.clients[0], number + 1, Broadcast(template.shared_state()))
+        start = perf_counter()
+        private = worker.take(turn, private).private
+        federated = perf_counter() - start
+        start = perf_counter()
+        bare_turn(network, images, labels)
+        bare = perf_counter() - start
+        if number:  # the first pair warms up
+            ratios.append(federated / bare)
+            seconds.append((federated, bare))
     federated, bare = (statistics.median(times) for times in zip(*seconds, strict=True))
-    print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
     print(f"a turn: FedDecomp {federated:.2f} s, bare loops {bare:.2f} s (medians)")
     print(f"ratio: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}; at most 1.2")
+
+
+def cost(template: FederatedModule, data: InMemory, composed: bool = False) -> tuple[float, float]:
+    """FLOPs and seconds of a turn, the faster of two."""
+    template.configure_model()
+    worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+    seconds = []
+    with patch("lightning_fed.nn.low_rank._apart_is_cheaper", return_value=False) if composed else nullcontext():
+        for number in (1, 2):
+            turn = Turn("fit", data.clients[0], number, Broadcast(template.shared_state()))
+            start = perf_counter()
+            update = worker.take(turn, None).update
+            seconds.append(perf_counter() - start)
+    return update.metrics["flops"], min(seconds)
+
+
+def composed_or_chosen() -> None:
+    """Print what a turn takes, and what an epoch of each of its phases does in units of a plain one."""
+    cases: list[tuple[str, BackboneFactory, int]] = [("CNN-5", CNN5, 16), ("CNN-5", CNN5, 100), ("ResNet-8", ResNet8, 16)]
+    print("network, batch: plain epoch; turn of 2 + 3 epochs, composed; chosen; an epoch of τ in plain epochs, composed; chosen")
+    for name, network, batch in cases:
+        data = new_data(batch)
+        plain, plain_seconds = cost(FedAvg(network, epochs=1), data)
+        turns = []
+        epochs = []
+        for composed in (True, False):
+            turns.append(cost(FedDecomp(network, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS), data, composed))
+            epochs.append(cost(FedDecomp(network, lora_epochs=1, global_epochs=0), data, composed)[0] / plain)
+        print(
+            f"{name}, {batch}: {plain:.2e} FLOPs, {plain_seconds:.2f} s; {turns[0][0]:.2e}, {turns[0][1]:.2f} s; "
+            f"{turns[1][0]:.2e}, {turns[1][1]:.2f} s; {epochs[0]:.2f}; {epochs[1]:.2f}"
+        )
+
+
+def main() -> None:
+    """Print both comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
+    with quiet_lightning(), lean_lightning():
+        against_bare_loops(options.pairs)
+        composed_or_chosen()
 
 
 if __name__ == "__main__":

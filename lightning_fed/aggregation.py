@@ -97,11 +97,22 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
 
 
 def check_update(update: ClientUpdate, expected: State) -> None:
-    """Check that a payload has exactly the expected names and shapes and only finite values.
+    """Check that a payload has exactly the expected names, shapes and dtypes, in ordinary tensors, and only finite values. The run
+    does this once, before a server sees the update (see :meth:`.Server.expected`): with another dtype a mean would lose precision,
+    or become a maximum, without a word.
 
     Raises:
         FederationError: naming the client and the tensor.
     """
     what = f"The update of client {update.client}"
     check_fits(update.state, expected, what)
+    for name, like in expected.items():
+        tensor = update.state[name]
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "meta tensor, which holds no numbers" if tensor.is_meta else f"{tensor.layout} tensor"
+            raise FederationError(f"{what} has {name!r} as a {kind}: send an ordinary (dense) tensor.")
+        if tensor.dtype != like.dtype:
+            raise FederationError(
+                f"{what} has {name!r} of {tensor.dtype}, expected {like.dtype}, as it was sent: convert it back before it is sent."
+            )
     check_finite(update.state, what)

@@ -14,6 +14,9 @@ State = dict[str, Tensor]
 RANK = "rank/"
 """What the names of effective ranks of adapters begin with, among the metrics of an evaluate turn."""
 
+PRIVATE_SHARE = "private_share/"
+"""The same of how much of a layer's adapters is the client's own."""
+
 SERVER = -1
 """The id under which everybody's pooled data are measured."""
 

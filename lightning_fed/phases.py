@@ -46,6 +46,8 @@ class Phase:
             and stays with the client. Else each fit begins with an empty one.
         lr_scheduler: builds the schedule of the optimizer's learning rate; None: the module's, if it has one.
         lr_interval: what the schedule counts; see :class:`lightning_fed.schedules.Schedule`. None: the module's.
+        penalty: of the parameters, a scalar that is added to the loss. It is logged apart, so that losses of methods with and
+            without one can be compared. None: there is none.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Phase:
     persistent: bool = False
     lr_scheduler: LRSchedulerCallable | None = None
     lr_interval: Interval | None = None
+    penalty: Callable[[], Tensor] | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -164,11 +167,11 @@ class PhasedModule(L.LightningModule):
         self._phase = phase
 
     def compute_gradients(self, batch: Any) -> Tensor:
-        """Set the gradients of a step of the running phase; returns the loss. Default: those of the phase's loss. This is also
-        what FLOPs are counted of.
+        """Set the gradients of a step of the running phase; returns the loss, which is logged. Default: those of the phase's loss
+        and penalty. This is also what FLOPs are counted of.
         """
         loss: Tensor = self.phase.loss(batch)
-        self.manual_backward(loss)
+        self.manual_backward(loss if self.phase.penalty is None else loss + self.phase.penalty())
         return loss.detach()
 
     def client_step(self, batch: Any) -> Tensor:
@@ -364,12 +367,14 @@ class PhasedModule(L.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step. Log
-        ``lr/<phase>`` where there is a schedule.
+        ``train/<phase>_penalty``, as it is now, where there is one, and ``lr/<phase>`` where there is a schedule.
         """
         progress = self.progress
         if progress.losses:
             weights = torch.tensor(progress.sizes, device=self.device) / sum(progress.sizes)
             self.log(f"train/{progress.phase}_loss", (torch.stack(progress.losses) * weights).sum())
+            if self.phase.penalty is not None:
+                self.log(f"train/{progress.phase}_penalty", self.phase.penalty().detach())
         if progress.phase in self._schedules:
             self.log(f"lr/{progress.phase}", self._schedules[progress.phase].rate)
         self._step_schedule("epoch")

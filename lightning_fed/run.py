@@ -11,20 +11,21 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.aggregation import WeightedMean
+from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_fits
+from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_finite, check_fits
 from lightning_fed.measure.meters import (
     BestRound,
     Metrics,
     Stopwatch,
     Target,
     TrafficMeter,
+    private_shares,
     running_totals,
     spread_all,
     training_means,
@@ -150,6 +151,7 @@ class Run:
         updates: list[ClientUpdate] = []  # without payloads
         with self._stopwatch("aggregate"):
             merging = self.server.aggregate(self._received(cohort, measure, updates))
+            check_finite(self.server.state_dict(), f"The server's state after merging round {self.round}")
         self._merged |= dict.fromkeys((update.client for update in updates), self.round)
         self.since |= self._merged
         row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
@@ -164,8 +166,9 @@ class Run:
         return row | self._stopwatch.collect()
 
     def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """The cohort's updates in client order, each counted, noted without its payload, and passed on."""
-        for _, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
+        """The cohort's updates in client order, each checked, counted, noted without its payload, and passed on."""
+        for turn, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
+            check_update(update, self.server.expected(update, turn.broadcast))
             self._traffic.up(update)
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)
@@ -248,7 +251,8 @@ class Run:
                 else:
                     self.results[update.client] = update.metrics
         adapted = [result["adapt/flops"] for result in self.results.values() if "adapt/flops" in result]
-        return spread_all("after", self.results.values()) | of_models | ({"adapt/flops": sum(adapted)} if adapted else {})
+        costs = {"adapt/flops": sum(adapted)} if adapted else {}
+        return spread_all("after", self.results.values()) | private_shares(self.results.values()) | of_models | costs
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 
 
@@ -49,16 +49,25 @@ class Server:
             statistics_of: sends a model to all clients and returns the mean of their statistics over all batches.
         """
 
+    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """Tensors with the names, shapes and dtypes that an update must have. The run checks it before :meth:`aggregate` sees the
+        update. Default: those that the client was sent.
+
+        Args:
+            update: what came back; nothing about it has been checked.
+            sent: what its sender received at the start of its turn.
+        """
+        return sent.state
+
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have
         been lost: what is decided by who takes part is decided by whose update arrives. If nobody's does, the state stays.
 
-        Raises:
-            FederationError: for an update that does not fit or is not finite; the server's state is then unchanged.
+        Each update was checked: it fits and is finite. Where one does not, the iteration raises an error, which must leave the
+        server's state unchanged: replace it when all are merged.
         """
         mean = WeightedMean()
         for update in updates:
-            check_update(update, self.state)
             mean.add(update.state, update.num_examples if self.weighting == "examples" else 1)
         self.state = mean.result() or self.state
         return {}

@@ -106,6 +106,15 @@ def test_update_that_fits_passes() -> None:
         ({"b": torch.zeros(4, 3)}, r"update of client 3 has 'b' of shape \(4, 3\), expected \(3, 4\)"),
         ({"a": torch.tensor([0.0, torch.nan])}, r"update of client 3 holds NaN or infinity in 'a'"),
         ({"a": torch.tensor([-torch.inf, 0.0])}, r"update of client 3 holds NaN or infinity in 'a'"),
+        ({"a": torch.zeros(2).half()}, r"update of client 3 has 'a' of torch.float16, expected torch.float32"),
+        ({"a": torch.zeros(2).bfloat16()}, r"update of client 3 has 'a' of torch.bfloat16, expected torch.float32"),
+        ({"a": torch.zeros(2).double()}, r"update of client 3 has 'a' of torch.float64, expected torch.float32"),
+        ({"a": torch.zeros(2).int()}, r"update of client 3 has 'a' of torch.int32, expected torch.float32"),
+        ({"a": torch.zeros(2).bool()}, r"update of client 3 has 'a' of torch.bool, expected torch.float32"),
+        ({"a": torch.zeros(2, dtype=torch.complex64)}, r"update of client 3 has 'a' of torch.complex64, expected torch.float32"),
+        ({"n": torch.tensor(1.0)}, r"update of client 3 has 'n' of torch.float32, expected torch.int64"),
+        ({"b": torch.zeros(3, 4).to_sparse()}, r"update of client 3 has 'b' as a torch.sparse_coo tensor"),
+        ({"b": torch.zeros(3, 4, device="meta")}, r"update of client 3 has 'b' as a meta tensor, which holds no numbers"),
     ],
 )
 def test_update_that_does_not_fit_is_refused_with_client_and_name(change: dict[str, torch.Tensor | None], message: str) -> None:

@@ -1,14 +1,22 @@
 """What every method must keep, whatever it does: a new file in lightning_fed/methods is held to all of this."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-from tiny import METHODS, data_for, new_federation, new_method
+import torch
+from tiny import METHODS, data_for, new_federation, new_method, same
 from torch import Tensor
 
 import lightning_fed.methods
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.engines import InProcess
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.module import FederatedModule
+from lightning_fed.run import Run
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.checks import Subject
 
@@ -25,6 +33,24 @@ def checks(name: str) -> list[Check]:
 @pytest.mark.parametrize(("name", "check"), [(name, check) for name in METHODS for check in checks(name)], ids=str)
 def test_every_method(name: str, check: Check) -> None:
     check()
+
+
+class Converting(InProcess):
+    """The last client of a round sends something else than it was asked for."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        updates = list(super().run(turns))
+        last = updates[-1]
+        assert isinstance(last, ClientUpdate)
+        state = {key: tensor.half() if tensor.is_floating_point() else tensor for key, tensor in last.state.items()}
+        yield from [*updates[:-1], replace(last, state=state or {"new": torch.zeros(1)})]
+
+
+class Start(FederationCallback):
+    """Keeps the server's state from before the first round."""
+
+    def on_fit_start(self, run: Run) -> None:
+        self.state = {key: tensor.clone() for key, tensor in run.server.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -46,3 +72,14 @@ def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
     assert called
     assert changed.keys() == plain.keys()
     assert any(changed[key] != pytest.approx(value) for key, value in plain.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_update_of_another_kind_is_refused_with_its_client_and_changes_nothing(name: str) -> None:
+    start = Start()
+    federation = new_federation(1, engine=Converting(), evaluate_every=0, callbacks=[start])
+    data = data_for(name, num_clients=3, size=100)
+    who = -1 if getattr(lightning_fed.methods, name).centralised else 2
+    with pytest.raises(FederationError, match=rf"^The update of client {who} (has .* of torch.float16, expected|holds 'new')"):
+        federation.fit(new_method(name), data)
+    assert same(federation.run.server.state_dict(), start.state)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,24 @@ class InSteps(PhasedModule):
 
     def on_validation_epoch_end(self) -> None:
         self.validated.append((self.current_epoch, self.global_step))
+
+
+def test_a_penalty_is_trained_and_logged_apart() -> None:
+    class Penalised(InSteps):
+        def phases(self) -> list[Phase]:
+            return [replace(phase, penalty=lambda: 0.3 * self.layer.weight.square().sum()) for phase in super().phases()]
+
+        def compute_gradients(self, batch: Any) -> Tensor:
+            [weight] = [p for p in self.phase.parameters if p is self.layer.weight]
+            own = self.phase.loss(batch)
+            expected = torch.autograd.grad(own + 0.3 * weight.square().sum(), weight)[0]
+            loss = super().compute_gradients(batch)
+            assert torch.equal(loss, own.detach())
+            torch.testing.assert_close(weight.grad, expected)
+            return loss
+
+    trainer, _ = fit(module := Penalised(), 3)
+    assert trainer.callback_metrics["train/seven_penalty"].item() == pytest.approx(0.3 * module.layer.weight.square().sum().item())
 
 
 @pytest.mark.parametrize(

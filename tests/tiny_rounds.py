@@ -1,13 +1,17 @@
-"""Short federations of methods for clients of different capacity."""
+"""Short federations of methods for clients of different capacity, and updates that are checked as in a round."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tiny import new_data, new_federation
 
+from lightning_fed.aggregation import check_update
 from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.exchange import ClientInfo, ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.module import FederatedModule
+from lightning_fed.server import Server
 
 
 class UniformFedAvg(FedAvg):
@@ -24,3 +28,10 @@ def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, *
 
 def two_classes_each() -> InMemory:
     return new_data(3, 120, partition=ClassesPerClient(2), test_share=0.4, batch_size=10)
+
+
+def checked(server: Server, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
+    """Updates, each checked before it is passed on, as a run does."""
+    for update in updates:
+        check_update(update, server.expected(update, server.broadcast(ClientInfo(update.client, 1, 0, 0, ()))))
+        yield update

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.table import write_table
-from lightning_fed.exchange import RANK
+from lightning_fed.exchange import PRIVATE_SHARE, RANK
 from lightning_fed.run import Run
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class AdapterRanks(FederationCallback):
-    """Keeps ``ranks.csv``, the effective rank of each client's adapters per layer as last measured, and draws it for TensorBoard
-    (``adapter/ranks``); see :meth:`.LoRAModule.adapter_ranks`. For methods without such adapters it does nothing.
+    """Keeps ``ranks.csv``, the effective rank of each client's adapters per layer as last measured (with PF2LoRA also which share
+    of them is the client's own), and draws the ranks for TensorBoard (``adapter/ranks``); see :meth:`.LoRAModule.adapter_ranks`.
+    For methods without such adapters it does nothing.
 
     Args:
         every: do so every that many rounds, if they are measured, and after the last one.
@@ -42,7 +43,9 @@ class AdapterRanks(FederationCallback):
             return
         if run.folder is not None:
             rows = [
-                {"client": client, "layer": layer, "rank": rank} for client, own in ranks.items() for layer, rank in own.items()
+                {"client": client, "layer": layer, "rank": rank, **share_of(run.results[client], layer)}
+                for client, own in ranks.items()
+                for layer, rank in own.items()
             ]
             write_table(run.folder / "ranks.csv", rows)
         for logger in boards:
@@ -53,6 +56,12 @@ class AdapterRanks(FederationCallback):
 def ranks_of(result: dict[str, float]) -> dict[str, int]:
     """The effective rank of a client's adapters, by layer, from what its evaluate turn found."""
     return {name.removeprefix(RANK): int(value) for name, value in result.items() if name.startswith(RANK)}
+
+
+def share_of(result: dict[str, float], layer: str) -> dict[str, float]:
+    """How much of the adapters of a layer is the client's own, as ``private_share``; empty where it has none of its own."""
+    name = f"{PRIVATE_SHARE}{layer}"
+    return {"private_share": result[name]} if name in result else {}
 
 
 def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:

@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.aggregation import EntryMean, check_update
+from lightning_fed.aggregation import EntryMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbone, BackboneFactory
@@ -167,7 +167,6 @@ class CapacityServer(Server):
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
         """What is averaged. Default: the updates."""
         for update in updates:
-            check_update(update, self.expected(update.client))
             rows = dict.fromkeys(self.heads, self.owned[update.client])
             yield Contribution(self.embed(update), self.capacity[update.client], rows)
 
@@ -184,10 +183,6 @@ class CapacityServer(Server):
                 largest = exponent
             mean.add(state, math.exp(exponent - largest), rows)
         return mean.result()
-
-    def expected(self, client: int) -> State:
-        """What an update of a client looks like. Default: like the version that it was sent."""
-        return self.version(self.capacity[client])
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates; see :meth:`Server.aggregate`."""

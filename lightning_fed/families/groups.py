@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.fine_tuning import FineTuning, default_adam
@@ -127,7 +127,6 @@ class GroupServer(Server):
         means: dict[int, WeightedMean] = defaultdict(WeightedMean)
         for update in updates:
             size = self.sizes[update.client]
-            check_update(update, self.states[size])
             means[size].add(update.state, update.num_examples if self.weighting == "examples" else 1)
         self._hold(self.states | {size: mean.result() for size, mean in means.items()})
         return {}

@@ -71,6 +71,8 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied = _real_copy(module)
+    if module.flops_on_meta:
+        step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
     with FlopCounterMode(display=False) as counter, isolate_rng():
         step(copied, batch)
     return counter.get_total_flops()

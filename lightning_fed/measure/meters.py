@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lightning_fed.exchange import Broadcast, ClientUpdate, count_bytes, count_floats
+from lightning_fed.exchange import PRIVATE_SHARE, Broadcast, ClientUpdate, count_bytes, count_floats
 
 T = TypeVar("T")
 Metrics = dict[str, float]
@@ -98,6 +98,19 @@ def spread_all(stage: str, results: Iterable[Metrics]) -> Metrics:
             if name.startswith(("val/", "test/")):
                 columns[name].append(value)
     return {k: v for name, column in columns.items() for k, v in spread(f"{stage}/{name.replace('/', '_')}", column).items()}
+
+
+def private_shares(results: Iterable[Metrics]) -> Metrics:
+    """Mean over the clients of how much of each layer's adapters is their own, and the mean over all layers; empty where nobody has
+    such adapters.
+    """
+    columns: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            if name.startswith(PRIVATE_SHARE):
+                columns[f"adapter/{name}"].append(value)
+    means = {name: float(np.mean(column)) for name, column in columns.items()}
+    return means | ({f"adapter/{PRIVATE_SHARE}mean": float(np.mean(list(means.values())))} if means else {})
 
 
 def training_means(updates: Sequence[ClientUpdate]) -> Metrics:

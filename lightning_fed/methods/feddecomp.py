@@ -149,10 +149,10 @@ class DecompServer(Server):
                 yield update
 
         metrics = super().aggregate(watched())
-        if kept:
-            metrics["server/drift"] = sum(distance(state, self.state) for state in kept) / len(kept)
         if self.num_clients is not None and 0 < participants < self.num_clients:
             self.state = weighted_mean([self.state, previous], [participants, self.num_clients - participants])
+        if kept:  # from the average that the clients get, stale copies included
+            metrics["server/drift"] = sum(distance(state, self.state) for state in kept) / len(kept)
         return metrics
 
 

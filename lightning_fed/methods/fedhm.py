@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -35,7 +35,7 @@ class FedHM(CapacityModule):
     A round (Section 3, eq. 2):
 
     1. The server factorises its model once per rank ratio :math:`\gamma`: each of the layers becomes two, by truncated SVD, of
-       rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels.
+       rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels, of a linear layer the smaller of its two sides.
     2. A participant trains the version of its ratio. Instead of weight decay, the two layers :math:`U, V` of a factorised one get
        Frobenius decay :math:`\frac{\lambda}{2} \lVert UV^\top \rVert_F^2`.
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
@@ -124,15 +124,12 @@ class FedHM(CapacityModule):
         names = [name for name, layer in self.backbone.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         return names[len(names) // 2 :][:2]
 
-    def client_loss(self, batch: Any) -> Tensor:
-        """Masked cross-entropy plus Frobenius decay."""
-        loss = super().client_loss(batch)
-        return loss + frobenius_decay(self.backbone, self.decay) if self.decay else loss
-
     def phases(self) -> list[Phase]:
-        """Everything at once; weight decay leaves the factors to Frobenius decay."""
+        """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
         factors = [p for layer in self.modules() if isinstance(layer, Factorised) for p in layer.weights]
-        return [Phase("local", list(self.parameters()), self.client_loss, partial(self._optimize, factors), self.epochs)]
+        decay = partial(frobenius_decay, self.backbone, self.decay) if self.decay else None
+        optimizer = partial(self._optimize, factors)
+        return [Phase("local", list(self.parameters()), self.client_loss, optimizer, self.epochs, penalty=decay)]
 
     def _optimize(self, factors: list[Tensor], parameters: Sequence[nn.Parameter]) -> Any:
         mine = {id(p) for p in factors}
@@ -141,9 +138,14 @@ class FedHM(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Recovers what comes back and averages it at full rank."""
-        layers = [f"backbone.{name}" for name in self.low_rank_layers()]
+        layers = self.low_rank_layers()
+        for ratio in filter(None, self.capacities):
+            for name in layers:
+                rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
         weights = partial(exponent, rule=self.weights, temperature=self.temperature)
-        return FedHMServer(*self.sizes(clients), layers=layers, exponent=weights, anchor=self.anchor)
+        return FedHMServer(
+            *self.sizes(clients), layers=[f"backbone.{name}" for name in layers], exponent=weights, anchor=self.anchor
+        )
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
@@ -188,7 +190,7 @@ class FedHMServer(CapacityServer):
             weight = self.state[f"{layer}.weight"]
             spectrum = Spectrum.of(unroll(weight))
             for ratio, version in versions.items():
-                factors = spectrum.factors(rank_of(weight, ratio))
+                factors = spectrum.factors(rank_of(weight, ratio, layer))
                 for which, part in enumerate(layer_weights(*factors, weight.shape)):
                     version[f"{layer}.{which}.weight"] = part.to(weight.dtype).contiguous()
                 if (bias := self.state.get(f"{layer}.bias")) is not None:

@@ -1,5 +1,6 @@
 """FedRoD (Chen & Chao, ICLR 2022, https://arxiv.org/abs/2107.00778)."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import default_optimizer
+from lightning_fed.server import Server
 
 
 class FedRoD(FederatedModule):
@@ -25,6 +28,9 @@ class FedRoD(FederatedModule):
     term reaches :math:`h_i` alone. (Re-implementations that stop it at :math:`g` only, or not at all, let the personal loss train
     the extractor.) :math:`f` and :math:`g` travel, weighted by training examples. A client predicts with the sum
     :math:`g(z) + h_i(z)`. Headline: accuracy after aggregation.
+
+    Beside it stands ``generic/test_accuracy`` on everybody's test data: that of :math:`g(z)` alone, the paper's G-FL. With the
+    hypernetwork :math:`H` there is also ``everybody/test_accuracy``, of :math:`g + H(n)` with everybody's numbers n per class.
 
     Args:
         backbone: the network of every client: f and g.
@@ -108,3 +114,16 @@ class FedRoD(FederatedModule):
         prior = self.label_counts().clamp(min=1e-12).log()  # an absent class leaves the softmax, without the NaN of 0 · log 0
         personal = generic.detach() + self.personal_logits(features.detach())
         return self.criterion(generic + self.gamma * prior, y) + self.criterion(personal, y)
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The average, and the models that can be made of it."""
+        return RoDServer(self.update_state(), self.weighting)
+
+
+class RoDServer(Server):
+    """Federated averaging whose state makes one model or two: the generic one, and the one with everybody's personal head."""
+
+    def models(self) -> dict[str, Broadcast]:
+        """``generic``, and ``everybody`` where a hypernetwork travels: if its last layer is zero, its heads add nothing."""
+        last = {name: torch.zeros_like(tensor) for name, tensor in self.state.items() if name.startswith("personal.2.")}
+        return {"generic": Broadcast(self.state | last), **({"everybody": Broadcast(self.state)} if last else {})}

@@ -27,10 +27,14 @@ class FedRolex(HeteroFL):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those whose window covered it."""
         shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
-        # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere.
+        # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
+        # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.
         narrowest = self.shapes(1e-9)
         state = self.shared_state()
-        hidden = {name: [d for d, size in enumerate(tensor.shape) if narrowest[name][d] < size] for name, tensor in state.items()}
+        hidden = {
+            name: {d: least for d, (size, least) in enumerate(zip(tensor.shape, narrowest[name], strict=True)) if least < size}
+            for name, tensor in state.items()
+        }
         return FedRolexServer(*self.sizes(clients), shapes=shapes, hidden=hidden)
 
 
@@ -40,10 +44,12 @@ class FedRolexServer(HeteroFLServer):
     Args:
         *sizes: see :class:`CapacityServer`.
         shapes: see :class:`HeteroFLServer`.
-        hidden: which dimensions of each tensor are hidden channels.
+        hidden: which dimensions of each tensor are hidden channels, and how many places of it each channel has.
     """
 
-    def __init__(self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]], hidden: Mapping[str, list[int]]) -> None:
+    def __init__(
+        self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]], hidden: Mapping[str, Mapping[int, int]]
+    ) -> None:
         super().__init__(*sizes, shapes=shapes)
         self.hidden = hidden
         self.start = 0
@@ -67,8 +73,9 @@ class FedRolexServer(HeteroFLServer):
         return {}
 
     def rolled(self, state: State, by: int) -> State:
-        """The state with all hidden channels moved up by so many places."""
+        """The state with all hidden channels moved up by so many, each with all the places that it has."""
         return {
-            name: torch.roll(tensor, [by] * len(self.hidden[name]), self.hidden[name]) if self.hidden[name] else tensor
+            name: torch.roll(tensor, [by * places for places in hidden.values()], list(hidden)) if hidden else tensor
             for name, tensor in state.items()
+            for hidden in [self.hidden[name]]
         }

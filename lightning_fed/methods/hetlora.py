@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
 
@@ -83,9 +85,9 @@ class HETLoRA(LoRAModule):
         products = [b[:, kept:].norm() * a[kept:].norm() for a, b in matrices(self.adapter(COMMON))]
         return torch.stack(products).sum()
 
-    def client_loss(self, batch: Any) -> Tensor:
-        """Cross-entropy plus the penalty on the tail."""
-        return super().client_loss(batch) + self.penalty * self.tail()
+    def phases(self) -> list[Phase]:
+        """As in LoRA, with the penalty on the tail."""
+        return [replace(phase, penalty=lambda: self.penalty * self.tail()) for phase in super().phases()]
 
     def on_fit_start(self) -> None:
         """Note how heavy the tail is."""
@@ -143,22 +145,24 @@ class HETLoRAServer(Server):
         rank = self.ranks[client.id]
         return Broadcast(truncated(self.state, rank), rank)
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, weighted by the norms of the products; returns ``server/rank_mean`` over all clients.
+    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """What the client was sent, less the tail that it dropped.
 
         Raises:
-            FederationError: for an update that does not fit or is not finite; the server is then unchanged.
+            FederationError: for a rank that the client cannot have.
         """
+        most = self.ranks[update.client]
+        rank = rank_of(update.state, most)
+        if not self.r_min <= rank <= most:
+            raise FederationError(f"The update of client {update.client} has rank {rank}, expected {self.r_min} to {most}.")
+        return truncated(sent.state, rank)
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, weighted by the norms of the products; returns ``server/rank_mean`` over all clients."""
         by_norm, equal, ranks = WeightedMean(), WeightedMean(), dict(self.ranks)
         weighed = False
         for update in updates:
-            rank = next(len(tensor) for name, tensor in update.state.items() if ".lora_A." in name)
-            if not self.r_min <= rank <= self.ranks[update.client]:
-                raise FederationError(
-                    f"The update of client {update.client} has rank {rank}, expected {self.r_min} to {self.ranks[update.client]}."
-                )
-            check_update(update, truncated(self.state, rank))
-            ranks[update.client] = rank
+            ranks[update.client] = rank_of(update.state)
             padded = padded_like(update.state, self.state)
             norm = product_norm(update.state)
             equal.add(padded, 1)
@@ -181,6 +185,11 @@ class HETLoRAServer(Server):
 def matrices(adapter: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """A and B of each adapted matrix; other tensors are left out."""
     return [(a, adapter[name.replace(".lora_A.", ".lora_B.")]) for name, a in adapter.items() if ".lora_A." in name]
+
+
+def rank_of(state: State, default: int = 0) -> int:
+    """The rank of an adapter; the default if there is none."""
+    return next((tensor.shape[0] for name, tensor in state.items() if ".lora_A." in name and tensor.dim()), default)
 
 
 def truncated(state: State, rank: int) -> State:

@@ -7,9 +7,10 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from lightning_fed.exchange import State
-from lightning_fed.families.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.exchange import PRIVATE_SHARE, State
+from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.rank import product_norm
 
 Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
 
@@ -34,7 +35,8 @@ class PF2LoRA(LoRAModule):
             second derivatives are needed, for PyTorch's fused attention has none.
         num_classes: number of classes; the command line takes it from the data.
         client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
-        client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE.
+        client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay next to
+            nothing: choose it by validation data, and look at ``adapter/private_share/mean``.
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of
             two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
             ablation without a second level.
@@ -68,6 +70,26 @@ class PF2LoRA(LoRAModule):
         self.add_adapter(CLIENT, self.client_r)
         if self.hypergradient == "exact":
             attend_with_second_derivatives(self.backbone)
+
+    def inspect(self) -> dict[str, float]:
+        """The ranks, and of each layer ``private_share/<layer>``, see :meth:`private_shares`."""
+        return super().inspect() | {f"{PRIVATE_SHARE}{layer}": share for layer, share in self.private_shares().items()}
+
+    def private_shares(self) -> dict[str, float]:
+        r"""How much of what is added to a matrix is the client's own, by name of the layer: :math:`\lVert DC \rVert_F / (\lVert BA
+        \rVert_F + \lVert DC \rVert_F)`, 0 while nothing is added. Near 0, ``client_lr`` is too small for y to matter.
+        """
+        parameters = dict(self.named_parameters())
+        shares = {}
+        for name in self.adapter(CLIENT):
+            layer, found, _ = name.partition(f".lora_A.{CLIENT}.")
+            if found:
+                common, private = (
+                    product_norm(*(parameters[f"{layer}.lora_{factor}.{kind}.weight"].detach() for factor in "BA"))
+                    for kind in (COMMON, CLIENT)
+                )
+                shares[layer] = private / (common + private) if private else 0.0
+        return shares
 
     def compute_gradients(self, batch: Any) -> Tensor:
         """Set the gradients of x and step y; returns the loss of x at the new y."""

@@ -45,8 +45,8 @@ class PFedLoRA(FederatedModule):
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
             homogeneous CNNs.
         adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)
-            without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor, zero
-            second, as in LoRA, so that at first it predicts nothing.
+            without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor of
+            standard deviation 1/√h, zero second with zero bias, as in LoRA, so that at first all its logits are 0.
         adapter_bias: whether the adapter's layers have biases (the first factor never has one).
         optimizer: of the network. Default: SGD, lr 0.01.
         adapter_optimizer: of the adapter. Default: the same as ``optimizer``.
@@ -147,5 +147,6 @@ def build_adapter(
         return nn.Sequential(nn.Linear(in_dim, hidden_dim, bias), nn.ReLU(), nn.Linear(hidden_dim, num_classes, bias))
     first, second = nn.Linear(in_dim, hidden_dim, bias=False), nn.Linear(hidden_dim, num_classes, bias)
     nn.init.normal_(first.weight, std=hidden_dim**-0.5)
-    nn.init.zeros_(second.weight)
+    for parameter in second.parameters():
+        nn.init.zeros_(parameter)
     return nn.Sequential(first, second)

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.fine_tuning import default_adam
@@ -182,7 +182,9 @@ class SLoRAServer(Server):
         self.sparse_rounds = sparse_rounds
         self.residual = base == "residual"
         self.round = 1
-        values = {f"{name}.{VALUES}": torch.zeros(masked_count(shape, density)) for name, shape in shapes.items()}
+        values = {
+            f"{name}.{VALUES}": state[f"{name}.{A}"].new_zeros(masked_count(shape, density)) for name, shape in shapes.items()
+        }
         factors = ((START_A, A), (START_B, B))
         starts = {f"{name}.{start}": torch.zeros_like(state[f"{name}.{own}"]) for name in shapes for start, own in factors}
         self.adapter_names = {f"{name}.{factor}" for name in shapes for factor in (A, B)}
@@ -215,15 +217,14 @@ class SLoRAServer(Server):
             return {"global": Broadcast(self.trained(), self.density)}
         return {"global": Broadcast(self.state if self.residual else self.trained())}
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates; the last of the first stage returns ``server/energy``, unless nothing was learned in it.
+    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """What is trained in this stage: a residual base is sent, and does not come back."""
+        return self.trained()
 
-        Raises:
-            FederationError: for an update that does not fit or is not finite; the server's state is then unchanged.
-        """
-        mean, expected = WeightedMean(), self.trained()
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; the last of the first stage returns ``server/energy``, unless nothing was learned in it."""
+        mean = WeightedMean()
         for update in updates:
-            check_update(update, expected)
             mean.add(update.state, update.num_examples)
         self.state = self.state | mean.result()
         return self.start_adapter() if self.round == self.sparse_rounds else {}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
@@ -19,8 +20,8 @@ from lightning_fed.server import Server
 class SplitMix(CapacityModule):
     r"""Several independent narrow networks; a client trains as many as it can, and a prediction mixes as many as one likes.
 
-    The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue in which every
-    network appears once before any returns, the rest drawn without replacement. On each batch every network has its own
+    The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
+    which is shuffled anew whenever it is empty, the rest drawn without replacement. On each batch every network has its own
     cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
     the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
 
@@ -85,6 +86,10 @@ class SplitMix(CapacityModule):
         x, y = self.unpack(batch)
         return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
+    def compute_gradients(self, batch: Any) -> Tensor:
+        """Those of the sum; what is logged is the mean, which compares with the loss of one network."""
+        return super().compute_gradients(batch) / len(self.bases)
+
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
@@ -103,7 +108,7 @@ class SplitMixServer(CapacityServer):
     def __init__(self, *sizes: Any, bases: int) -> None:
         super().__init__(*sizes)
         self.bases = bases
-        self.queue = torch.randperm(bases).tolist()
+        self.key = int(torch.randint(2**31, ()))
         self.assigned: dict[int, list[int]] = {}
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
@@ -111,9 +116,16 @@ class SplitMixServer(CapacityServer):
         super().open_round(round, cohort)
         self.assigned = {}
         for turn, client in enumerate(cohort, start=(round - 1) * len(cohort)):
-            first = self.queue[turn % self.bases]
+            cycle, place = divmod(turn, self.bases)
+            first = self.queue(cycle)[place]
             others = [base for base in torch.randperm(self.bases).tolist() if base != first]
             self.assigned[client.id] = [first, *others[: self._budget(client.id) - 1]]
+
+    def queue(self, cycle: int) -> list[int]:
+        """In which order the networks are handed out in a cycle, which is once through all of them: a function of the number of the
+        cycle, so that a continued run draws as one that was never stopped.
+        """
+        return np.random.default_rng([self.key, cycle]).permutation(self.bases).tolist()
 
     def _budget(self, client: int) -> int:
         capacity = self.capacity[client]
@@ -123,13 +135,10 @@ class SplitMixServer(CapacityServer):
         """The first networks."""
         return self.state if capacity is None else renamed(self.state, {k: k for k in range(int(capacity))})
 
-    def expected(self, client: int) -> State:
-        """The networks that the client was given, in its order."""
-        return renamed(self.state, {base: place for place, base in enumerate(self.assigned[client])})
-
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The networks that the client was given."""
-        return Broadcast(self.expected(client.id), self.capacity[client.id])
+        """The networks that the client was given, in its order."""
+        places = {base: place for place, base in enumerate(self.assigned[client.id])}
+        return Broadcast(renamed(self.state, places), self.capacity[client.id])
 
     def measured(self, client: ClientInfo) -> Broadcast:
         """The first networks, as many as the client can hold."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from lightning_fed.errors import FederationError
-from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.backbone import Backbone, scaled
 
 
 class CNN(Backbone):
@@ -19,15 +19,17 @@ class CNN(Backbone):
         num_classes: outputs of the head.
         conv2_filters: filters of the second convolution.
         fc1_width: width of the first linear layer.
+        width: multiplies all hidden numbers of filters and features.
     """
 
-    def __init__(self, num_classes: int = 10, conv2_filters: int = 32, fc1_width: int = 2000) -> None:
+    def __init__(self, num_classes: int = 10, conv2_filters: int = 32, fc1_width: int = 2000, width: float = 1.0) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, kernel_size=5)
-        self.conv2 = nn.Conv2d(16, conv2_filters, kernel_size=5)
-        self.fc1 = nn.Linear(conv2_filters * 5 * 5, fc1_width)
-        self.fc2 = nn.Linear(fc1_width, 500)
-        self.head = nn.Linear(500, num_classes)
+        first, second, fc1, fc2 = (scaled(channels, width) for channels in (16, conv2_filters, fc1_width, 500))
+        self.conv1 = nn.Conv2d(3, first, kernel_size=5)
+        self.conv2 = nn.Conv2d(first, second, kernel_size=5)
+        self.fc1 = nn.Linear(second * 5 * 5, fc1)
+        self.fc2 = nn.Linear(fc1, fc2)
+        self.head = nn.Linear(fc2, num_classes)
 
     @property
     def cuts(self) -> Mapping[str, int]:
@@ -51,22 +53,22 @@ class CNN(Backbone):
 class CNN1(CNN):
     """CNN-1: 2,621,558 parameters for 10 classes (10.00 MiB)."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, conv2_filters=32, fc1_width=2000)
+    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=2000, width=width)
 
 
 class CNN2(CNN):
     """CNN-2: 1,815,142 parameters for 10 classes (6.92 MiB)."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, conv2_filters=16, fc1_width=2000)
+    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+        super().__init__(num_classes, conv2_filters=16, fc1_width=2000, width=width)
 
 
 class CNN3(CNN):
     """CNN-3: 1,320,558 parameters for 10 classes (5.04 MiB)."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, conv2_filters=32, fc1_width=1000)
+    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=1000, width=width)
 
 
 class CNN4(CNN):
@@ -75,12 +77,12 @@ class CNN4(CNN):
     The paper prints 3.81 MB, which its own layer widths cannot give; the widths, which the authors' code also uses, are kept.
     """
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, conv2_filters=32, fc1_width=800)
+    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=800, width=width)
 
 
 class CNN5(CNN):
     """CNN-5: 670,058 parameters for 10 classes (2.56 MiB)."""
 
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(num_classes, conv2_filters=32, fc1_width=500)
+    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+        super().__init__(num_classes, conv2_filters=32, fc1_width=500, width=width)

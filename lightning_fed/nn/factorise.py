@@ -53,11 +53,27 @@ class Spectrum(NamedTuple):
         return self.left[:, :rank] * root, self.right[:, :rank] * root
 
 
-def rank_of(weight: Tensor, ratio: float) -> int:
-    r""":math:`\max(1, \mathrm{round}(\gamma\, n))` with :math:`n` the output channels, the rule that gives the sizes in Table 2
-    of the FedHM paper.
+def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
+    r""":math:`\max(1, \mathrm{round}(\gamma\, n))`. For a convolution :math:`n` is the output channels, the rule that gives the
+    sizes in Table 2 of the FedHM paper. For a matrix, of which the paper has none, it is the smaller side, the largest rank that
+    there is: with the outputs, a ratio of 1/2 would turn 800 x 2000 into two layers with more values than the one.
+
+    Args:
+        weight: of the layer.
+        ratio: :math:`\gamma`, in (0, 1].
+        layer: how it is called, for the error.
+
+    Raises:
+        FederationError: for a rank beyond the largest, which convolutions of few input channels can be asked for.
     """
-    return max(1, round(ratio * len(weight)))
+    rank = max(1, round(ratio * (len(weight) if weight.dim() == 4 else min(weight.shape))))
+    rows, columns = unroll(weight).shape
+    if rank > min(rows, columns):
+        raise FederationError(
+            f"Layer {layer!r} has rank {min(rows, columns)} at most, but a rank ratio of {ratio:g} asks for {rank}: "
+            "leave it out of layers, or give a smaller ratio."
+        )
+    return rank
 
 
 def unroll(weight: Tensor) -> Tensor:
@@ -179,7 +195,7 @@ class FactorisedLinear(Factorised):
 def factorise(module: nn.Module, layers: Iterable[str], ratio: float, spectral: bool = True) -> None:
     r"""Replace convolutions and linear layers by factorised ones, in place.
 
-    The rank is that of :func:`rank_of`. A ratio of 1 leaves the layers as they are.
+    The rank is that of :func:`rank_of`, which raises an error where there is none. A ratio of 1 leaves the layers as they are.
 
     Args:
         module: any network.
@@ -192,9 +208,9 @@ def factorise(module: nn.Module, layers: Iterable[str], ratio: float, spectral: 
     for name in layers if ratio < 1 else ():
         layer = module.get_submodule(name)
         if isinstance(layer, nn.Conv2d):
-            replacement: Factorised = FactorisedConv2d(layer, rank_of(layer.weight, ratio), spectral)
+            replacement: Factorised = FactorisedConv2d(layer, rank_of(layer.weight, ratio, name), spectral)
         elif isinstance(layer, nn.Linear):
-            replacement = FactorisedLinear(layer, rank_of(layer.weight, ratio), spectral)
+            replacement = FactorisedLinear(layer, rank_of(layer.weight, ratio, name), spectral)
         else:
             raise FederationError(f"{name!r} is a {type(layer).__name__}: only Conv2d and Linear layers can be factorised.")
         module.set_submodule(name, replacement)

@@ -1,10 +1,11 @@
 """A full-rank weight plus a low-rank one: the additive decomposition of FedDecomp, usable alone."""
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear
 from torch.nn.utils import parametrize
 
 from lightning_fed.errors import FederationError
@@ -68,14 +69,35 @@ class LowRankDelta(nn.Module):
         return weight + self.delta(weight.shape)
 
     def delta(self, shape: torch.Size) -> Tensor:
-        """τ. While neither factor learns it is computed once, not once per batch."""
-        if self.A.requires_grad or self.B.requires_grad:
+        """τ. Where neither factor learns, as in measuring, it is computed once, not once per batch."""
+        if self.learns:
             self._cache = None
             return self._compute(shape)
         versions = (self.A._version, self.B._version)
         if self._cache is None or self._cache[0] != versions or self._cache[1].device != self.A.device:
-            self._cache = versions, self._compute(shape).detach()
+            with torch.inference_mode(False), torch.no_grad():  # what is measured with may be trained with later
+                self._cache = versions, self._compute(shape)
         return self._cache[1]
+
+    @property
+    def learns(self) -> bool:
+        """Whether gradients of the factors are asked for."""
+        return torch.is_grad_enabled() and (self.A.requires_grad or self.B.requires_grad)
+
+    def layers(self, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+        """The weights of two layers in a row that compute what one with the weight τ does: matrices, or kernels ``(r, I, k, 1)``
+        and ``(O, r, 1, k)``. None: the official variant of a convolution, whose reshape mixes what the two would keep apart.
+
+        Args:
+            shape: of the weight.
+        """
+        if len(shape) == 2:
+            return (self.B.T, self.A.T) if self.variant == "paper" else (self.A, self.scale * self.B)
+        if self.variant == "official":
+            return None
+        out_features, in_features, kernel, _ = shape
+        first = self.B.view(in_features, kernel, self.rank).permute(2, 0, 1).unsqueeze(-1)
+        return first, self.A.view(self.rank, out_features, kernel).permute(1, 0, 2).unsqueeze(2)
 
     def _compute(self, shape: torch.Size) -> Tensor:
         product = self.B @ self.A
@@ -115,6 +137,71 @@ class PackedLowRankDelta(nn.Module):
         return torch.cat([delta(part) for delta, part in zip(self.deltas, parts, strict=True)])
 
 
+class DecomposedLinear(nn.Linear):
+    r"""A linear layer with a weight :math:`\sigma + \tau`. While :math:`\tau = BA` learns, it computes
+    :math:`x\sigma^T + (xA^T)B^T` instead of :math:`x(\sigma + BA)^T` where that takes fewer operations: with small batches.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(…, out)`` of ``(…, in)``."""
+        delta, weight = _decomposed(self)
+        rows = x.shape[:-1].numel()
+        if not delta.learns or not _apart_is_cheaper(delta, weight, x, rows, rows):
+            return super().forward(x)
+        layers = delta.layers(weight.shape)
+        assert layers is not None
+        first, second = layers
+        return linear(x, weight, self.bias) + linear(linear(x, first), second)
+
+
+class DecomposedConv2d(nn.Conv2d):
+    r"""The same for a convolution, where :math:`\tau` is two convolutions in a row; see :meth:`LowRankDelta.layers`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(B, O, H, W)``."""
+        delta, weight = _decomposed(self)
+        if not delta.learns or isinstance(self.padding, str) or self.padding_mode != "zeros" or self.groups != 1:
+            return super().forward(x)
+        layers = delta.layers(weight.shape)
+        (down, across), (above, beside), (high, wide) = self.stride, self.padding, self.dilation
+        height, width = (
+            (size + 2 * pad - spread * (weight.shape[2] - 1) - 1) // step + 1
+            for size, pad, spread, step in zip(x.shape[-2:], self.padding, self.dilation, self.stride, strict=True)
+        )
+        images = x.shape[:-3].numel()
+        if layers is None or not _apart_is_cheaper(delta, weight, x, images * height * x.shape[-1], images * height * width):
+            return super().forward(x)
+        first, second = layers
+        hidden = conv2d(x, first, None, (down, 1), (above, 0), (high, 1))
+        own = conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation)
+        return own + conv2d(hidden, second, None, (1, across), (0, beside), (1, wide))
+
+
+def _decomposed(layer: nn.Module) -> tuple[LowRankDelta, Tensor]:
+    """What is added to the weight of a layer, and the weight."""
+    parametrization = cast(parametrize.ParametrizationList, cast(nn.ModuleDict, layer.parametrizations)["weight"])
+    return cast(LowRankDelta, parametrization[0]), parametrization.original
+
+
+def _apart_is_cheaper(delta: LowRankDelta, weight: Tensor, x: Tensor, hidden: int, rows: int) -> bool:
+    r"""Whether :math:`\sigma` and :math:`\tau` apart take fewer operations in a training step than their sum does: by shapes and by
+    what learns alone, so that it is decided equally everywhere.
+
+    Args:
+        delta: :math:`\tau`, which learns.
+        weight: :math:`\sigma`.
+        x: what goes in.
+        hidden: rows that the first of the two layers computes: examples, times positions.
+        rows: rows that come out.
+    """
+    taps = weight.shape[2] if weight.dim() == 4 else 1
+    # The product of the factors, forward and for the gradient of each; and the gradient of the sum, which σ alone may not need.
+    composed = 3 * delta.A.numel() * len(delta.B) + (0 if weight.requires_grad else rows * weight.numel())
+    # Two layers, each forward, for its weight's gradient and for its input's.
+    first = (3 if x.requires_grad else 2) * hidden * weight.shape[1]
+    return delta.rank * taps * (first + 3 * rows * len(weight)) < composed
+
+
 def decompose(module: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant = "paper") -> None:
     """Decompose every convolutional, linear and attention weight of ``module`` in place.
 
@@ -129,7 +216,12 @@ def decompose(module: nn.Module, conv_ratio: float, linear_ratio: float, variant
     """
     for layer in list(module.modules()):
         for name, delta in _deltas(layer, conv_ratio, linear_ratio, variant):
+            layer.__class__ = DECOMPOSED.get(type(layer), type(layer))
             parametrize.register_parametrization(layer, name, delta)
+
+
+DECOMPOSED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DecomposedLinear, nn.Conv2d: DecomposedConv2d}
+"""What decomposed layers become; their subclasses, which may compute something else, stay what they are."""
 
 
 def factors(module: nn.Module) -> list[nn.Parameter]:

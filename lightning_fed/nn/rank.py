@@ -1,4 +1,4 @@
-"""How many ranks of a matrix matter."""
+"""How many ranks of a matrix matter, and how large a product is."""
 
 import torch
 from torch import Tensor
@@ -33,3 +33,14 @@ def effective_rank(b: Tensor, a: Tensor, share: float = 0.9) -> int:
     """
     left, right = (torch.linalg.qr(factor.double(), mode="r").R for factor in (b, a.T))
     return spectral_rank(torch.linalg.svdvals(left @ right.T), share)
+
+
+def product_norm(b: Tensor, a: Tensor) -> float:
+    r""":math:`\lVert BA \rVert_F` of a product that is never formed: its square is :math:`\sum (B^\top B) \circ (A A^\top)`.
+
+    Args:
+        b: ``(m, r)``.
+        a: ``(r, n)``.
+    """
+    b, a = b.double(), a.double()
+    return max(0.0, ((b.T @ b) * (a @ a.T)).sum().item()) ** 0.5

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from tiny import CLASSES, TINY_VIT, Recording, new_data, new_federation, private_states, same, tiny_transformer
+from tiny_rounds import checked
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -255,11 +256,11 @@ def test_what_does_not_fit_or_diverged_is_refused_and_changes_nothing() -> None:
     before = server.state_dict()
     alien = replace(update_of(server, 1), client=2)
     with pytest.raises(FederationError, match=r"update of client 2 has .* of shape \(3, 8\), expected \(2, 8\)"):
-        server.aggregate(iter([update_of(server, 0), alien]))
+        server.aggregate(checked(server, [update_of(server, 0), alien]))
     broken = update_of(server, 3)
     next(iter(broken.state.values()))[0] = float("nan")
     with pytest.raises(FederationError, match="update of client 3 holds NaN"):
-        server.aggregate(iter([update_of(server, 0), broken]))
+        server.aggregate(checked(server, [update_of(server, 0), broken]))
     assert same(server.state_dict(), before)
 
 

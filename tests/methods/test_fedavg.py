@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, same, sgd
+from tiny_rounds import checked
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.data import IID, InMemory
@@ -118,5 +119,5 @@ def test_an_update_that_diverged_leaves_the_server_as_it_was() -> None:
     server = Server({"w": torch.zeros(2)})
     good, bad = ClientUpdate(0, 1, {"w": torch.ones(2)}), ClientUpdate(1, 1, {"w": torch.tensor([1.0, torch.nan])})
     with pytest.raises(FederationError, match="update of client 1 holds NaN"):
-        server.aggregate([good, bad])
+        server.aggregate(checked(server, [good, bad]))
     assert server.state_dict()["w"].tolist() == [0, 0]

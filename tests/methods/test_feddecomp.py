@@ -126,9 +126,11 @@ def test_average_under_partial_participation(absentees: str) -> None:
         assert torch.allclose(tensor, expected, atol=1e-6)
 
 
-def test_drift_is_the_mean_distance_from_the_average() -> None:
+@pytest.mark.parametrize("absentees", ["left_out", "stale"])
+def test_drift_is_the_mean_distance_from_the_average(absentees: str) -> None:
     Kept.sent = []
-    federation = fit(Kept(NoisyNet, CLASSES, optimizer=sgd), rounds=1)
+    federation = new_federation(1, participation=0.75)
+    federation.fit(Kept(NoisyNet, CLASSES, absentees=absentees, optimizer=sgd), new_data(4, 160))
     names = {name for name, _ in federation.run.model.named_parameters()} & Kept.sent[0].keys()
     mean = federation.run.server.state_dict()
     flat = [torch.cat([(sent[name] - mean[name]).flatten() for name in sorted(names)]) for sent in Kept.sent[:3]]

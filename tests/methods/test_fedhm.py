@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -28,9 +29,10 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
+from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State, Turn, check_fits, count_floats
+from lightning_fed.exchange import ClientInfo, ClientUpdate, Lost, State, Turn, check_fits, count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
@@ -259,6 +261,23 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
 
 
+class Huge(InProcess):
+    """Sends factors whose product is larger than any number of their precision."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for update in super().run(turns):
+            assert isinstance(update, ClientUpdate)
+            state = {name: torch.full_like(t, 1e30) if name.startswith("backbone.fc1.") else t for name, t in update.state.items()}
+            yield replace(update, state=state)
+
+
+def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
+    with pytest.raises(
+        FederationError, match=r"^The server's state after merging round 1 holds NaN or infinity in 'backbone.fc1.w"
+    ):
+        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Huge())
+
+
 # ---------------------------------------------------------------------------------------------------------------- clients
 
 
@@ -276,6 +295,22 @@ def test_weight_decay_leaves_the_factors_alone() -> None:
         states.append(module.shared_state())
     unchanged = {name for name, tensor in states[0].items() if torch.equal(tensor, states[1][name])}
     assert unchanged == {f"backbone.{layer}.{which}.weight" for layer in ("fc1", "fc2") for which in (0, 1)}
+
+
+def test_frobenius_decay_is_logged_apart_from_the_loss() -> None:
+    data = new_data(1, 60)
+    metrics = []
+    for decay in (0.0, 0.3):
+        module = low_rank_client(data, decay=decay, optimizer=no_sgd)
+        trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
+        trainer.fit(module, datamodule=data.client(0))
+        metrics.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+    without, with_decay = metrics
+    assert with_decay["train/local_loss"] == without["train/local_loss"]
+    layers = [layer for layer in module.modules() if isinstance(layer, Factorised)]
+    expected = 0.15 * sum(layer.recover().square().sum().item() for layer in layers)
+    assert with_decay["train/local_penalty"] == pytest.approx(expected, rel=1e-5)
+    assert "train/local_penalty" not in without
 
 
 def test_frobenius_decay_is_part_of_the_gradient_that_momentum_takes_in() -> None:

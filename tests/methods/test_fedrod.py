@@ -85,6 +85,29 @@ def test_a_zero_head_predicts_what_the_generic_one_does() -> None:
     assert torch.equal(module(x), module.backbone(x))
 
 
+@pytest.mark.parametrize("kind", ["linear", "hyper"])
+def test_the_generic_model_is_measured_and_so_is_that_with_everybodys_head(kind: str) -> None:
+    data = new_data(3, 240)
+    federation = new_federation(2)
+    federation.fit(FedRoD(Net, CLASSES, personal_head=kind, optimizer=sgd), data)
+    row, state = federation.run.history[-1], federation.run.server.state_dict()
+    pooled = data.pooled()
+    x, y = pooled.data[pooled.splits[-1]]
+    network = Net(CLASSES)
+    network.load_state_dict({name.removeprefix("backbone."): t for name, t in state.items() if name.startswith("backbone.")})
+    logits = network(x)
+    assert row["generic/test_accuracy"] == pytest.approx((logits.argmax(dim=1) == y).float().mean().item())
+    assert ("everybody/test_accuracy" in row) == (kind == "hyper")
+    assert "global/test_accuracy" not in row
+    if kind == "hyper":
+        counts = torch.tensor(pooled.info.label_counts).float()
+        hidden = torch.relu(state["personal.0.weight"] @ (counts / counts.sum()) + state["personal.0.bias"])
+        flat = state["personal.2.weight"] @ hidden + state["personal.2.bias"]
+        logits = logits + network.encode(x) @ flat[:-CLASSES].view(CLASSES, -1).T + flat[-CLASSES:]
+        assert row["everybody/test_accuracy"] == pytest.approx((logits.argmax(dim=1) == y).float().mean().item())
+        assert same(federation.run.server_module().shared_state(), state)
+
+
 def test_absent_classes_make_no_nan() -> None:
     federation = fit(FedRoD(Net, CLASSES, optimizer=sgd), partition=IID())
     module = federation.client_module(0)

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd, tiny_vit
 from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor
 
-from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate
 from lightning_fed.methods import FedRolex, HeteroFL
-from lightning_fed.models import CNN1, ResNet8
+from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, ResNet8
 from lightning_fed.module import FederatedModule
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
@@ -182,7 +181,33 @@ def test_the_two_branches_of_a_residual_block_have_the_same_channels(t: int) -> 
         inputs = outputs
 
 
+@pytest.mark.parametrize("network", [CNN1, CNN2, CNN3, CNN4, CNN5])
+def test_a_flattened_channel_rolls_with_all_its_pixels(network: Any) -> None:
+    """A window of a network is the network of those channels: what the first linear layer gets of a channel are its own weights."""
+    t, width = 4, 0.5
+    server = server_of(FedRolex(network, CLASSES, widths=[1.0, width]), t)
+    version = server.version(width)
+    whole = {name.removeprefix("backbone."): tensor for name, tensor in server.state.items()}
+    layers = ("conv1", "conv2", "fc1", "fc2", "head")
+    inputs = [0, 1, 2]
+    for layer in layers:
+        weight = whole[f"{layer}.weight"]
+        outputs = list(range(CLASSES)) if layer == "head" else window(len(weight), width, t)
+        if layer == "fc1":  # 5 × 5 pixels of each filter
+            inputs = [25 * channel + pixel for channel in inputs for pixel in range(25)]
+        assert torch.equal(version[f"backbone.{layer}.weight"], weight[outputs][:, inputs])
+        assert torch.equal(version[f"backbone.{layer}.bias"], whole[f"{layer}.bias"][outputs])
+        inputs = outputs
+
+
+def test_windows_of_flattened_channels_put_back_what_they_took() -> None:
+    server = server_of(FedRolex(CNN5, CLASSES, widths=[0.5]), 7)
+    initial = {name: tensor.clone() for name, tensor in server.state.items()}
+    server.aggregate([ClientUpdate(client.id, 1, server.broadcast(client).state) for client in CLIENTS])
+    assert same(server.state, initial)
+
+
 def test_a_network_without_width_is_refused() -> None:
-    data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
+    data = new_data(2, 40)
     with pytest.raises(FederationError, match="FedRolex needs a backbone that takes a width"):
-        fit(FedRolex(CNN1, CLASSES, widths=[1.0, 0.5]), data)
+        fit(FedRolex(tiny_vit, CLASSES, widths=[1.0, 0.5]), data)

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd, tiny_vit
 from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import HeteroFL
 from lightning_fed.methods.heterofl import leading
-from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
+from lightning_fed.models import ResNet8, ResNet18, ResNet34
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 
@@ -183,9 +182,9 @@ def test_a_layer_has_at_least_one_channel() -> None:
 
 
 def test_a_network_without_width_is_refused() -> None:
-    data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
+    data = new_data(2, 40)
     with pytest.raises(FederationError, match="HeteroFL needs a backbone that takes a width, as ResNet18 does"):
-        fit(HeteroFL(CNN1, CLASSES, widths=[1.0, 0.5]), data)
+        fit(HeteroFL(tiny_vit, CLASSES, widths=[1.0, 0.5]), data)
 
 
 @pytest.mark.parametrize("width", [0, -0.5, 1.5, 4])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Recording, new_federation, new_texts, new_trainer, private_states, same, tiny_transformer
+from tiny_rounds import checked
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -224,7 +225,7 @@ def test_a_smaller_rank_is_kept_and_a_wrong_one_refused() -> None:
         wrong = list(updates)
         wrong[client] = replace(updates[client], state=filled(truncated(before, rank)))
         with pytest.raises(FederationError, match=f"update of client {client} has rank {rank}, expected 2 to"):
-            server.aggregate(iter(wrong))
+            server.aggregate(checked(server, wrong))
         assert same(server.state, before)
         assert list(server.ranks.values()) == [2, 3, 4, 5]
     metrics = server.aggregate(iter([*updates[:3], shrunk]))
@@ -257,11 +258,13 @@ def test_the_penalty_is_on_the_tail_only(rank: int, keep: float, kept: int) -> N
     score = sum(b[:, kept:].norm() * a[kept:].norm() for a, b in pairs)
     inputs, labels = batch
     loss = cross_entropy(module(inputs), labels)
-    torch.testing.assert_close(module.client_loss(batch), loss + 0.3 * score)
+    [phase] = module.phases()
+    torch.testing.assert_close(phase.loss(batch), loss)
+    torch.testing.assert_close(phase.penalty(), 0.3 * score)
     parameters = dict(module.named_parameters())
     learning = [name for name, parameter in parameters.items() if parameter.requires_grad]
     values = [parameters[name] for name in learning]
-    found = torch.autograd.grad(module.client_loss(batch) - cross_entropy(module(inputs), labels), values, materialize_grads=True)
+    found = torch.autograd.grad(phase.penalty(), values, materialize_grads=True)
     for name, slope in zip(learning, found, strict=True):
         if "lora_" not in name:
             assert slope.abs().max() < 1e-6
@@ -337,7 +340,8 @@ def test_moments_shrink_with_the_rank() -> None:
 def fit(rounds: int = 3, **options: Any) -> tuple[Federation, list[dict[int, int]]]:
     """The penalty is so heavy that the tail becomes lighter as soon as it weighs anything."""
     ranks = Ranks()
-    settings = {"evaluate_every": 0, "seed": 1, "callbacks": [ranks]} | {k: options.pop(k) for k in ("engine", "run_dir") if k in options}
+    settings = {"evaluate_every": 0, "seed": 1, "callbacks": [ranks]}
+    settings |= {k: options.pop(k) for k in ("engine", "run_dir") if k in options}
     federation = new_federation(rounds, **settings)
     federation.fit(method_of(penalty=10.0), new_texts(4, 160), **options)
     return federation, ranks.rounds

@@ -352,6 +352,37 @@ def recorded() -> tuple[Federation, Recording]:
     return federation, engine
 
 
+def test_the_private_share_is_that_of_the_products_norms() -> None:
+    module = module_of()
+    state = module.state_dict()
+    shares = module.private_shares()
+    assert shares.keys() == module.adapter_ranks().keys()
+    for layer, share in shares.items():
+        products = [state[f"{layer}.lora_B.{kind}.weight"] @ state[f"{layer}.lora_A.{kind}.weight"] for kind in (COMMON, CLIENT)]
+        common, private = (product.norm().item() for product in products)
+        assert share == pytest.approx(private / (common + private))
+        assert 0.05 < share < 0.95
+    fresh = PF2LoRA(still_transformer, CLASSES)
+    fresh.configure_model()
+    assert set(fresh.private_shares().values()) == {0}  # nothing is added yet
+
+
+def test_the_private_share_is_logged_for_each_layer_and_grows_with_the_step() -> None:
+    shares = []
+    for client_lr in (0.0, 0.01, 1.0):
+        federation = new_federation(1)
+        federation.fit(PF2LoRA(lively, CLASSES, r=3, client_lr=client_lr, optimizer=adam, local_steps=3), new_texts(3, 60))
+        row, module = federation.run.history[-1], federation.client_module(0)
+        columns = {f"adapter/private_share/{layer}" for layer in module.private_shares()}
+        assert {name for name in row if "private_share" in name} == {*columns, "adapter/private_share/mean"}
+        for column in columns:
+            own = [result[column.removeprefix("adapter/")] for result in federation.run.results.values()]
+            assert row[column] == pytest.approx(sum(own) / 3)
+        assert row["adapter/private_share/mean"] == pytest.approx(sum(row[column] for column in columns) / len(columns))
+        shares.append(row["adapter/private_share/mean"])
+    assert shares[0] == 0 < shares[1] < shares[2]
+
+
 def adapters(federation: Federation) -> list[State]:
     return [
         {name: t for name, t in state.items() if f".{CLIENT}." in name and not name.startswith("optimizer/")}

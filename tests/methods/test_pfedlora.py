@@ -207,7 +207,9 @@ def test_the_factorised_adapter_starts_without_an_opinion() -> None:
     module = PFedLoRA(Net, CLASSES, adapter="factorised").for_client(CLIENT)
     x, y = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 3, 0])
     logits = module.adapter(module.backbone.encode(x))
-    assert torch.equal(logits, logits[:1].expand(5, -1))
+    assert torch.equal(logits, torch.zeros(5, CLASSES))
+    wide = PFedLoRA(partial(Net, hidden=400), CLASSES, hidden_dim=50, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
+    assert wide[0].weight.std().item() == pytest.approx(50**-0.5, rel=0.02)
     encoder = [p for name, p in module.backbone.named_parameters() if not name.startswith("head.")]
     assert not any(gradient.any() for gradient in torch.autograd.grad(cross_entropy(logits, y), encoder))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, tiny_vit, without_seconds
+from tiny_rounds import checked
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback
@@ -406,5 +407,5 @@ def test_a_lacking_tensor_is_an_error_and_changes_nothing() -> None:
     update = ClientUpdate(0, 10, dict(server.trained()))
     del update.state[f"{QUERY}.{VALUES}"]
     with pytest.raises(FederationError, match="lacks"):
-        server.aggregate([replace(update)])
+        server.aggregate(checked(server, [replace(update)]))
     assert same(server.state, before)

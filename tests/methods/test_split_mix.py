@@ -83,6 +83,21 @@ def test_what_a_network_learns_is_what_it_learns_alone() -> None:
             assert not same(ends[k], start[k])
 
 
+def test_the_loss_that_is_logged_is_the_mean_over_the_networks() -> None:
+    data = new_data(1, 80)
+    losses = []
+    for budget in (1, 4):
+        module = SplitMix(Net, CLASSES, bases=5, budgets=[budget], optimizer=no_sgd).for_client(
+            replace(data.clients[0], capacity=budget)
+        )
+        for network in module.bases:
+            network.load_state_dict(module.bases[0].state_dict())
+        trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
+        trainer.fit(module, datamodule=data.client(0))
+        losses.append(trainer.callback_metrics["train/local_loss"].item())
+    assert losses[1] == pytest.approx(losses[0])
+
+
 def test_a_prediction_is_the_mean_of_the_logits() -> None:
     module = SplitMix(Net, CLASSES, bases=3, budgets=[3, 2]).for_client(CLIENTS[0])
     x = torch.randn(8, 3, 4, 4)
@@ -96,14 +111,42 @@ def test_a_prediction_is_the_mean_of_the_logits() -> None:
 
 
 @pytest.mark.parametrize("cohort", [1, 2, 4, 5])
-def test_no_network_is_handed_out_first_again_before_all_others_were(cohort: int) -> None:
+def test_every_network_is_handed_out_first_once_per_cycle_and_cycles_differ(cohort: int) -> None:
     server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[1, 3, 4]))
     firsts = []
-    for number in range(1, 12):
+    for number in range(1, 48 // cohort + 1):
         server.open_round(number, CLIENTS[:cohort])
         firsts += [server.assigned[client.id][0] for client in CLIENTS[:cohort]]
-    for k in range(len(firsts) - 3):
-        assert sorted(firsts[k : k + 4]) == [0, 1, 2, 3]
+    cycles = [tuple(firsts[k : k + 4]) for k in range(0, len(firsts) - 3, 4)]
+    assert all(sorted(cycle) == [0, 1, 2, 3] for cycle in cycles)
+    assert len(set(cycles)) > len(cycles) / 2
+
+
+def test_at_full_participation_a_client_does_not_get_the_same_network_in_every_round() -> None:
+    """Eight clients who hold one of four networks each: a queue that is the same in every cycle gives each the same for ever."""
+    clients = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(8)]
+    method = SplitMix(Net, CLASSES, bases=4, budgets=[1])
+    method.configure_model()
+    server = method.configure_server(clients)
+    counts = torch.zeros(8, 4)
+    for number in range(1, 201):
+        server.open_round(number, clients)
+        for client, assigned in server.assigned.items():
+            counts[client, assigned] += 1
+    assert (counts / 200 < 0.4).all()
+
+
+def test_a_continued_run_hands_out_what_one_never_stopped_does() -> None:
+    servers = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        servers.append(server_of(SplitMix(Net, CLASSES, bases=4, budgets=[1])))
+    first, second = servers
+    for number in range(1, 7):
+        first.open_round(number, CLIENTS)
+    second.load_state_dict(first.state_dict())
+    second.open_round(6, CLIENTS)
+    assert first.assigned == second.assigned
 
 
 def test_a_client_gets_as_many_different_networks_as_it_can_hold() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.models import ResNet18, ResNet34
+from lightning_fed.models import CNN1, ResNet18, ResNet34
 from lightning_fed.nn import FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
 
 
@@ -68,6 +68,21 @@ def test_a_linear_layer_at_full_rank() -> None:
 def test_a_pair_has_r_times_k_times_both_widths() -> None:
     assert sum(p.numel() for p in FactorisedConv2d(nn.Conv2d(5, 7, 3, bias=False), 4).parameters()) == 4 * 3 * (5 + 7)
     assert sum(p.numel() for p in FactorisedLinear(nn.Linear(5, 7, bias=False), 4).parameters()) == 4 * (5 + 7)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ranks", "size"), [(1 / 2, (400, 250), 1_766_558), (1 / 4, (200, 125), 894_058), (1 / 8, (100, 62), 456_558)]
+)
+def test_the_rank_of_a_linear_layer_is_a_part_of_its_smaller_side(ratio: float, ranks: tuple[int, int], size: int) -> None:
+    network = CNN1()
+    factorise(network, ["fc1", "fc2"], ratio, spectral=False)  # 800 × 2000 and 2000 × 500, of 2,621,558 values in all
+    assert (len(network.fc1.weights[0]), len(network.fc2.weights[0])) == ranks
+    assert sum(p.numel() for p in network.parameters()) == size
+
+
+def test_a_rank_that_a_layer_cannot_have_is_refused_with_its_name() -> None:
+    with pytest.raises(FederationError, match=r"Layer 'conv1' has rank 15 at most, but a rank ratio of 0.999 asks for 16"):
+        factorise(CNN1(), ["conv1"], 0.999, spectral=False)
 
 
 def unrolled(kernel: Tensor) -> Tensor:

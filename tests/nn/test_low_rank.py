@@ -1,11 +1,15 @@
 """The additive decomposition of weights."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import CNN1, ResNet8, ResNet10, TextTransformer
+from lightning_fed.nn import low_rank
 from lightning_fed.nn.low_rank import LowRankDelta, decompose, factors
 
 
@@ -121,6 +125,81 @@ def test_a_frozen_part_is_computed_once_and_again_when_it_changed() -> None:
     assert torch.equal(delta.delta(torch.Size((4, 4))), (delta.B @ delta.A).T)
     delta.requires_grad_(True)
     assert delta.delta(torch.Size((4, 4))).requires_grad
+
+
+LAYERS = [
+    (partial(nn.Linear, 30, 20), (4, 30)),
+    (partial(nn.Linear, 30, 20, bias=False), (2, 5, 30)),
+    (partial(nn.Linear, 12, 40), (500, 12)),
+    (partial(nn.Conv2d, 4, 6, 3, padding=1), (2, 4, 7, 6)),
+    (partial(nn.Conv2d, 24, 32, 3, stride=2, padding=1), (1, 24, 4, 4)),
+    (partial(nn.Conv2d, 4, 6, 3, stride=2, padding=2, dilation=2, bias=False), (2, 4, 9, 8)),
+    (partial(nn.Conv2d, 16, 32, 1, stride=2), (1, 16, 3, 4)),
+    (partial(nn.Conv2d, 4, 6, 3, padding="same"), (2, 4, 5, 5)),
+    (partial(nn.Conv2d, 4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 5, 5)),
+]
+
+
+def one_and_both_ways(
+    layer: nn.Module, shape: tuple[int, ...], variant: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, list[torch.Tensor]]]:
+    """FLOPs, and output and gradients, of a decomposed layer: as it chooses, always composed, and always apart."""
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    model = nn.Sequential(layer).double()
+    decompose(model, 0.5, 0.5, variant)
+    for part in factors(model):
+        nn.init.normal_(part)
+    model[0].parametrizations.weight.original.requires_grad_(together)
+    learning = [p for p in model.parameters() if p.requires_grad]
+    found = []
+    for choice in (None, False, True):
+        with monkeypatch.context() as patch, FlopCounterMode(display=False) as counter:
+            if choice is not None:
+                patch.setattr(low_rank, "_apart_is_cheaper", lambda *_, choice=choice: choice)
+            for leaf in (*learning, x):
+                leaf.grad = None
+            out = model(x)
+            out.square().sum().backward()
+        found.append((counter.get_total_flops(), [out, *(leaf.grad for leaf in (*learning, x))]))
+    return found
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alternating", "together"])
+@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize(("layer", "shape"), LAYERS)
+def test_apart_and_composed_are_one_function_and_the_cheaper_one_is_taken(
+    layer: partial[nn.Module], shape: tuple[int, ...], variant: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (chosen, _), (composed, ours), (apart, theirs) = one_and_both_ways(layer(), shape, variant, together, monkeypatch)
+    assert chosen == min(composed, apart)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_small_batches_are_computed_apart_and_large_ones_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, is_apart in ((4, True), (4000, False)):
+        chosen, composed, apart = (
+            flops for flops, _ in one_and_both_ways(nn.Linear(300, 200), (rows, 300), "paper", True, monkeypatch)
+        )
+        assert (apart < composed) == is_apart
+        assert chosen == min(apart, composed)
+
+
+def test_what_was_measured_with_can_be_trained_with() -> None:
+    """τ of the measurement is kept; σ then learns beside it."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    decompose(model, 0.5, 0.5)
+    x = torch.randn(3, 4)
+    [delta] = [part for part in model.modules() if isinstance(part, LowRankDelta)]
+    nn.init.normal_(delta.B)
+    with torch.inference_mode():
+        before = model(x).clone()
+        assert delta.delta(torch.Size((4, 4))) is delta.delta(torch.Size((4, 4)))
+    delta.requires_grad_(False)
+    out = model(x)
+    assert torch.equal(out, before)
+    out.sum().backward()
+    assert model[0].parametrizations.weight.original.grad is not None
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5])

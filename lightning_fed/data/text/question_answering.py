@@ -1,6 +1,7 @@
 """Questions that are answered with a span of a text, tokenised once for all clients."""
 
 import json
+import string
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,11 +126,18 @@ class QuestionAnswering(FederatedDataModule):
         scores: dict[str, float] = {}
         for kind, numbers in kinds.items():
             predicted: Any = [{"id": n, "prediction_text": self._answer(n, windows[n])} for n in numbers]
-            # The official script, too, takes an empty text for the right answer to an unanswerable question.
-            right: Any = [{"id": n, "answers": {"text": [text for text, _ in self._questions[n].answers] or [""]}} for n in numbers]
+            right: Any = [{"id": n, "answers": {"text": self._right(n)}} for n in numbers]
             if numbers:
                 scores |= {f"{kind}{name}": value.item() / 100 for name, value in squad(predicted, right).items()}
         return scores
+
+    def _right(self, number: int) -> list[str]:
+        """The texts that a prediction is compared with. As in the official script of SQuAD 2.0, an empty one is right for a
+        question that is unanswerable, and an answer of which normalisation leaves nothing ("the") does not count beside others:
+        else an empty prediction would be right.
+        """
+        texts = [text for text, _ in self._questions[number].answers]
+        return ([text for text in texts if says_something(text)] or [""]) if self.allow_unanswerable else texts
 
     def _answer(self, number: int, windows: list[list[float]]) -> str:
         """The text of the best span of a question's windows, the first of equals; empty if there is none."""
@@ -211,6 +219,12 @@ class QuestionFiles(QuestionAnswering):
         path = Path(file).expanduser()
         require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
         return read_questions(path)
+
+
+def says_something(answer: str) -> bool:
+    """Whether anything is left of an answer without punctuation and articles, as the official scripts normalise it."""
+    words = "".join(letter for letter in answer.lower() if letter not in string.punctuation).split()
+    return any(word not in ("a", "an", "the") for word in words)
 
 
 def read_questions(path: Path) -> list[Question]:

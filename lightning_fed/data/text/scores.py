@@ -1,4 +1,4 @@
-"""How good generated texts are, compared with references: the usual scores, each computed by a library.
+"""How good generated texts are, compared with references: the usual scores, each computed by a library but NIST.
 
 All scores are of the same words: texts are put in lower case and split as ``mteval-v13a`` does, the script of BLEU and NIST with
 which the E2E challenge was scored. That challenge's script splits texts otherwise, and drops punctuation, for METEOR, ROUGE-L and
@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from lightning_fed.data.hub import optional
+from lightning_fed.data.text.nist import nist
 from lightning_fed.errors import FederationError, require
 
 Score = Literal["bleu", "nist", "meteor", "ter", "rouge_l", "cider"]
@@ -64,13 +65,7 @@ def _ter(texts: list[str], references: list[list[str]]) -> float:
 
 
 def _nist(texts: list[str], references: list[list[str]]) -> float:
-    words = [text.split() for text in texts]
-    longest = max(map(len, words))
-    if longest == 0:
-        return 0.0
-    of_references = [[text.split() for text in some] for some in references]
-    # n-grams longer than every text add nothing to the score; nltk would divide by their number.
-    return optional("nltk.translate.nist_score", "nlp").corpus_nist(of_references, words, n=min(5, longest))
+    return nist([text.split() for text in texts], [[text.split() for text in some] for some in references])
 
 
 def _rouge_l(texts: list[str], references: list[list[str]]) -> float:
@@ -117,7 +112,7 @@ FUNCTIONS: dict[Score, Callable[[list[str], list[list[str]]], float]] = {
 }
 PACKAGES: dict[Score, str] = {
     "bleu": "sacrebleu",
-    "nist": "nltk",
+    "nist": "sacrebleu",  # which splits the texts
     "meteor": "pycocoevalcap.meteor.meteor",
     "ter": "sacrebleu",
     "rouge_l": "pycocoevalcap.rouge.rouge",

@@ -396,6 +396,21 @@ def test_no_answer_can_be_the_answer(windows: Any, has: float, no: float, tokeni
     assert scores == pytest.approx(both | split)
 
 
+def test_an_answer_of_articles_alone_does_not_make_an_empty_prediction_right(tokenizer: str) -> None:
+    """Which is how the official script of SQuAD 2.0 has it; where every question has an answer, that of 1.1 compares with all."""
+    for allow_unanswerable, expected in ((True, 0), (False, 1)):
+        question = asked("dog", CONTEXT, ("the", 0), ("dog barks", 4))
+        data = Given(
+            [question, asked("cat", CONTEXT, *CAT), asked("cat", CONTEXT, *CAT)],
+            tokenizer=tokenizer,
+            allow_unanswerable=allow_unanswerable,
+        )
+        data.setup()
+        nothing = [(torch.tensor([0]), torch.tensor([[7.0, 8, 0, 1]]))]
+        assert data.score(nothing)["exact_match"] == expected
+        assert data.score(predicted((0, "dog barks", 2, 1)))["exact_match"] == 1
+
+
 def test_kinds_that_do_not_occur_are_not_scored(tokenizer: str) -> None:
     scores = scoring(tokenizer, allow_unanswerable=True).score(predicted((2, "naps", 0, 1), (3, "naps", 1, 0)))
     assert scores == {"exact_match": 0.5, "f1": 0.5, "no_answer_exact_match": 0.5, "no_answer_f1": 0.5}

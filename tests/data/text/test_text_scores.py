@@ -1,6 +1,8 @@
 """Scores of texts: against other implementations, and where they can be worked out by hand."""
 
 import gc
+import math
+import random
 import shutil
 import sys
 from functools import cache
@@ -11,6 +13,7 @@ from nltk.translate.nist_score import corpus_nist
 from torchmetrics.functional.text import sacre_bleu_score
 
 from lightning_fed.data.text import scores as text_scores
+from lightning_fed.data.text.nist import nist
 from lightning_fed.data.text.scores import SCORES, check_scores, score_texts
 from lightning_fed.errors import FederationError
 
@@ -51,11 +54,31 @@ def test_bleu_is_that_of_another_implementation() -> None:
 
 
 def test_nist_is_that_of_the_split_words() -> None:
-    texts, references = ["A b, c d e f."], [["a B c d e g.", "b"]]
+    texts, references = ["A b, c d e f."], [["a B c d e g."]]
     words = ["a", "b", ",", "c", "d", "e", "f", "."]
-    expected = corpus_nist([[["a", "b", "c", "d", "e", "g", "."], ["b"]]], [words])
+    expected = corpus_nist([[["a", "b", "c", "d", "e", "g", "."]]], [words])
     assert expected > 0.5
-    assert score_texts(texts, references, ["nist"])["nist"] == expected
+    assert score_texts(texts, references, ["nist"])["nist"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nist_with_one_reference_is_that_of_another_implementation(seed: int) -> None:
+    stream = random.Random(seed)
+    texts, references = ([[stream.choice("abcde") for _ in range(stream.randint(6, 12))] for _ in range(7)] for _ in range(2))
+    expected = corpus_nist([[reference] for reference in references], texts)
+    assert nist(texts, [[reference] for reference in references]) == pytest.approx(expected)
+
+
+def test_nist_takes_matches_from_all_references_and_their_mean_length() -> None:
+    """Worked out as mteval-v13a does. Of four words among the references, b is there twice and every other one once."""
+    references = [["a", "b", "b"], ["c"]]
+    # Both words match, each in another reference: log2(4/1) bits each; no pair does. Length 2 of (3 + 1) / 2.
+    assert nist([["a", "c"]], [references]) == pytest.approx((2 + 2) / 2)
+    # Two of three b's match, as many as one reference has: log2(4/2) each; b b is certain half the time: log2(2/1), once of two.
+    assert nist([["b", "b", "b"]], [references]) == pytest.approx((1 + 1) / 3 + 1 / 2)
+    # One word where two are expected on the average: a penalty of exp(-β ln² ½), β such that 2/3 of the length counts half.
+    assert nist([["a"]], [references]) == pytest.approx(2 * 0.5 ** ((math.log(2) / math.log(1.5)) ** 2))
+    assert nist([["a"], []], [references, [["b", "c"]]]) > 0
 
 
 def test_nist_of_texts_shorter_than_five_words() -> None:
@@ -131,7 +154,7 @@ def test_unknown_scores_are_refused() -> None:
         check_scores(["blue"])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize(("package", "name"), [("sacrebleu", "ter"), ("nltk", "nist"), ("pycocoevalcap.cider.cider", "cider")])
+@pytest.mark.parametrize(("package", "name"), [("sacrebleu", "ter"), ("sacrebleu", "nist"), ("pycocoevalcap.cider.cider", "cider")])
 def test_a_missing_package_is_named(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FederationError, match=rf'package {package}.*pip install "lightning-fed\[nlp\]"'):
