@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from lightning_fed import __version__
 
@@ -14,6 +15,8 @@ EXAMPLES = """examples:
   lightning-fed test --config configs/quickstart.yaml                     measure the newest run
   lightning-fed test --config configs/quickstart.yaml --ckpt_path best    where it was best on validation data
   lightning-fed export --config configs/quickstart.yaml --client 3 --output client-3
+  lightning-fed sweep --config configs/quickstart.sweep.yaml --workers 2  a comparison: methods and seeds
+  lightning-fed report runs/quickstart-sweep --output report              its tables and pictures
   lightning-fed fit --help                                                all options
   lightning-fed fit --model.help PFedLoRA                                 the options of a method
 """
@@ -22,7 +25,11 @@ SUBCOMMANDS = {
     "validate": "measure a run's clients on their validation data",
     "test": "measure a run's clients on their test data",
     "export": "write a client's or the server's model for use elsewhere",
+    "sweep": "play a comparison: methods, settings and seeds",
+    "report": "tables and pictures of finished runs",
 }
+OWN_OPTIONS = {"sweep": "sweep", "report": "report"}
+"""Verbs that are no options of a federation, and their files; they wait for torch only if they need it."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -35,9 +42,8 @@ def main(args: Sequence[str] | None = None) -> None:
     from lightning_fed.signals import Terminated
 
     try:
-        from lightning_fed.cli.fit import run
-
-        run(args)
+        verb = import_module(f"lightning_fed.cli.{OWN_OPTIONS.get(args[0], 'fit')}")
+        verb.run(args[1:] if args[0] in OWN_OPTIONS else args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

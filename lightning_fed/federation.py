@@ -1,5 +1,6 @@
 """A federation: settings, and the verbs that open a run."""
 
+import copy
 import shutil
 import tempfile
 import weakref
@@ -126,6 +127,21 @@ class Federation:
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
         return run.history
+
+    def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
+        """Do all that ``fit`` does before it trains the first client, and write nothing: what is wrong is found within seconds.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+
+        Raises:
+            FederationError: when something the user can change is wrong.
+        """
+        rehearsed = copy.copy(self)
+        rehearsed.run_dir, rehearsed.logger, rehearsed.engine = None, False, InProcess()
+        with rehearsed._opened(model, datamodule, None) as run:
+            run.rehearse()
 
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data.
