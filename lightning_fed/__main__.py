@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from lightning_fed import __version__
 
@@ -28,8 +27,6 @@ SUBCOMMANDS = {
     "sweep": "play a comparison: methods, settings and seeds",
     "report": "tables and pictures of finished runs",
 }
-OWN_OPTIONS = {"sweep": "sweep", "report": "report"}
-"""Verbs that are no options of a federation, and their files; they wait for torch only if they need it."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -42,8 +39,13 @@ def main(args: Sequence[str] | None = None) -> None:
     from lightning_fed.signals import Terminated
 
     try:
-        verb = import_module(f"lightning_fed.cli.{OWN_OPTIONS.get(args[0], 'fit')}")
-        verb.run(args[1:] if args[0] in OWN_OPTIONS else args)
+        if args[0] == "sweep":
+            from lightning_fed.cli.sweep import run
+        elif args[0] == "report":
+            from lightning_fed.cli.report import run
+        else:
+            from lightning_fed.cli.fit import run
+        run(args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

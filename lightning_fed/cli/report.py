@@ -25,7 +25,7 @@ def options(args: Sequence[str]) -> Namespace:
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
-    return parser.parse_args(args)
+    return parser.parse_args(args[1:])
 
 
 def run(args: Sequence[str]) -> None:

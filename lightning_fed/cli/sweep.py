@@ -12,10 +12,10 @@ from rich.console import Console
 from lightning_fed.cli.options import Options, positive
 from lightning_fed.errors import FederationError
 from lightning_fed.signals import Terminated
-from lightning_fed.sweep.folder import CellFolder, Outcome
+from lightning_fed.sweep.folder import CellFolder, CellRecord
 from lightning_fed.sweep.plan import Sweep, arguments, read_sweep
-from lightning_fed.sweep.player import Job, play
-from lightning_fed.sweep.progress import Progress
+from lightning_fed.sweep.player import CellJob, play
+from lightning_fed.sweep.progress import SweepProgress
 from lightning_fed.sweep.provenance import commit, machine, versions
 from lightning_fed.sweep.settings import differences, flat, read_yaml
 
@@ -28,7 +28,7 @@ def options(args: Sequence[str]) -> Namespace:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the sweep: base, folder, methods, seeds, grid")
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
     parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
-    return parser.parse_args(args)
+    return parser.parse_args(args[1:])
 
 
 def run(args: Sequence[str]) -> None:
@@ -43,9 +43,9 @@ def run(args: Sequence[str]) -> None:
         return
     sweep.folder.mkdir(parents=True, exist_ok=True)
     (sweep.folder / "sweep.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
-    facts = Outcome("interrupted", versions=versions(), commit=commit(), machine=machine())
-    progress = Progress(len(jobs), sum(job.rounds for job in jobs), console)
-    again = shlex.join(["lightning-fed", "sweep", *args])
+    facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
+    progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
+    again = shlex.join(["lightning-fed", *args])
     try:
         play(jobs, given.workers, facts, progress, sweep.folder / "cells.csv")
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def run(args: Sequence[str]) -> None:
     conclude(sweep, jobs, again)
 
 
-def conclude(sweep: Sweep, jobs: Sequence[Job], again: str) -> None:
+def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     """Say what came of it. Exit code 1 if a run is neither finished nor being played elsewhere."""
     states = {job.cell.name: job.folder.status for job in jobs}
     print(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
@@ -71,9 +71,9 @@ def conclude(sweep: Sweep, jobs: Sequence[Job], again: str) -> None:
     print(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
 
 
-def checked(sweep: Sweep, console: Console) -> list[Job]:
+def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts."""
-    jobs, built = list[Job](), set[tuple[str, str]]()
+    jobs, built = list[CellJob](), set[tuple[str, str]]()
     with console.status("Checking the runs…"):
         from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
 
@@ -86,7 +86,7 @@ def checked(sweep: Sweep, console: Console) -> list[Job]:
             if (cell.method, cell.setting) not in built and folder.status != "finished":
                 rehearse(cell.name, args)
                 built.add((cell.method, cell.setting))
-            jobs.append(Job(cell, folder, args, settings["federation.rounds"], sweep.threads))
+            jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
     return jobs
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from lightning_fed.report.layout import Layout
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 body { color: #1a1a1a; background: #fff; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 p { font-size: .9rem; color: #444; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; font-size: .8rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem; }

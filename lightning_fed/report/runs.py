@@ -42,6 +42,12 @@ def load_runs(
     return pd.DataFrame([_row(run, metric, target) for run in runs])
 
 
+def read_runs(path: Path | str) -> pd.DataFrame:
+    """The rows of :func:`load_runs` from the CSV file that they were written to."""
+    texts = ("method", "setting", "epochs")
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+
+
 def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and round: ``method``, ``setting``, ``seed``, and all of ``metrics.csv``."""
     return _stacked(run_folders(folders, vary), "metrics.csv")

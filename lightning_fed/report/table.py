@@ -28,7 +28,7 @@ def tables(
     Raises:
         FederationError: if there is no such baseline, or no finished run.
     """
-    finished = runs[runs["rounds"] >= runs["planned"]].fillna({"setting": "", "epochs": ""})
+    finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:
         raise FederationError(f"None of the {len(runs)} runs is finished: play them to their last round first.")
     return [

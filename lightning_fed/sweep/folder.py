@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellRecord:
     """What became of a cell so far.
 
     Args:
@@ -45,12 +45,12 @@ class CellFolder:
         self.log = path / "log.txt"
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> CellRecord | None:
         """What ``cell.json`` says; None before the first attempt."""
         path = self.path / "cell.json"
-        return Outcome(**json.loads(path.read_text())) if path.is_file() else None
+        return CellRecord(**json.loads(path.read_text())) if path.is_file() else None
 
-    def record(self, outcome: Outcome) -> None:
+    def record(self, outcome: CellRecord) -> None:
         """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
         aside = self.path / ".cell.json"
         aside.write_text(json.dumps(asdict(outcome), indent=1))

@@ -17,9 +17,9 @@ from statistics import mean
 from types import FrameType
 
 from lightning_fed.signals import Terminated
-from lightning_fed.sweep.folder import CellFolder, Outcome
+from lightning_fed.sweep.folder import CellFolder, CellRecord
 from lightning_fed.sweep.plan import Cell
-from lightning_fed.sweep.progress import Progress
+from lightning_fed.sweep.progress import SweepProgress
 
 PATIENCE = 20.0
 """Seconds that a run has to end when it is asked to."""
@@ -30,7 +30,7 @@ Paces = dict[tuple[str, str], list[float]]
 
 
 @dataclass(frozen=True)
-class Job:
+class CellJob:
     """A cell and what it takes to play it.
 
     Args:
@@ -63,7 +63,7 @@ class Attempt:
         facts: an outcome with the versions, commit and machine.
     """
 
-    def __init__(self, job: Job, lock: int, holding: ExitStack, facts: Outcome) -> None:
+    def __init__(self, job: CellJob, lock: int, holding: ExitStack, facts: CellRecord) -> None:
         before = job.folder.outcome
         self.job = job
         self.played = job.folder.rounds  # before this attempt
@@ -100,7 +100,7 @@ class Attempt:
         if not self.ended:
             self._process.terminate()
 
-    def conclude(self) -> Outcome:
+    def conclude(self) -> CellRecord:
         """Wait for the process, record what became of it and let the cell go."""
         code = self._wait()
         status = "finished" if code == 0 else "interrupted" if code in (128 + signal.SIGTERM, -signal.SIGTERM) else "failed"
@@ -120,7 +120,7 @@ class Attempt:
             return -signal.SIGTERM  # it was asked to end
 
 
-def play(jobs: Sequence[Job], workers: int, facts: Outcome, progress: Progress, table: Path) -> None:
+def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: SweepProgress, table: Path) -> None:
     """Play all jobs that are not finished. What becomes of them is in their folders.
 
     Args:
@@ -188,7 +188,7 @@ def signals_noted() -> Iterator[list[int]]:
         restore()
 
 
-def attempted(job: Job, facts: Outcome) -> Attempt | None:
+def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:
     """Begin to play a job; None if it is finished, or if somebody else plays it."""
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
@@ -204,7 +204,7 @@ def note_pace(paces: Paces, attempt: Attempt) -> None:
         paces.setdefault((attempt.job.cell.method, attempt.job.cell.setting), []).append(attempt.seconds / rounds)
 
 
-def time_left(waiting: Iterable[Job], playing: Sequence[Attempt], paces: Paces, workers: int) -> float | None:
+def time_left(waiting: Iterable[CellJob], playing: Sequence[Attempt], paces: Paces, workers: int) -> float | None:
     """Seconds that the rest is expected to take, at the pace of the same method so far, or of all; None if nothing is known."""
     known = {key: list(values) for key, values in paces.items()}
     for attempt in playing:
@@ -217,11 +217,11 @@ def time_left(waiting: Iterable[Job], playing: Sequence[Attempt], paces: Paces, 
     return max(sum(left) / workers, max(left, default=0.0))
 
 
-def write_cells(path: Path, jobs: Sequence[Job]) -> None:
+def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     """Write ``cells.csv``, a row per cell."""
     rows = []
     for job in jobs:
-        outcome = job.folder.outcome or Outcome("waiting", command=job.command)
+        outcome = job.folder.outcome or CellRecord("waiting", command=job.command)
         row = {"method": job.cell.method, "setting": job.cell.setting, "seed": job.cell.seed, "status": job.folder.status}
         row |= {"seconds": outcome.seconds, "folder": str(job.folder.path), "command": outcome.command, "error": outcome.error}
         rows.append({k: str(v) for k, v in row.items()} | {k: getattr(outcome, k) for k in ("versions", "commit", "machine")})

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from lightning_fed.sweep.folder import Outcome
+from lightning_fed.sweep.folder import CellRecord
 
 
-class Progress:
+class SweepProgress:
     """One bar over all rounds of all runs, with the time that is left.
 
     Args:
@@ -38,7 +38,7 @@ class Progress:
         )
         self._task = self._bar.add_task("", total=rounds, runs=f"0/{runs}", now="", left="–")
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SweepProgress":
         self._bar.start()
         return self
 
@@ -54,7 +54,7 @@ class Progress:
         self._say(f"{name}: {'finished before' if status == 'finished' else 'is being played by another sweep'}")
         self._count(rounds)
 
-    def ended(self, name: str, outcome: Outcome, rounds: int) -> None:
+    def ended(self, name: str, outcome: CellRecord, rounds: int) -> None:
         """A run is over."""
         self._count(rounds)
         left = f", about {clock(self.left)} left" if self.left else ""
