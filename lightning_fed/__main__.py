@@ -44,6 +44,8 @@ def main(args: Sequence[str] | None = None) -> None:
         elif args[0] == "report":
             from lightning_fed.cli.report import run
         else:
+            if sys.stderr.isatty():  # a moment in which nothing else can be said
+                print("Loading PyTorch and Lightning…", file=sys.stderr)
             from lightning_fed.cli.fit import run
         run(args)
     except FederationError as error:
