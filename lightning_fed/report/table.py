@@ -131,7 +131,7 @@ def reached(values: pd.Series, write: Callable[[float], str]) -> str:
 
 def rough(number: float) -> str:
     """Three digits and a power of ten."""
-    return f"{number:.2e}".replace("e+", "e")
+    return f"{number:.2e}".replace("e+0", "e").replace("e+", "e")
 
 
 def spread(values: pd.Series) -> str:

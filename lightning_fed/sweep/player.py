@@ -21,6 +21,9 @@ from lightning_fed.sweep.folder import CellFolder, CellRecord
 from lightning_fed.sweep.plan import Cell
 from lightning_fed.sweep.progress import SweepProgress
 
+PROGRAM = (sys.executable, "-m", "lightning_fed")
+"""What plays a cell."""
+
 PATIENCE = 20.0
 """Seconds that a run has to end when it is asked to."""
 
@@ -76,7 +79,7 @@ class Attempt:
         threads = {f"{library}_NUM_THREADS": str(job.threads) for library in ("OMP", "MKL", "OPENBLAS")}
         with job.folder.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lightning_fed", *args],
+                [*PROGRAM, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
