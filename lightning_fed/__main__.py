@@ -14,6 +14,8 @@ EXAMPLES = """examples:
   lightning-fed test --config configs/quickstart.yaml                     measure the newest run
   lightning-fed test --config configs/quickstart.yaml --ckpt_path best    where it was best on validation data
   lightning-fed export --config configs/quickstart.yaml --client 3 --output client-3
+  lightning-fed sweep --config configs/quickstart.sweep.yaml --workers 2  a comparison: methods and seeds
+  lightning-fed report runs/quickstart-sweep --output report              its tables and pictures
   lightning-fed fit --help                                                all options
   lightning-fed fit --model.help PFedLoRA                                 the options of a method
 """
@@ -22,6 +24,8 @@ SUBCOMMANDS = {
     "validate": "measure a run's clients on their validation data",
     "test": "measure a run's clients on their test data",
     "export": "write a client's or the server's model for use elsewhere",
+    "sweep": "play a comparison: methods, settings and seeds",
+    "report": "tables and pictures of finished runs",
 }
 
 
@@ -35,8 +39,14 @@ def main(args: Sequence[str] | None = None) -> None:
     from lightning_fed.signals import Terminated
 
     try:
-        from lightning_fed.cli.fit import run
-
+        if args[0] == "sweep":
+            from lightning_fed.cli.sweep import run
+        elif args[0] == "report":
+            from lightning_fed.cli.report import run
+        else:
+            if sys.stderr.isatty():  # a moment in which nothing else can be said
+                print("Loading PyTorch and Lightning…", file=sys.stderr)
+            from lightning_fed.cli.fit import run
         run(args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """A federation: settings, and the verbs that open a run."""
 
+import copy
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -14,7 +16,16 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.callbacks import AdapterRanks, FederationCallback, MetricsTable, ProgressBar, Summary, TensorBoardFigures
+from lightning_fed.callbacks import (
+    AdapterRanks,
+    FederationCallback,
+    MetricsTable,
+    ProgressBar,
+    RoundLines,
+    StartLine,
+    Summary,
+    TensorBoardFigures,
+)
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.worker import TrainerFactory
@@ -51,7 +62,7 @@ class Federation:
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
-        progress: show a progress bar and, at the end, a table.
+        progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.
         engine: where turns run; None: in this process, :class:`lightning_fed.engines.InProcess`.
         trainer: builds each client's Trainer; None: Lightning's defaults on one device. The command line builds it from the
@@ -89,7 +100,7 @@ class Federation:
         self.logger = logger
         self.callbacks = [MetricsTable(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
         if progress:
-            self.callbacks += [ProgressBar(), Summary()]
+            self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
         self.engine = engine or InProcess()
         self.new_trainer = trainer or partial(L.Trainer, devices=1)
         self._newest: Run | None = None
@@ -109,10 +120,10 @@ class Federation:
         Args:
             model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
             datamodule: the clients' data.
-            ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run in ``run_dir`` (a new run if there is
-                none), ``"best"`` that of its best round on validation data; else the folder of a run, of a run and ``/best``, or of
-                one checkpoint. A continued run ends as one that was never stopped. Checkpoints later than the one it continues from
-                are dropped.
+            ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run of this method in ``run_dir`` that has
+                one (a new run if there is none), ``"best"`` that of its best round on validation data; else the folder of a run, of
+                a run and ``/best``, or of one checkpoint. A continued run ends as one that was never stopped. Checkpoints later
+                than the one it continues from are dropped.
 
         Returns:
             The metrics of every round, as in ``metrics.csv``.
@@ -120,12 +131,27 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong; what was checkpointed before stays.
         """
-        checkpoint = self._find_checkpoint(ckpt_path)
+        checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:
-            print(f"No checkpoint in {self.run_dir} yet: starting a new run.")
+            print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
         return run.history
+
+    def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
+        """Do all that ``fit`` does before it trains the first client, and write nothing: what is wrong is found within seconds.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+
+        Raises:
+            FederationError: when something the user can change is wrong.
+        """
+        rehearsed = copy.copy(self)
+        rehearsed.run_dir, rehearsed.logger, rehearsed.engine = None, False, InProcess()
+        with rehearsed._opened(model, datamodule, None) as run:
+            run.rehearse()
 
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data.
@@ -135,7 +161,7 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
             return run.measure("val")
 
     def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
@@ -146,7 +172,7 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
             return run.measure("test")
 
     def export(
@@ -171,7 +197,7 @@ class Federation:
             format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
                 from inputs to logits, for batches of any size and texts of any length.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
             exported = run.server_module() if client is None else run.client_module(client)
             facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
             write(Path(output), exported, datamodule, facts, merged, format)
@@ -215,6 +241,8 @@ class Federation:
                 yield run
             finally:
                 run.close()
+                if folder and not checkpoint and not run.history:
+                    shutil.rmtree(folder)  # it has not finished a round: nobody could continue it
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -230,10 +258,10 @@ class Federation:
         weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         return Path(path)
 
-    def _find_checkpoint(self, ckpt_path: Path | str | None) -> Checkpoint | None:
+    def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint | None:
         path = Path(ckpt_path) if ckpt_path else None
         if (word := str(ckpt_path)) in ("last", "best"):
-            path = newest_run(self.run_dir) if self.run_dir else None
+            path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
             path = path / "best" if path and word == "best" else path
         if path is None:
             return None
@@ -242,8 +270,10 @@ class Federation:
             print(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
         return checkpoint
 
-    def _existing_checkpoint(self, ckpt_path: Path | str | None) -> Checkpoint:
-        checkpoint = self._find_checkpoint(ckpt_path or "last")
+    def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:
+        checkpoint = self._find_checkpoint(ckpt_path or "last", model)
         if checkpoint is None:
-            raise FederationError(f"There is no checkpoint in {self.run_dir}: fit first, or set ckpt_path.")
+            raise FederationError(
+                f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first, or set ckpt_path."
+            )
         return checkpoint

@@ -16,7 +16,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import TrainerFactory
+from lightning_fed.engines.worker import QUIET, TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_finite, check_fits
 from lightning_fed.measure.meters import (
@@ -143,6 +143,15 @@ class Run:
             self._call("teardown")
             for logger in self.loggers:
                 logger.finalize("success" if self.round == self.rounds else "failed")
+
+    def rehearse(self) -> None:
+        """Build what the first turn would take, a client's module, its optimizers and its Trainer, and train nothing."""
+        self.round = 1
+        client, *_ = self._open_round()
+        module = self.local.module_of(client, self.server.broadcast(client), None)
+        for phase in module.phases():
+            phase.optimizer(phase.parameters)
+        self._recipe.new_trainer(**QUIET, max_epochs=1)
 
     def _play_round(self) -> Metrics:
         """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""

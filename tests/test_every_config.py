@@ -15,7 +15,7 @@ from lightning_fed.__main__ import main
 from lightning_fed.data import FederatedDataModule, InMemory
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if not path.name.endswith(".sweep.yaml"))
 assert CONFIGS
 
 

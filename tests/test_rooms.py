@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
 MACHINERY = {
-    *("__main__", "callbacks", "cli", "engines", "export", "federation", "lean", "measure", "quiet", "run", "signals", "storage"),
-    "testing",
+    *("__main__", "callbacks", "cli", "engines", "export", "federation", "lean", "measure", "quiet", "report", "run", "signals"),
+    *("storage", "sweep", "testing"),
 }
 """What plays the rounds, whatever the method."""
 
@@ -60,6 +60,14 @@ def imports(module: str) -> frozenset[str]:
     return frozenset(found & SOURCES.keys() - {module})
 
 
+def libraries(module: str) -> set[str]:
+    """What a module imports from outside the package."""
+    nodes = list(ast.walk(tree(module)))
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in named}
+
+
 def rooms_of(modules: Iterable[str]) -> set[str]:
     return {room(module) for module in modules}
 
@@ -97,6 +105,14 @@ def test_rooms_import_each_other_in_no_circle() -> None:
 def test_what_is_learned_does_not_know_what_runs_it() -> None:
     known = {module: rooms_of(reach(module)) & MACHINERY for module in MODULES if room(module) not in MACHINERY}
     assert {module: rooms for module, rooms in known.items() if rooms} == {}
+
+
+def test_who_plays_and_compares_runs_knows_them_by_their_files() -> None:
+    """Reports and sweeps wait for nothing that learns."""
+    for module in MODULES:
+        if room(module) in {"report", "sweep"}:
+            assert rooms_of(reach(module)) <= {"lightning_fed", "errors", "report", "signals", "sweep"}, module
+            assert not {"torch", "lightning"} & libraries(module), module
 
 
 def test_what_runs_methods_knows_none() -> None:

@@ -2,8 +2,18 @@
 
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.lines import RoundLines, StartLine
 from lightning_fed.callbacks.progress import ProgressBar, Summary
 from lightning_fed.callbacks.table import MetricsTable
 from lightning_fed.callbacks.tensorboard import TensorBoardFigures
 
-__all__ = ["AdapterRanks", "FederationCallback", "MetricsTable", "ProgressBar", "Summary", "TensorBoardFigures"]
+__all__ = [
+    "AdapterRanks",
+    "FederationCallback",
+    "MetricsTable",
+    "ProgressBar",
+    "RoundLines",
+    "StartLine",
+    "Summary",
+    "TensorBoardFigures",
+]

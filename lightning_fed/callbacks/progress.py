@@ -75,6 +75,8 @@ class Summary(FederationCallback):
 
     def on_measure_end(self, run: Run, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
+        if run.folder is not None:
+            print(f"Measured: {run.folder}")
         table = Table(title=f"{run.method} after round {run.round}", title_justify="left")
         table.add_column("metric")
         table.add_column("value", justify="right")

@@ -168,6 +168,15 @@ class Checkpoints:
             )
         return self.load(path)
 
+    def method(self) -> str | None:
+        """The method of the run, as the newest checkpoint that can be read has it; None if none can."""
+        for path in reversed(self.paths()):
+            try:
+                return str(_read_manifest(path / "manifest.json").identity["method"])
+            except FederationError:
+                continue
+        return None
+
     def path(self, round: int) -> Path:
         """Folder of the checkpoint of a round."""
         return self.folder / f"round_{round:06d}"

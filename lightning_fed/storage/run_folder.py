@@ -21,10 +21,15 @@ def new_run_folder(run_dir: Path) -> Path:
     return folder
 
 
-def newest_run(run_dir: Path) -> Path | None:
-    """The newest run, if it got as far as a checkpoint."""
-    existing = versions(run_dir)
-    return existing[-1] if existing and Checkpoints(existing[-1]).paths() else None
+def newest_run(run_dir: Path, method: str) -> Path | None:
+    """The newest run of a method that got as far as a checkpoint. One whose checkpoints cannot be read is not passed over: whoever
+    asks should hear of it.
+    """
+    for path in reversed(versions(run_dir)):
+        checkpoints = Checkpoints(path)
+        if checkpoints.paths() and checkpoints.method() in (method, None):
+            return path
+    return None
 
 
 def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:

@@ -245,7 +245,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no checkpoint in runs: fit first" in Failure(capsys, "test", "--config", "config.yaml").message
+    assert "no checkpoint of PFedLoRA in runs: fit first" in Failure(capsys, "test", "--config", "config.yaml").message
 
 
 def test_a_client_that_diverges_ends_the_run_and_leaves_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,5 +272,5 @@ def test_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_checkpoint_of_another_method(capsys: pytest.CaptureFixture[str]) -> None:
     fit("--federation.rounds=1")
-    message = Failure(capsys, "fit", "--config", "config.yaml", "--model=Standalone", "--ckpt_path=last").message
+    message = Failure(capsys, "fit", "--config", "config.yaml", "--model=Standalone", "--ckpt_path=runs/version_0").message
     assert "was made with method = 'PFedLoRA', this run has 'Standalone'" in message

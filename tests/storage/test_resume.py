@@ -1,8 +1,10 @@
 """A continued run ends as one that was never stopped."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import Net, assert_same_end, new_data, new_federation, new_method, private_states, same, without_seconds
 
 from lightning_fed.engines import InProcess
@@ -62,6 +64,27 @@ def test_a_finished_run_is_left_as_it_is() -> None:
     assert {path: path.read_bytes() for path in Path("runs/version_0/checkpoints").rglob("*.*")} == before
 
 
+def test_last_is_the_newest_run_of_the_method() -> None:
+    fit("FedAvg", 1, "runs")
+    fit("Standalone", 1, "runs")
+    assert fit("FedAvg", 2, "runs", ckpt_path="last").run.folder == Path("runs/version_0")
+    assert fit("Standalone", 2, "runs", ckpt_path="last").run.folder == Path("runs/version_1")
+    assert fit("FedPer", 1, "runs", ckpt_path="last").run.folder == Path("runs/version_2")
+
+
+def test_a_run_without_a_checkpoint_does_not_hide_the_one_before() -> None:
+    fit("FedAvg", 1, "runs")
+    new_federation(1, "runs", checkpoint_every=0).fit(new_method("FedAvg"), new_data())
+    assert fit("FedAvg", 2, "runs", ckpt_path="last").run.folder == Path("runs/version_0")
+
+
+def test_a_run_that_finishes_no_round_leaves_nothing() -> None:
+    method = new_method("FedAvg", optimizer=partial(torch.optim.SGD, lr=1e30))
+    with pytest.raises(FederationError, match=r"diverged|not finite"):
+        new_federation(3, "runs").fit(method, new_data())
+    assert list(Path("runs").iterdir()) == []
+
+
 def test_another_path_is_refused() -> None:
     with pytest.raises(FederationError, match="No checkpoint at nowhere: give the folder of a run"):
         fit("FedAvg", 1, "runs", ckpt_path="nowhere")
@@ -77,8 +100,9 @@ def test_another_path_is_refused() -> None:
 )
 def test_a_checkpoint_of_another_run_is_refused(method: str, seed: int, clients: int, message: str) -> None:
     new_federation(1, "runs").fit(new_method("FedAvg"), new_data(4))
+    federation = new_federation(2, "runs", seed=seed)
     with pytest.raises(FederationError, match=message):
-        new_federation(2, "runs", seed=seed).fit(new_method(method, backbone=Net), new_data(clients), ckpt_path="last")
+        federation.fit(new_method(method, backbone=Net), new_data(clients), ckpt_path="runs/version_0")
 
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:

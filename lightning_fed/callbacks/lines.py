@@ -1,0 +1,61 @@
+"""What a run says while it runs, a line at a time: what a log keeps."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.run import Run
+
+
+class StartLine(FederationCallback):
+    """What is being played, and where it is written: the first line of a run."""
+
+    def on_fit_start(self, run: Run) -> None:
+        """Print the line."""
+        where = str(run.folder) if run.folder is not None else "a run that is not written"
+        begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
+        networks = ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
+        clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
+        what = f"{run.method} with {networks} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
+        print(f"{begun}: {what}, {type(run.engine).__name__}.", flush=True)
+
+
+class RoundLines(FederationCallback):
+    """A line per round and one at the end, for where no terminal shows a bar."""
+
+    def __init__(self) -> None:
+        self._start, self._first = 0.0, 0
+
+    def on_fit_start(self, run: Run) -> None:
+        """Note when the run starts, and from which round."""
+        self._start, self._first = monotonic(), run.round
+
+    def on_round_end(self, run: Run) -> None:
+        """Print what the round came to, what it took, and what the rest will take at this pace."""
+        row, spent = run.history[-1], monotonic() - self._start
+        pace = spent / (run.round - self._first)
+        losses = [value for name, value in row.items() if name.startswith("train/") and name.endswith("loss")]
+        parts = [headline(run)] if run.headline("test") in row else []
+        parts += [f"loss {losses[0]:.4f}"] if losses else []
+        parts.append(f"{sum(value for name, value in row.items() if name.startswith('seconds/')):.1f} s")
+        if run.round < run.rounds:
+            parts.append(f"{timedelta(seconds=round(pace * (run.rounds - run.round)))} left")
+        print(f"Round {run.round}/{run.rounds}: {', '.join(parts)}", flush=True)
+
+    def on_fit_end(self, run: Run) -> None:
+        """Print what the run came to."""
+        print(f"Finished {run.rounds} rounds: {headline(run)}, {timedelta(seconds=round(monotonic() - self._start))}.", flush=True)
+
+
+def headline(run: Run) -> str:
+    """The newest round's measure by which the method is judged."""
+    value = run.history[-1].get(run.headline("test"))
+    return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
+
+
+def network_name(factory: Callable[..., Any]) -> str:
+    """What a network is called: its class, also where a configuration or ``functools.partial`` binds arguments to it."""
+    parts = (factory, getattr(factory, "func", None), *getattr(factory, "args", ()))
+    return next((part.__name__ for part in parts if isinstance(part, type)), getattr(factory, "__name__", "a network"))

@@ -1,0 +1,74 @@
+"""Configurations parsed and their objects built, without a run."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError
+
+from lightning_fed.cli.fit import FederationCLI
+from lightning_fed.cli.parser import shorten
+from lightning_fed.errors import FederationError
+from lightning_fed.quiet import quiet_lightning
+from lightning_fed.sweep.settings import Settings, flat
+
+
+class Rehearsal(FederationCLI):
+    """The command line of ``fit``, which stops before the first client is trained."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        federation: Any = self.trainer
+        federation.rehearse(self.model, self.datamodule)
+
+
+class Reading(FederationCLI):
+    """The command line of ``fit``, which stops when it has understood its arguments."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+    def _set_seed(self) -> None:
+        """Nothing is drawn."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Play nothing."""
+
+    @property
+    def settings(self) -> Settings:
+        """The whole configuration, defaults included."""
+        parser = self._parser(self.subcommand)
+        return flat(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_unset=False)))
+
+
+def read(name: str, args: Sequence[str]) -> Settings:
+    """The configuration that a command line gives. Raises :class:`FederationError` with the name of whose it is."""
+    with told_of(name):
+        return Reading(args).settings
+
+
+def rehearse(name: str, args: Sequence[str]) -> None:
+    """Build all that a command line describes. Raises :class:`FederationError` with the name of whose it is."""
+    with told_of(name):
+        Rehearsal(args)
+
+
+@contextlib.contextmanager
+def told_of(name: str) -> Iterator[None]:
+    """Say of whatever is wrong whose it is."""
+    said = io.StringIO()
+    try:
+        with quiet_lightning(), warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+            yield
+    except FederationError as error:
+        raise FederationError(f"{name}: {error}") from error
+    except ArgumentError as error:
+        raise FederationError(f"{name}: {shorten(str(error))}") from error
+    except SystemExit as error:  # the parser has printed one line
+        raise FederationError(f"{name}: {said.getvalue().strip().removeprefix('lightning-fed: error: ')}") from error
+    except Exception as error:
+        error.add_note(f"In this run: {name}.")
+        raise

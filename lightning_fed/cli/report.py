@@ -1,0 +1,45 @@
+"""The verb ``report``: tables and pictures of finished runs."""
+
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lightning_fed.cli.options import Options
+from lightning_fed.errors import FederationError
+
+TEXT = "Tables and pictures of finished runs, from their files alone."
+
+
+def options(args: Sequence[str]) -> Namespace:
+    """The verb's command line."""
+    parser = Options("report", TEXT)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or above them")
+    parser.add_argument("--metric", help="column of metrics.csv (default: the clients' mean after aggregation)")
+    parser.add_argument("--baseline", metavar="METHOD", help="what differences are to (default: Standalone, else the first method)")
+    parser.add_argument("--target", type=float, help="value of the metric of which to say when it was reached and what it cost")
+    parser.add_argument("--pooled", action="store_true", help="also the accuracy over all clients' examples together")
+    parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
+    parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
+    return parser.parse_args(args[1:])
+
+
+def run(args: Sequence[str]) -> None:
+    """Do what the command line says."""
+    given = options(args)
+    if missing := [name for name in ("pandas", "scipy") if importlib.util.find_spec(name) is None]:
+        raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
+    from lightning_fed.report.report import report_on
+
+    report = report_on(given.folders, given.metric, given.baseline, given.target, given.pooled, given.vary)
+    if given.format == "terminal":
+        report.show(Console())
+    else:
+        print(report.text(given.format), end="")
+    if given.output:
+        report.write(given.output)
+        print(f"Written: {given.output / 'report.html'} and what it shows, as files.", file=sys.stderr)

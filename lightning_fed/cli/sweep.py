@@ -1,0 +1,109 @@
+"""The verb ``sweep``: check all runs of a comparison, then play them."""
+
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from lightning_fed.cli.options import Options, positive
+from lightning_fed.errors import FederationError
+from lightning_fed.signals import Terminated
+from lightning_fed.sweep.folder import CellFolder, CellRecord
+from lightning_fed.sweep.plan import Sweep, arguments, read_sweep
+from lightning_fed.sweep.player import CellJob, play
+from lightning_fed.sweep.progress import SweepProgress
+from lightning_fed.sweep.provenance import commit, machine, versions
+from lightning_fed.sweep.settings import differences, flat, read_yaml
+
+TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
+
+
+def options(args: Sequence[str]) -> Namespace:
+    """The verb's command line."""
+    parser = Options("sweep", TEXT)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the sweep: base, folder, methods, seeds, grid")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
+    parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
+    return parser.parse_args(args[1:])
+
+
+def run(args: Sequence[str]) -> None:
+    """Do what the command line says."""
+    given = options(args)
+    console = Console()
+    sweep = read_sweep(given.config)
+    jobs = checked(sweep, console)
+    if given.dry_run:
+        for job in jobs:
+            print(f"# {job.cell.name}: {job.folder.status}\n{job.command}")
+        return
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    (sweep.folder / "sweep.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
+    facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
+    progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
+    again = shlex.join(["lightning-fed", *args])
+    try:
+        play(jobs, given.workers, facts, progress, sweep.folder / "cells.csv")
+    except KeyboardInterrupt:
+        print(f"lightning-fed: interrupted. Go on with: {again}", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Terminated:
+        print(f"lightning-fed: terminated (SIGTERM). Go on with: {again}", file=sys.stderr)
+        raise SystemExit(143) from None
+    conclude(sweep, jobs, again)
+
+
+def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
+    """Say what came of it. Exit code 1 if a run is neither finished nor being played elsewhere."""
+    states = {job.cell.name: job.folder.status for job in jobs}
+    print(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
+    for job in jobs:
+        outcome = job.folder.outcome
+        if outcome is not None and states[job.cell.name] == "failed":
+            print(f"{job.cell.name} failed: {outcome.error}; all it said is in {job.folder.log}.", file=sys.stderr)
+    if not set(states.values()) <= {"finished", "playing"}:
+        print(f"Try the rest again with: {again}", file=sys.stderr)
+        raise SystemExit(1)
+    print(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
+
+
+def checked(sweep: Sweep, console: Console) -> list[CellJob]:
+    """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts."""
+    jobs, built = list[CellJob](), set[tuple[str, str]]()
+    with console.status("Checking the runs…"):
+        from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
+
+        for cell in sweep.cells:
+            folder = CellFolder(sweep.folder / cell.name)
+            args = arguments(sweep, cell, folder.path)
+            settings = read(cell.name, args)
+            if folder.run is not None:
+                refuse_other(folder, folder.run, settings)
+            if (cell.method, cell.setting) not in built and folder.status != "finished":
+                rehearse(cell.name, args)
+                built.add((cell.method, cell.setting))
+            jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
+    return jobs
+
+
+def refuse_other(folder: CellFolder, run: Path, settings: dict[str, object]) -> None:
+    """A cell that was played must be the one that is to be played."""
+    before = flat(read_yaml(run / "config.yaml"))
+    known = before.keys() & settings.keys()  # not what another version of the library had in addition
+    if different := differences({k: before[k] for k in known}, {k: settings[k] for k in known}):
+        key, (was, is_now) = next(iter(different.items()))
+        raise FederationError(
+            f"{folder.path} was played with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove "
+            "that one."
+        )
+
+
+def as_config(sweep: Sweep) -> dict[str, object]:
+    """A sweep as a file that reads as the same sweep."""
+    published = [{key: value for key, value in vars(entry).items() if value not in (None, "")} for entry in sweep.published]
+    named = {"base": str(sweep.base), "folder": str(sweep.folder), "threads": sweep.threads, "seeds": sweep.seeds}
+    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published}

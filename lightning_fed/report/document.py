@@ -1,0 +1,53 @@
+"""Tables in a Markdown page, rendered from files that lie beside it.
+
+A table stands between two comments, of which the first names the runs and, if there is one, their sweep, both seen from the page:
+
+    <!-- runs: results/quickstart.csv, sweep: ../configs/quickstart.sweep.yaml -->
+    <!-- end -->
+
+``python -m lightning_fed.report.document docs/results.md`` renders them again.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from lightning_fed.errors import FederationError
+from lightning_fed.report.runs import read_runs
+from lightning_fed.report.table import tables
+from lightning_fed.sweep.plan import Sweep, read_sweep
+
+BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rendered(page: Path) -> str:
+    """The page with all its tables rendered from their files.
+
+    Raises:
+        FederationError: if the runs of a file are not those of its sweep.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        runs = read_runs(page.parent / match["runs"])
+        sweep = read_sweep(page.parent / match["sweep"]) if match["sweep"] else None
+        if sweep:
+            _refuse_others(page.parent / match["runs"], runs, sweep)
+        layouts = tables(runs, published=sweep.published if sweep else ())
+        return match[1] + "\n" + "\n".join(layout.markdown() for layout in layouts) + "\n" + match[4]
+
+    return BLOCK.sub(table, page.read_text())
+
+
+def _refuse_others(path: Path, runs: pd.DataFrame, sweep: Sweep) -> None:
+    """The committed runs must be those that the sweep plays, all of them."""
+    played = {(str(run.method), str(run.setting), int(run.seed)) for run in runs.itertuples()}
+    planned = {(cell.method, cell.setting, cell.seed) for cell in sweep.cells}
+    if differing := sorted(played ^ planned):
+        raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: play the sweep and write the file again.")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(rendered(Path(name)))

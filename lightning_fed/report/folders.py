@@ -1,0 +1,123 @@
+"""Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_fed.errors import FederationError
+from lightning_fed.sweep.plan import Sweep, read_sweep
+from lightning_fed.sweep.settings import SEED, Settings, differences, flat, plain, read_yaml
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk.
+
+    Args:
+        path: its folder, with ``metrics.csv``, ``clients.csv`` and ``config.yaml``.
+        settings: its configuration.
+        method: what it is called in the tables.
+        setting: the point of the grid; empty without one.
+        sweep: what it is part of, and where that lies; None if it was played on its own.
+    """
+
+    path: Path
+    settings: Settings
+    method: str
+    setting: str
+    sweep: tuple[Path, Sweep] | None
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return int(self.settings[SEED])
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """Method and setting."""
+        return self.method, self.setting
+
+
+def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> list[RunFolder]:
+    """All runs below some folders that have finished a round, in the order of their sweep.
+
+    Args:
+        folders: folders of runs, of sweeps, or above them.
+        vary: keys in which the runs may differ although no sweep says so; each value is a setting of its own.
+
+    Raises:
+        FederationError: if there is none, or if they cannot be compared.
+    """
+    vary = [plain(key) for key in vary]
+    found = [_labelled(path, vary) for folder in folders for path in _with_tables(Path(folder))]
+    runs = [run for run in found if run is not None]
+    if not runs:
+        raise FederationError(
+            f"No run below {', '.join(map(str, folders))}: give folders with metrics.csv and config.yaml in them."
+        )
+    _refuse_doubles(runs)
+    _refuse_incomparable(runs, vary)
+    return sorted(runs, key=_place)
+
+
+def _with_tables(folder: Path) -> list[Path]:
+    """Folders of runs; of a sweep's cell the newest."""
+    found = sorted(path.parent for path in folder.rglob("metrics.csv") if (path.parent / "config.yaml").is_file())
+    cells: dict[Path, list[Path]] = {}
+    for path in found:
+        cells.setdefault(path.parent if (path.parent / "cell.json").is_file() else path, []).append(path)
+    return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
+
+
+def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
+    """A run with its name in the comparison; None for what its sweep does not play any more."""
+    settings = flat(read_yaml(path / "config.yaml"))
+    varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
+    root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
+    if root is None:
+        return RunFolder(path, settings, str(settings["model.class_path"]).rpartition(".")[2], varied, None)
+    sweep = read_sweep(root / "sweep.yaml")
+    cell = next((cell for cell in sweep.cells if root / cell.name == path.absolute().parent), None)
+    if cell is None:
+        return None
+    return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))
+
+
+def _place(run: RunFolder) -> tuple[str, int, int, str, str, int]:
+    """Where a run stands: as in its sweep, runs of none before."""
+    if run.sweep is None:
+        return "", 0, 0, run.setting, run.method, run.seed
+    root, sweep = run.sweep
+    settings, methods = list(sweep.settings), list(sweep.methods)
+    setting = next((index for index, name in enumerate(settings) if run.setting.startswith(name)), 0)
+    return str(root), setting, methods.index(run.method), run.setting, run.method, run.seed
+
+
+def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
+    seen: dict[tuple[str, str, int], RunFolder] = {}
+    for run in runs:
+        other = seen.setdefault((*run.label, run.seed), run)
+        if other is not run:
+            raise FederationError(
+                f"{other.path} and {run.path} are both {run.method} with seed {run.seed}: name the folders of the runs that are "
+                "meant, or --vary the key in which they differ."
+            )
+
+
+def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
+    """Runs of one method and setting may differ in their seed alone; all others in what was meant to vary."""
+    first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
+    for run in runs:
+        peer = of_label.setdefault(run.label, run)
+        _refuse_differences(peer, run, [SEED])
+        declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
+        _refuse_differences(first, run, [*declared, *vary, SEED])
+
+
+def _refuse_differences(one: RunFolder, other: RunFolder, but: Iterable[str]) -> None:
+    if different := differences(one.settings, other.settings, but):
+        key, values = next(iter(different.items()))
+        raise FederationError(
+            f"{one.path} and {other.path} differ in {key} ({values[0]!r} and {values[1]!r}), which was not to vary: compare runs "
+            f"that agree in it, or add --vary {key}."
+        )

@@ -1,0 +1,101 @@
+"""A table as cells, and how it is written for Markdown, LaTeX, HTML and a terminal."""
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of a table.
+
+    Args:
+        text: what it says.
+        bold: whether it stands out.
+    """
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table: names on the left, numbers right-aligned beside them.
+
+    Args:
+        title: what it shows; may be empty.
+        columns: the header.
+        rows: of as many entries.
+        notes: what must be known to read it.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[Entry]]
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """For GitHub and Sphinx."""
+        marks = ["---", *["---:"] * (len(self.columns) - 1)]
+        texts = [[f"**{entry.text}**" if entry.bold and entry.text else entry.text for entry in row] for row in self.rows]
+        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in ([*self.columns], *texts)]
+        table = "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
+        return "\n\n".join(filter(None, (f"**{self.title}**" if self.title else "", table, " ".join(self.notes)))) + "\n"
+
+    def latex(self) -> str:
+        """For a paper that loads booktabs."""
+        texts = [[rf"\textbf{{{_tex(entry.text)}}}" if entry.bold else _tex(entry.text) for entry in row] for row in self.rows]
+        body = [" & ".join(row) + r" \\" for row in texts]
+        header = " & ".join(map(_tex, self.columns)) + r" \\"
+        lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule", header, r"\midrule", *body]
+        comments = [f"% {line}" for line in filter(None, (self.title, *self.notes))]
+        return "\n".join([*comments, *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def html(self) -> str:
+        """A ``table`` element and its notes."""
+        header = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
+        rows = ["".join(f"<td>{_html(entry)}</td>" for entry in row) for row in self.rows]
+        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        title = f"<h2>{html.escape(self.title)}</h2>\n" if self.title else ""
+        notes = f"<p>{html.escape(' '.join(self.notes))}</p>" if self.notes else ""
+        table = f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+        return f'{title}<div class="wide">{table}</div>\n{notes}'
+
+    def terminal(self, width: int) -> RichTable:
+        """For rich to print: turned on its side where it is wider than the terminal and narrower so.
+
+        Args:
+            width: of the terminal, in characters.
+        """
+        grid = [[Entry(column) for column in self.columns], *self.rows]
+        if _width(grid) > width and _width(turned := [list(column) for column in zip(*grid, strict=True)]) < _width(grid):
+            grid = turned
+        header, *rows = grid
+        table = RichTable(title=self.title or None, title_justify="left", caption=" ".join(self.notes), caption_justify="left")
+        for place, column in enumerate(header):
+            table.add_column(Text(column.text), justify="right" if place else "left")
+        for row in rows:
+            table.add_row(*(Text(entry.text, "bold" if entry.bold else "") for entry in row))
+        return table
+
+
+def _width(grid: Sequence[Sequence[Entry]]) -> int:
+    """Characters that a table takes if nothing is broken."""
+    return sum(max(len(entry.text) for entry in column) + 3 for column in zip(*grid, strict=True)) + 1
+
+
+def _html(entry: Entry) -> str:
+    text = html.escape(entry.text)
+    return f"<b>{text}</b>" if entry.bold else text
+
+
+def _tex(text: str) -> str:
+    """Text with LaTeX's own characters escaped."""
+    escaped = re.sub(r"([%&#_$])", r"\\\1", text)
+    for sign, command in {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}.items():
+        escaped = escaped.replace(sign, command)
+    return escaped

@@ -1,0 +1,110 @@
+"""A whole report: the runs, their tables, and the folder they are written to."""
+
+import io
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+from rich.console import Console
+
+from lightning_fed.report.folders import run_folders
+from lightning_fed.report.layout import Layout
+from lightning_fed.report.page import page
+from lightning_fed.report.runs import load_clients, load_rounds, load_runs
+from lightning_fed.report.table import tables, unfinished
+from lightning_fed.sweep.plan import file_name
+
+Format = Literal["md", "tex", "csv"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison came to.
+
+    Args:
+        folders: where the runs are.
+        vary: keys in which they may differ although no sweep says so.
+        runs: a row per run, see :func:`lightning_fed.report.load_runs`.
+        layouts: a table per setting.
+        notes: what else must be said, such as runs that were left out.
+        commands: what played the runs.
+    """
+
+    folders: Sequence[Path]
+    vary: Collection[str]
+    runs: pd.DataFrame
+    layouts: list[Layout]
+    notes: list[str]
+    commands: list[str]
+
+    def show(self, console: Console) -> None:
+        """Print tables and notes."""
+        for layout in self.layouts:
+            console.print(layout.terminal(console.width))
+        for note in self.notes:
+            console.print(note, highlight=False, soft_wrap=True)
+
+    def text(self, format: Format) -> str:
+        """All tables in Markdown or LaTeX, or the runs as CSV."""
+        if format == "csv":
+            return as_csv(self.runs)
+        return "\n".join(layout.markdown() if format == "md" else layout.latex() for layout in self.layouts)
+
+    def write(self, output: Path) -> None:
+        """Fill a folder with tables, pictures and ``report.html``."""
+        from lightning_fed.report.pictures import pictures  # matplotlib takes its time
+
+        output.mkdir(parents=True, exist_ok=True)
+        rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
+        for name, table in (("rounds", rounds), ("clients", clients)):
+            (output / f"{name}.csv").write_text(as_csv(table))
+        for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
+            (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
+        drawn = {}
+        for name, figure in pictures(rounds, clients, str(self.runs["metric"].iloc[0])):
+            figure.savefig(output / f"{file_name(name)}.pdf")
+            png = io.BytesIO()
+            figure.savefig(png, format="png")
+            drawn[name.replace("_", " ")] = png.getvalue()
+            (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
+        title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
+        (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
+
+    def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of runs that are in the tables."""
+        key = ["method", "setting", "seed"]
+        finished = self.runs.loc[self.runs["rounds"] >= self.runs["planned"], key]
+        return table.merge(finished, on=key)
+
+
+def report_on(
+    folders: Sequence[Path],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    pooled: bool = False,
+    vary: Collection[str] = (),
+) -> Report:
+    """Read the runs below some folders and compare them.
+
+    Args:
+        folders: folders of runs, of sweeps, or above them.
+        metric: see :func:`lightning_fed.report.load_runs`.
+        baseline: see :func:`lightning_fed.report.table.tables`.
+        target: see :func:`lightning_fed.report.load_runs`.
+        pooled: see :func:`lightning_fed.report.table.tables`.
+        vary: see :func:`lightning_fed.report.folders.run_folders`.
+    """
+    runs = load_runs(*folders, metric=metric, target=target, vary=vary)
+    sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
+    published = [entry for sweep in sweeps.values() for entry in sweep.published]
+    cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
+    commands = [str(command) for table in cells for command in table["command"]]
+    return Report(folders, vary, runs, tables(runs, baseline, pooled, published), unfinished(runs), commands)
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """A table as text, with numbers as exact as single precision has them."""
+    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n")

@@ -1,0 +1,38 @@
+"""What numbers depend on besides their configuration."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+
+from lightning_fed import __version__
+
+
+def versions() -> str:
+    """Of Python and of the libraries that decide numbers."""
+    found = {"python": platform.python_version(), "lightning-fed": __version__}
+    for name in ("torch", "lightning", "torchvision", "transformers", "peft"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return ", ".join(f"{name} {number}" for name, number in found.items())
+
+
+def commit() -> str:
+    """The commit of the working directory, ``+changes`` if tracked files differ from it; empty outside a repository."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return head + ("+changes" if head and _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def machine() -> str:
+    """System, processor and cores."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+
+
+def _git(*args: str) -> str:
+    try:
+        done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return ""  # there is no git
+    return done.stdout.strip() if done.returncode == 0 else ""

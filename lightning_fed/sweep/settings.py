@@ -1,0 +1,68 @@
+"""Configurations as flat tables of settings, and where two of them differ."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_fed.errors import FederationError
+
+Settings = dict[str, Any]
+"""Dotted keys without ``init_args``, as ``model.optimizer.lr``; a class is at ``model.class_path``."""
+
+WITHOUT_EFFECT = (
+    *("ckpt_path", "config", "federation.run_dir", "federation.store_limit_mb", "federation.engine"),
+    *("federation.progress", "federation.logger", "federation.callbacks", "federation.checkpoint_every"),
+)
+"""What decides where and how a run is played and shown, not what it finds."""
+
+SEED = "seed_everything"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that."""
+    if not path.is_file():
+        raise FederationError(f"There is no file {path}: give a YAML file.")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise FederationError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise FederationError(f"{path} holds {type(content).__name__}, not a mapping of settings.")
+    return content
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:
+    """A nested configuration as one table. Lists are values: what differs in them differs as a whole."""
+    found: Settings = {}
+    for key, value in config.items():
+        name = prefix if key == "init_args" and prefix else f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, name)
+        else:
+            found[name] = value
+    return found
+
+
+def plain(key: str) -> str:
+    """A key as on the command line, in the form of :data:`Settings`."""
+    return ".".join(part for part in key.split(".") if part != "init_args")
+
+
+def within(key: str, keys: Iterable[str]) -> bool:
+    """Whether a key is one of some keys, or of a block that one of them names."""
+    return any(key == other or key.startswith(f"{other}.") for other in keys)
+
+
+def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
+    """Where two configurations differ, by key; a key that one of them lacks is None there.
+
+    Args:
+        one: a configuration.
+        other: another.
+        but: keys, or blocks of keys, in which they may differ; what has no effect may always.
+    """
+    allowed = (*but, *WITHOUT_EFFECT)
+    keys = sorted(one.keys() | other.keys())
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key) and not within(key, allowed)}

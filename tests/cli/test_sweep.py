@@ -1,0 +1,158 @@
+"""The verb ``sweep``: what it checks before the first run, and real runs, each in its process."""
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fed.__main__ import main
+from lightning_fed.report import load_clients, load_runs
+from lightning_fed.sweep import player
+
+ROOT = Path(__file__).parents[2]
+SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))
+assert SWEEPS
+
+BASE = """
+data:
+  class_path: Digits
+  init_args: {num_clients: 3, batch_size: 256, partition: {class_path: DirichletPerClass, init_args: {alpha: 1.0}}}
+model: {class_path: FedAvg, init_args: {backbone: CNN5}}
+federation: {rounds: 1, logger: false}
+trainer: {accelerator: cpu}
+"""
+SWEEP = {
+    "base": "base.yaml",
+    "folder": "compared",
+    "seeds": [3],
+    "methods": {"FedAvg": {}, "local only": {"model": "Standalone"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def base() -> None:
+    Path("base.yaml").write_text(BASE)
+
+
+@pytest.fixture
+def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run would leave a file."""
+    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", "-c", "open('played', 'w')"))
+
+
+def sweep(*args: str, **changes: object) -> None:
+    Path("my.sweep.yaml").write_text(yaml.safe_dump(SWEEP | changes, sort_keys=False))
+    main(["sweep", "--config", "my.sweep.yaml", *args])
+
+
+def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str]) -> None:
+    sweep("--workers", "2")
+    said = capfd.readouterr().out
+    assert "2 of 2 runs are finished." in said
+    assert "lightning-fed report compared --output report" in said
+    with Path("compared/cells.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert [(row["method"], row["status"]) for row in cells] == [("FedAvg", "finished"), ("local only", "finished")]
+    assert cells[1]["command"] == (
+        "OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml --model=Standalone --seed_everything=3 "
+        "--federation.run_dir=compared/local_only/seed_3"
+    )
+    assert all("torch " in row["versions"] and float(row["seconds"]) > 0 for row in cells)
+    runs = load_runs("compared")
+    assert runs[["method", "model", "seed", "rounds"]].to_numpy().tolist() == [
+        *(["FedAvg", "FedAvg", 3, 1], ["local only", "Standalone", 3, 1]),
+    ]
+    log = Path("compared/FedAvg/seed_3/log.txt").read_text()
+    assert log.startswith("Starting compared/FedAvg/seed_3/version_0: FedAvg with CNN5 on Digits, 3 clients, 1 rounds, InProcess.")
+
+    # One seed, one partition.
+    [one, other] = [group for _, group in load_clients("compared").groupby("method")]
+    assert one[["train", "test"]].to_numpy().tolist() == other[["train", "test"]].to_numpy().tolist()
+    manifests = [json.loads(path.read_text())["body"] for path in Path("compared").rglob("manifest.json")]
+    data = {json.loads(body)["identity"]["data"] for body in manifests}
+    assert (len(manifests), len(data)) == (2, 1)
+
+    # What is finished is not played again; another configuration is not taken for it.
+    before = Path("compared/FedAvg/seed_3/cell.json").read_text()
+    sweep()
+    assert Path("compared/FedAvg/seed_3/cell.json").read_text() == before
+    with pytest.raises(SystemExit):
+        sweep(methods={"FedAvg": {"federation.participation": 0.5}})
+    assert "was played with federation.participation = 1.0, the sweep has 0.5" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"A": {}, "B": {"model": "FedProxx"}}}, "B/seed_3: model: there is no 'FedProxx'; known are "),
+        ({"methods": {"A": {}, "B": {"federation.round": 1}}}, "B/seed_3: unrecognized arguments: --federation.round=1"),
+        ({"methods": {"A": {}, "B": {"data.init_args.num_clients": 9999}}}, "B/seed_3: 9999 clients cannot share 1797 examples"),
+        ({"methods": {"A": {}, "B": {"model.init_args.backbone": ["CNN1", "CNN5"]}}}, "B/seed_3: FedAvg got 2 different backbones"),
+        ({"methods": {"A": {}, "B": {"trainer.max_epochs": 3}}}, "B/seed_3: trainer.max_epochs is set"),
+        ({"methods": {"A": {}, "B": {"trainer.accelerator": "gpus"}}}, "B/seed_3: "),
+        ({"base": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"sedes": [0]}, "'sedes' is no key of a sweep"),
+    ],
+)
+def test_what_is_wrong_in_one_run_stops_all_before_the_first(
+    changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((SystemExit, Exception)) as error:
+        sweep(**changes)
+    said = capsys.readouterr().err + str(error.value) + "".join(getattr(error.value, "__notes__", []))
+    assert message in said
+    assert not Path("played").exists()
+    assert not Path("compared").exists()
+
+
+@pytest.mark.usefixtures("no_run")
+def test_a_dry_run_prints_commands_and_plays_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# alpha=0.1/FedAvg/seed_3: waiting"
+    assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
+    assert len(lines) == 8
+    assert not Path("played").exists()
+
+
+def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", "-c", "raise SystemExit('lightning-fed: error: no luck')"))
+    with pytest.raises(SystemExit) as error:
+        sweep()
+    assert error.value.code == 1
+    said = capsys.readouterr()
+    assert "0 of 2 runs are finished." in said.out
+    assert "FedAvg/seed_3 failed: no luck; all it said is in compared/FedAvg/seed_3/log.txt." in said.err
+    assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml" in said.err
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+class TestSweep:
+    def test_begins_with_the_command_that_plays_it(self, path: Path) -> None:
+        assert path.read_text().splitlines()[0] == f"# lightning-fed sweep --config {path.relative_to(ROOT)}"
+
+    def test_all_its_runs_can_begin(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        main(["sweep", "--config", str(path.relative_to(ROOT)), "--dry_run"])
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "comparisons.md").read_text()
+    [content] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    Path("my.sweep.yaml").write_text(content)
+    Path("configs").symlink_to(ROOT / "configs")
+    commands = [line.split() for line in re.findall(r"^lightning-fed ((?:sweep|report) .*)$", page, re.MULTILINE)]
+    for command in commands:
+        main(command)
+    assert Path("report/report.html").is_file()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(program, "comparisons.md", "exec"), {})
+    assert "Standalone" in capfd.readouterr().out

@@ -1,0 +1,123 @@
+"""Runs read from their files."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from written_runs import write_run, write_sweep
+
+from lightning_fed.errors import FederationError
+from lightning_fed.report import load_clients, load_rounds, load_runs, read_runs
+from lightning_fed.report.report import as_csv
+
+
+def test_a_row_per_run() -> None:
+    accuracies = [i / 20 for i in range(20)]
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=accuracies, head_epochs=4, mu=0.1)
+    [row] = load_runs("runs", target=0.5).to_dict("records")
+    assert row == {
+        **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
+        **{"epochs": "epochs 1, head_epochs 4", "metric": "after/test_accuracy/mean"},
+        **{"last": 0.6, "selected": 0.8, "selected_round": 2, "worst_tenth": 0.025, "majority": 0.25},
+        "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
+        **{"bytes": 300, "flops": 3000, "seconds": 9.0, "target_round": 2, "target_bytes": 200, "target_flops": 2000},
+        "folder": "runs/version_0",
+    }
+
+
+def test_small_is_good_where_the_measure_is_a_loss() -> None:
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6])
+    row = load_runs("runs", metric="after/test_loss", target=0.5).iloc[0]
+    assert (row["metric"], row["last"]) == ("after/test_loss/mean", pytest.approx(0.4))
+    assert row["target_round"] == 2
+    assert math.isnan(row["selected"])  # there is no loss on validation data
+
+
+def test_what_was_never_reached_is_not_known() -> None:
+    write_run(Path("runs/version_0"), [0.2])
+    assert math.isnan(load_runs("runs", target=0.9)["target_round"].iloc[0])
+
+
+def test_a_row_per_round_and_per_client() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.6], "Standalone": [0.7, 0.7]})
+    rounds, clients = load_rounds("sweep"), load_clients("sweep")
+    assert (len(rounds), len(clients)) == (8, 8)
+    assert list(rounds.columns[:4]) == [*clients.columns[:3], "round"] == ["method", "setting", "seed", "round"]
+    assert rounds.query("method == 'FedAvg' and seed == 1")["after/test_accuracy/mean"].tolist() == [0.3, 0.6]
+
+
+def test_rows_stand_in_the_order_of_the_sweep_wherever_it_lies() -> None:
+    write_sweep(Path("sweep"), {"Standalone": [0.7, 0.7], "FedAvg": [0.8, 0.6]})
+    shutil.move("sweep", "elsewhere")
+    assert load_runs("elsewhere")[["method", "seed"]].to_numpy().tolist() == [
+        *(["Standalone", 0], ["Standalone", 1], ["FedAvg", 0], ["FedAvg", 1]),
+    ]
+    assert len(load_runs("elsewhere/FedAvg")) == 2
+
+
+def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does_not() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
+    cell = sweep / "FedAvg/seed_0"
+    for number in (2, 10):
+        write_run(cell / f"version_{number}", [number / 100])
+    (cell / "cell.json").write_text("{}")
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    del content["methods"]["Standalone"]
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert load_runs(sweep)["last"].tolist() == [0.1]
+
+
+def test_runs_that_differ_in_what_was_not_to_vary_are_refused_by_the_key() -> None:
+    write_run(Path("runs/a"), [0.5], mu=0.1)
+    write_run(Path("runs/b"), [0.5], seed=1, mu=0.2)
+    with pytest.raises(FederationError, match=r"runs/a and runs/b differ in model.mu \(0.1 and 0.2\).* add --vary model.mu"):
+        load_runs("runs")
+    assert load_runs("runs", vary=["model.init_args.mu"])["setting"].tolist() == ["mu=0.1", "mu=0.2"]
+
+
+def test_other_methods_may_have_other_options_but_not_other_data() -> None:
+    write_run(Path("runs/a"), [0.5], "FedAvg")
+    write_run(Path("runs/b"), [0.5], "FedRep", head_epochs=3)
+    assert load_runs("runs")["method"].tolist() == ["FedAvg", "FedRep"]
+    write_run(Path("runs/c"), [0.5], "FedPer", clients=(0.5, 0.5, 0.5))
+    with pytest.raises(FederationError, match=r"differ in data.num_clients \(2 and 3\)"):
+        load_runs("runs")
+
+
+def test_what_a_sweep_varies_may_differ() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
+    for path in sweep.glob("Standalone/*/*/config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["federation"]["participation"] = 0.5
+        path.write_text(yaml.safe_dump(config))
+    with pytest.raises(FederationError, match=r"differ in federation.participation \(None and 0.5\)"):
+        load_runs(sweep)
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    content["methods"]["Standalone"]["federation.participation"] = 0.5
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert len(load_runs(sweep)) == 2
+
+
+def test_two_runs_of_one_name_are_refused() -> None:
+    write_run(Path("runs/a"), [0.5])
+    write_run(Path("runs/b"), [0.6])
+    with pytest.raises(FederationError, match="runs/a and runs/b are both FedAvg with seed 0"):
+        load_runs("runs")
+
+
+def test_nothing_to_read() -> None:
+    with pytest.raises(FederationError, match="No run below nowhere, elsewhere"):
+        load_runs("nowhere", "elsewhere")
+    write_run(Path("runs/a"), [0.5])
+    with pytest.raises(FederationError, match="No run has global/test_accuracy; there are after/test_accuracy/mean, "):
+        load_runs("runs", metric="global/test_accuracy")
+
+
+def test_a_csv_file_is_read_as_it_was_written() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.8, 1 / 3]})
+    runs = load_runs("sweep")
+    Path("runs.csv").write_text(as_csv(runs))
+    assert as_csv(read_runs("runs.csv")) == as_csv(runs)
+    assert read_runs("runs.csv")["setting"].tolist() == ["", ""]

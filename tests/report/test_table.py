@@ -1,0 +1,121 @@
+"""What a table says, and how it is written."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from written_runs import write_run, write_sweep
+
+from lightning_fed.errors import FederationError
+from lightning_fed.report import load_runs
+from lightning_fed.report.layout import Entry, Layout
+from lightning_fed.report.table import sized, tables, unfinished
+from lightning_fed.sweep.plan import Published
+
+VALUES = {"FedAvg": [0.80, 0.82, 0.84], "FedPer": [0.81, 0.80, 0.86], "Standalone": [0.50, 0.51, 0.53]}
+
+
+@pytest.fixture
+def sweep() -> Path:
+    return write_sweep(Path("sweep"), VALUES)
+
+
+def rows_of(layout: Layout) -> dict[str, dict[str, Entry]]:
+    return {row[0].text: dict(zip(layout.columns, row, strict=True)) for row in layout.rows}
+
+
+def test_means_spreads_and_paired_differences(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep))
+    rows = rows_of(layout)
+    assert list(rows) == ["FedAvg", "FedPer", "Standalone", "majority label"]
+    assert rows["FedAvg"]["last round (%)"] == Entry("82.00 ± 2.00", bold=True)
+    assert rows["FedPer"]["last round (%)"].bold
+    assert rows["Standalone"]["last round (%)"] == Entry("51.33 ± 1.53", bold=False)
+    assert rows["FedAvg"]["last, minus Standalone"].text == "+30.67 ± 1.43"  # 4.303 · 0.577 / √3
+    assert rows["Standalone"]["last, minus Standalone"].text == "–"
+    assert rows["majority label"]["last round (%)"].text == "25.00 ± 0.00"
+    assert rows["FedAvg"]["worst tenth of clients (%)"].text == "50.00 ± 0.00"
+    assert {name: rows["FedAvg"][name].text for name in ("rounds × epochs", "bytes sent", "training FLOPs", "seconds")} == {
+        **{"rounds × epochs": "2 × 1", "bytes sent": "200 B", "training FLOPs": "2.00e3", "seconds": "6"},
+    }
+
+
+def test_what_is_not_separated_says_so(sweep: Path) -> None:
+    rows = rows_of(tables(load_runs(sweep), baseline="FedAvg")[0])
+    assert rows["FedPer"]["last, minus FedAvg"].text == "+0.33 ± 5.17, not separated"
+    assert rows["Standalone"]["last, minus FedAvg"].text == "−30.67 ± 1.43"
+    with pytest.raises(FederationError, match="no method 'FedProx' to be the baseline; there are FedAvg, FedPer, Standalone"):
+        tables(load_runs(sweep), baseline="FedProx")
+
+
+def test_of_one_seed_nothing_is_said_to_be_better() -> None:
+    [layout] = tables(load_runs(write_sweep(Path("one"), {"FedAvg": [0.8], "Standalone": [0.2]})))
+    assert not any(entry.bold for row in layout.rows for entry in row)
+    assert rows_of(layout)["FedAvg"]["last, minus Standalone"].text == "+60.00"
+    assert layout.notes[0] == "after/test_accuracy/mean: seed 0 alone."
+
+
+def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
+    rows = rows_of(tables(load_runs(sweep, target=0.82))[0])
+    assert rows["FedAvg"]["rounds to target"].text == "2 (in 2 of 3)"
+    assert rows["Standalone"]["bytes to target"].text == "not reached"
+
+
+def test_published_numbers_stand_beside_ours(sweep: Path) -> None:
+    entry = Published("FedAvg", 88.09, 0.29, source="a paper")
+    [layout] = tables(load_runs(sweep), pooled=True, published=[entry])
+    assert rows_of(layout)["FedAvg"]["published"].text == "88.09 ± 0.29"
+    assert rows_of(layout)["FedPer"]["published"].text == ""
+    assert layout.notes[-1] == "Published: a paper."
+    assert rows_of(layout)["FedAvg"]["pooled (%)"].text == "83.33 ± 0.00"
+
+
+def test_unfinished_runs_are_left_out_and_named() -> None:
+    write_run(Path("runs/a"), [0.5])
+    write_run(Path("runs/b"), [0.5], "Standalone", rounds=1)
+    write_run(Path("late/c"), [0.5], "FedPer", rounds=9)
+    with pytest.raises(FederationError, match="None of the 1 runs is finished"):
+        tables(load_runs("late"))
+    runs = load_runs("runs", "late", vary=["federation.rounds"])
+    assert unfinished(runs) == ["Left out: late/c has finished 1 of 9 rounds."]
+    assert [list(rows_of(layout)) for layout in tables(runs)] == [["FedAvg", "Standalone", "majority label"]]
+
+
+def test_a_table_per_point_of_the_grid() -> None:
+    for alpha in (0.1, 1.0):
+        write_run(Path(f"runs/{alpha}"), [alpha / 2], alpha=alpha)
+    layouts = tables(load_runs("runs", vary=["model.alpha"]))
+    assert [(layout.title, layout.rows[0][1].text) for layout in layouts] == [("alpha=0.1", "5.00"), ("alpha=1.0", "50.00")]
+
+
+LAYOUT = Layout("a & b", ["", "x (%)"], [[Entry("one_two"), Entry("1 ± 2", bold=True)], [Entry("<b>"), Entry("")]], ["Read."])
+
+
+def test_markdown() -> None:
+    assert LAYOUT.markdown() == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| <b> | |\n\nRead.\n"
+
+
+def test_latex() -> None:
+    lines = LAYOUT.latex().splitlines()
+    assert lines[:2] == ["% a & b", "% Read."]
+    assert r" & x (\%) \\" in lines
+    assert r"one\_two & \textbf{1 $\pm$ 2} \\" in lines
+
+
+def test_html_is_escaped() -> None:
+    assert "<td>&lt;b&gt;</td>" in LAYOUT.html()
+    assert "<b>1 ± 2</b>" in LAYOUT.html()
+
+
+def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep))
+    for width, first in ((400, "last round"), (100, "FedAvg")):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(layout.terminal(width))
+        header = captured.get().splitlines()[1]
+        assert first in header
+
+
+def test_sizes() -> None:
+    assert [sized(n) for n in (0, 999, 1234, 24_536_000, 5e13)] == ["0 B", "999 B", "1.23 kB", "24.5 MB", "50 TB"]

@@ -1,0 +1,73 @@
+"""Folders as runs write them, with numbers that a test can follow."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def write_run(
+    path: Path,
+    accuracies: Sequence[float],
+    model: str = "FedAvg",
+    seed: int = 0,
+    rounds: int | None = None,
+    clients: Sequence[float] = (0.5, 1.0),
+    **settings: Any,
+) -> Path:
+    """A run that reached these accuracies, on test data as on validation data, a round each.
+
+    Args:
+        path: where.
+        accuracies: by round; each costs 100 bytes and 1000 FLOPs.
+        model: its method.
+        seed: its seed.
+        rounds: how many were planned; None: as many as there are.
+        clients: their accuracies in the last round; client k has k + 1 test examples.
+        settings: more of its ``model`` block.
+    """
+    path.mkdir(parents=True)
+    config = {
+        "seed_everything": seed,
+        "model": {"class_path": f"lightning_fed.methods.{model}", "init_args": {"epochs": 1, **settings}},
+        "data": {"class_path": "lightning_fed.data.Digits", "init_args": {"num_clients": len(clients)}},
+        "federation": {"rounds": rounds or len(accuracies), "run_dir": str(path.parent)},
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_csv(
+        path / "metrics.csv",
+        [
+            {
+                **{"round": round, "train/local_loss": 1 / round, "seconds/fit": 2.0, "seconds/evaluate": 1.0},
+                **{"traffic/total_bytes": 100 * round, "compute/total_flops": 1000 * round},
+                **{"after/val_accuracy/mean": accuracy, "after/test_accuracy/mean": accuracy, "after/test_loss/mean": 1 - accuracy},
+                "selected/test_accuracy": accuracy,
+            }
+            for round, accuracy in enumerate(accuracies, start=1)
+        ],
+    )
+    of_clients = [{"client": k, "test": k + 1, "majority_accuracy": 0.25, "test/accuracy": v} for k, v in enumerate(clients)]
+    write_csv(path / "clients.csv", of_clients)
+    return path
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_sweep(folder: Path, values: dict[str, Sequence[float]], **content: Any) -> Path:
+    """A sweep whose runs have two rounds, of which the last reached a value per method and seed."""
+    seeds = list(range(max(map(len, values.values()))))
+    methods = {name: {"model": name} for name in values}
+    folder.mkdir(parents=True)
+    sweep = {"base": "base.yaml", "folder": str(folder), "seeds": seeds, "methods": methods} | content
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    for name, reached in values.items():
+        for seed, value in enumerate(reached):
+            write_run(folder / name / f"seed_{seed}" / "version_0", [value / 2, value], name, seed)
+    return folder
