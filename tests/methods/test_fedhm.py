@@ -224,7 +224,8 @@ def test_a_version_is_the_truncated_decomposition(network: Any) -> None:
         for layer in layers:
             weight = server.state[f"backbone.{layer}.weight"]
             first, second = (version[f"backbone.{layer}.{which}.weight"] for which in (0, 1))
-            assert first.shape[0] == second.shape[1] == max(1, round(ratio * len(weight)))
+            side = len(weight) if weight.dim() == 4 else min(weight.shape)
+            assert first.shape[0] == second.shape[1] == max(1, round(ratio * side))
             tail = values[layer][len(first) :].square().sum().sqrt().item()
             assert (recover(first, second) - weight).norm().item() == pytest.approx(tail, rel=1e-5)
         for name in version.keys() & server.state.keys():
