@@ -165,18 +165,18 @@ def behind(federation: Federation, ratio: float) -> dict[str, tuple[Tensor, Tens
 def test_the_previous_model_stands_in_for_a_full_size_client_that_is_lost() -> None:
     """What lies behind the largest rank fades by the weight of full size, and stays; without anchor it is erased."""
 
-    def played(lost: Callable[[Turn], bool], anchor: bool) -> Federation:
+    def played(lost: Callable[[Turn], bool], anchor: str) -> Federation:
         method = FedHM(Net, CLASSES, ratios=[1.0, 0.5, 0.5], anchor=anchor, masked=False, optimizer=no_sgd, decay=0.0)
         return fit(method, lost, rounds=1)[0]
 
     share = math.exp(1.0) / (math.exp(1.0) + 2 * math.exp(0.5))
-    for start, now in behind(played(fits_of(1, 0), anchor=True), 0.5).values():
+    for start, now in behind(played(fits_of(1, 0), anchor="missing_largest"), 0.5).values():
         assert start.min() > 1e-3
         torch.testing.assert_close(now, share * start, rtol=1e-4, atol=1e-6)
-    for _, now in behind(played(fits_of(1, 0), anchor=False), 0.5).values():
+    for _, now in behind(played(fits_of(1, 0), anchor="never"), 0.5).values():
         torch.testing.assert_close(now, torch.zeros_like(now), rtol=0, atol=1e-6)
     # A full-size client that arrives leaves no room for the anchor: here it sends the same model, so nothing tells the two apart.
-    stood_in, present = (played(lost, anchor=True).run.server.state for lost in (fits_of(1, 0), fits_of(1)))
+    stood_in, present = (played(lost, anchor="missing_largest").run.server.state for lost in (fits_of(1, 0), fits_of(1)))
     for name, tensor in stood_in.items():
         torch.testing.assert_close(tensor, present[name], rtol=1e-5, atol=1e-6)
 
@@ -186,7 +186,7 @@ def test_an_anchor_stays_out_of_a_round_with_a_full_size_client() -> None:
         fit(FedHM(Net, CLASSES, ratios=[1.0, 0.5], anchor=anchor, optimizer=momentum), lambda turn: False, rounds=1)[
             0
         ].run.server.state
-        for anchor in (True, False)
+        for anchor in ("missing_largest", "never")
     ]
     assert same(*states)
 

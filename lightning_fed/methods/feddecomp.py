@@ -41,6 +41,8 @@ class FedDecomp(FederatedModule):
         rank_ratio_linear: :math:`R_l`. Table 2: 0.6 for CIFAR-10, 0.4 for CIFAR-100 and Tiny-ImageNet.
         lora_epochs: epochs on :math:`\tau`. The authors' code: 2; 0 is exactly FedAvg with equal weights.
         global_epochs: epochs on :math:`\sigma`. The paper trains 5 epochs in all; 0 is local training of :math:`\tau`.
+        layers: names of the layers that are decomposed, see :func:`lightning_fed.nn.decompose`; None: all. The paper's language
+            experiments (Appendix E): attention and classifier, ``["*.self_attn", "head"]`` for ``TextTransformer``.
         alternating: false trains both parts together for the sum of the epochs (Table 3).
         variant: ``"paper"`` or ``"official"``, which differ in rank, scale, initialisation and reshape; see
             :class:`lightning_fed.nn.LowRankDelta`.
@@ -62,6 +64,7 @@ class FedDecomp(FederatedModule):
         rank_ratio_linear: PositiveFloat = 0.6,
         lora_epochs: NonNegativeInt = 2,
         global_epochs: NonNegativeInt = 3,
+        layers: list[str] | None = None,
         alternating: bool = True,
         variant: Variant = "paper",
         absentees: Literal["left_out", "stale"] = "left_out",
@@ -75,6 +78,7 @@ class FedDecomp(FederatedModule):
         self.rank_ratio_linear = rank_ratio_linear
         self.lora_epochs = lora_epochs
         self.global_epochs = global_epochs
+        self.layers = layers
         self.alternating = alternating
         self.variant: Variant = variant
         self.absentees = absentees
@@ -84,7 +88,7 @@ class FedDecomp(FederatedModule):
     def build(self) -> None:
         """The network, whose weights become σ, and the factors of τ, drawn after it."""
         super().build()
-        decompose(self.backbone, self.rank_ratio_conv, self.rank_ratio_linear, self.variant)
+        decompose(self.backbone, self.rank_ratio_conv, self.rank_ratio_linear, self.variant, self.layers)
 
     def shared_names(self) -> set[str]:
         """σ with biases, norms and buffers: all but the factors."""

@@ -27,6 +27,7 @@ from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 
 Weights = Literal["paper", "uniform", "official"]
+Anchor = Literal["never", "missing_largest", "always"]
 
 
 class FedHM(CapacityModule):
@@ -63,8 +64,9 @@ class FedHM(CapacityModule):
         weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`. ``"uniform"``: all the same, as the authors' code has it
             unless "dynamic" is set. ``"official"``: what it has then, :math:`\mathrm{softmax}(-\gamma_p^{-1} / \tau)`, far steeper.
         temperature: :math:`\tau`.
-        anchor: let the server's previous model take part as one more full-size client in rounds that have none, as in the authors'
-            code.
+        anchor: whether the server's previous model takes part as one more full-size client. ``"never"``: as in the paper.
+            ``"missing_largest"``: in rounds to which nobody of the largest of ``ratios`` contributes, as in the authors' code.
+            ``"always"``.
         decay: :math:`\lambda`, the weight decay of the products; the paper: the same as the optimizer's weight decay.
         masked: mask absent classes.
         optimizer: the paper: SGD, lr 0.1, momentum 0.9. Its weight decay acts on everything that is not factorised.
@@ -81,7 +83,7 @@ class FedHM(CapacityModule):
         layers: list[str] | None = None,
         weights: Weights = "paper",
         temperature: PositiveFloat = 1.0,
-        anchor: bool = False,
+        anchor: Anchor = "never",
         decay: NonNegativeFloat = 5e-4,
         masked: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
@@ -94,7 +96,7 @@ class FedHM(CapacityModule):
         self.layers = layers
         self.weights: Weights = weights
         self.temperature = temperature
-        self.anchor = anchor
+        self.anchor: Anchor = anchor
         self.decay = decay
 
     def build(self) -> None:
@@ -160,12 +162,12 @@ class FedHMServer(CapacityServer):
         *sizes: see :class:`CapacityServer`; here rank ratios.
         layers: names of the factorised layers.
         exponent: what the softmax of the weights is taken of, for a ratio.
-        anchor: whether the previous model takes part in rounds without a full-size participant.
+        anchor: whether the previous model takes part; see :class:`FedHM`.
     """
 
     version_name = "rank"
 
-    def __init__(self, *sizes: Any, layers: Sequence[str], exponent: Callable[[float], float], anchor: bool) -> None:
+    def __init__(self, *sizes: Any, layers: Sequence[str], exponent: Callable[[float], float], anchor: Anchor) -> None:
         super().__init__(*sizes)
         self.layers = layers
         self.exponent = exponent
@@ -214,10 +216,11 @@ class FedHMServer(CapacityServer):
         return self.exponent(1.0 if capacity is None else capacity)
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
-        """The updates, and the previous model where no full-size one is among those that arrived."""
+        """The updates, and the previous model, always or where none of the largest size is among those that arrived."""
         sizes: set[float | None] = set()
         for contribution in super().contributions(updates):
             sizes.add(contribution.capacity)
             yield contribution
-        if self.anchor and sizes and None not in sizes:
+        largest = None if None in self.capacities else max(filter(None, self.capacities))
+        if sizes and (self.anchor == "always" or (self.anchor == "missing_largest" and largest not in sizes)):
             yield Contribution(self.state, None)

@@ -200,7 +200,7 @@ class FedHMLoRAServer(FedHMServer):
         whole = self.recovered(state)
         for change, first, _ in matrices:
             whole |= {change: whole[change].to(state[first].dtype), first: state[first][: max(ranks)].clone()}
-        super().__init__(whole, clients, ranks, assignment, (), layers=[], exponent=exponent, anchor=False)
+        super().__init__(whole, clients, ranks, assignment, (), layers=[], exponent=exponent, anchor="never")
 
     def recovered(self, payload: State) -> State:
         """The changes, in float64, that the factors of a payload make; the head as it is."""

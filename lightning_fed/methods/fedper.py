@@ -1,16 +1,44 @@
 """FedPer (Arivazhagan et al. 2019, https://arxiv.org/abs/1912.00818)."""
 
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
+from lightning_fed.phases import default_optimizer
 
 
 class FedPer(FederatedModule):
     """Federated averaging whose clients keep their classifier.
 
-    Base and head are trained together, for ``epochs`` epochs; the base travels, weighted by training examples, the head stays. The
-    paper also keeps the last residual blocks; here, as in most comparisons, the head alone. FedRep trains the two one after the
-    other; LG-FedAvg shares the other half. Headline: accuracy after aggregation, the fresh base under the client's own head.
+    Base and private layers are trained together, for ``epochs`` epochs; the base travels, weighted by training examples, the
+    private layers stay. FedRep trains the two one after the other; LG-FedAvg shares the other half. Headline: accuracy after
+    aggregation, the fresh base under the client's own layers.
+
+    Args:
+        backbone: the network of every client.
+        num_classes: number of classes; the command line takes it from the data.
+        optimizer: of everything. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        private_layers: :math:`K_P`, how many layers stay with the client, counted from the head, a residual block being one. The
+            paper: 1 to 4; 1 is the head alone, as in most comparisons.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        private_layers: PositiveInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.private_layers = private_layers
+
     def shared_names(self) -> set[str]:
-        """All but the head."""
-        return super().shared_names() - {f"backbone.{name}" for name in self.backbone.head_names()}
+        """All but the last layers."""
+        return super().shared_names() - {f"backbone.{name}" for name in self.backbone.last_layers(self.private_layers)}

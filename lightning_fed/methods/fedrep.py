@@ -23,7 +23,7 @@ class FedRep(FedPer):
         optimizer: of both phases. Default: SGD, lr 0.01, the authors' learning rate (with momentum 0.5).
         head_epochs: epochs of the head. The authors' code: 10.
         epochs: epochs of the representation. The authors' code: 1 (two classes per client), else 5.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. ``private_layers``, which are trained first, as in :class:`.FedPer`.
     """
 
     weighting = "uniform"
@@ -41,10 +41,10 @@ class FedRep(FedPer):
         self.head_epochs = head_epochs
 
     def phases(self) -> list[Phase]:
-        """The head, then everything else."""
-        head = list(self.backbone.head.parameters())
-        own = {id(p) for p in head}
-        body = [p for p in self.backbone.parameters() if id(p) not in own]
+        """The head, or what stays with the client, then everything else."""
+        private = self.backbone.last_layers(self.private_layers)
+        head = [p for name, p in self.backbone.named_parameters() if name in private]
+        body = [p for name, p in self.backbone.named_parameters() if name not in private]
         return [
             Phase("head", head, self.client_loss, self.optimizer, self.head_epochs),
             Phase("representation", body, self.client_loss, self.optimizer, self.epochs),

@@ -1,20 +1,47 @@
 """LG-FedAvg (Liang et al. 2020, https://arxiv.org/abs/2001.01523)."""
 
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
+from lightning_fed.phases import default_optimizer
 
 
 class LGFedAvg(FederatedModule):
     """Clients keep their own feature extractor, of any architecture, and share the classifier on top.
 
-    Everything is trained together, for ``epochs`` epochs; the head travels and is averaged with equal weights, as in the authors'
-    code. That code names the shared layers by their position and so, for its CIFAR network, shares the convolutions instead; here
-    it is the head, as the paper says. The authors start from a model that FedAvg trained; this starts from scratch, as the
-    comparisons of later papers do. Headline: accuracy after aggregation.
+    Everything is trained together, for ``epochs`` epochs; the last layers travel and are averaged with equal weights, as in the
+    authors' code. That code names the shared layers by their position and so, for its CIFAR network, shares the convolutions
+    instead; here they are the last ones, as the paper says. The authors start from a model that FedAvg trained; this starts from
+    scratch, as the comparisons of later papers do. Headline: accuracy after aggregation.
+
+    Args:
+        backbone: the clients' networks, which must be equal in the layers that they share.
+        num_classes: number of classes; the command line takes it from the data.
+        optimizer: of everything. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        shared_layers: how many layers travel, counted from the head, a residual block being one.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     heterogeneous = True
     weighting = "uniform"
 
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        shared_layers: PositiveInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.shared_layers = shared_layers
+
     def shared_names(self) -> set[str]:
-        """The head."""
-        return super().shared_names() & {f"backbone.{name}" for name in self.backbone.head_names()}
+        """The last layers."""
+        return super().shared_names() & {f"backbone.{name}" for name in self.backbone.last_layers(self.shared_layers)}

@@ -32,8 +32,8 @@ class PFedLoRA(FederatedModule):
     3. Send :math:`\theta`; the server averages, weighted by training examples.
 
     Readings of the paper. It weights by :math:`n_k/n` with :math:`n` over all clients while summing over the participants, which
-    would shrink the adapter; here the weights sum to 1 over the participants. Its equations cut after the convolutions, its
-    experiments after the first linear layer (homogeneous) or the second (heterogeneous); ``cut`` follows the experiments. Bias and
+    would shrink the adapter; here the weights sum to 1 over the participants. Its equations cut after the convolutions (``cut:
+    conv``), its experiments after the first linear layer (homogeneous) or the second (heterogeneous): the default. Bias and
     activation of the adapter are not stated; see ``adapter``. Headline: accuracy after aggregation (it equals that before).
 
     Args:
@@ -43,7 +43,7 @@ class PFedLoRA(FederatedModule):
         mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3 of its first
             version); 1 is exactly Standalone for the networks.
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
-            homogeneous CNNs.
+            homogeneous CNNs; ``"conv"``, behind the convolutions, as in the paper's equations, for CNNs with equally many filters.
         adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)
             without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor of
             standard deviation 1/√h, zero second with zero bias, as in LoRA, so that at first all its logits are 0.

@@ -36,6 +36,27 @@ class Backbone(nn.Module, ABC):
         """Names of the layers that low-rank versions of the network factorise. Default: none."""
         return []
 
+    def last_layers(self, count: int) -> set[str]:
+        """Names of the tensors in the last layers: modules with parameters, of sequences and lists those in them, so that a
+        residual block is one. The head is the last.
+
+        Args:
+            count: how many, from 1 to all of them.
+
+        Raises:
+            FederationError: for more than there are, and for a network that does not end in its head.
+        """
+        if count == 1:
+            return self.head_names()
+        layers = list(_in_a_row(self, ""))
+        if self.get_submodule(layers[-1]) is not self.head:
+            raise FederationError(
+                f"{type(self).__name__} does not end in its head, so that its last {count} layers cannot be told: give 1, the head."
+            )
+        if count > len(layers):
+            raise FederationError(f"The last {count} layers of {type(self).__name__} were asked for, but it has {len(layers)}.")
+        return {name for name in self.state_dict() if name.startswith(tuple(f"{layer}." for layer in layers[-count:]))}
+
     @property
     def cuts(self) -> Mapping[str, int]:
         """Where the network can be cut, and how wide the representation is there; front to back."""
@@ -235,6 +256,14 @@ class Wrapped(Backbone):
             yield
         finally:
             handle.remove()
+
+
+def _in_a_row(module: nn.Module, prefix: str) -> Iterator[str]:
+    for name, child in module.named_children():
+        if type(child) in (nn.Sequential, nn.ModuleList):
+            yield from _in_a_row(child, f"{prefix}{name}.")
+        elif any(True for _ in child.parameters()):
+            yield f"{prefix}{name}"
 
 
 def scaled(channels: int, width: float) -> int:

@@ -12,8 +12,8 @@ from lightning_fed.models.backbone import Backbone, scaled
 class CNN(Backbone):
     """Two 5×5 convolutions, each with ReLU and 2×2 max-pooling, then three linear layers; input ``(B, 3, 32, 32)``.
 
-    The cuts are ``"fc1"``, the output of the first linear layer, and ``"features"``, the output of the second (500 wide in all
-    five networks), both after ReLU.
+    The cuts are ``"conv"``, what the convolutions make of an image, flattened (25 pixels of each filter), ``"fc1"``, the output of
+    the first linear layer, and ``"features"``, the output of the second (500 wide in all five networks), both after ReLU.
 
     Args:
         num_classes: outputs of the head.
@@ -33,7 +33,7 @@ class CNN(Backbone):
 
     @property
     def cuts(self) -> Mapping[str, int]:
-        return {"fc1": self.fc1.out_features, **super().cuts}
+        return {"conv": self.fc1.in_features, "fc1": self.fc1.out_features, **super().cuts}
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         if x.shape[1:] != (3, 32, 32):
@@ -42,12 +42,17 @@ class CNN(Backbone):
                 "set the data's image_size to 32 or choose another backbone."
             )
         x = max_pool2d(relu(self.conv1(x)), 2)  # (B, 16, 14, 14)
-        x = max_pool2d(relu(self.conv2(x)), 2)  # (B, conv2_filters, 5, 5)
-        x = relu(self.fc1(x.flatten(1)))  # (B, fc1_width)
-        return x if cut == "fc1" else relu(self.fc2(x))  # (B, 500)
+        x = max_pool2d(relu(self.conv2(x)), 2).flatten(1)  # (B, conv2_filters · 25)
+        return x if cut == "conv" else self._between(x, "conv", cut)
 
     def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
-        return self.head(relu(self.fc2(representation)) if cut == "fc1" else representation)
+        return self.head(self._between(representation, cut, "features"))
+
+    def _between(self, x: Tensor, cut: str, end: str) -> Tensor:
+        """What the linear layers make of the representation at a cut, up to a later one."""
+        if cut == "conv":
+            x, cut = relu(self.fc1(x)), "fc1"  # (B, fc1_width)
+        return relu(self.fc2(x)) if (cut, end) == ("fc1", "features") else x  # (B, 500)
 
 
 class CNN1(CNN):

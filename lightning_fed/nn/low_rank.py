@@ -1,6 +1,8 @@
 """A full-rank weight plus a low-rank one: the additive decomposition of FedDecomp, usable alone."""
 
 import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Literal, cast
 
 import torch
@@ -202,8 +204,10 @@ def _apart_is_cheaper(delta: LowRankDelta, weight: Tensor, x: Tensor, hidden: in
     return delta.rank * taps * (first + 3 * rows * len(weight)) < composed
 
 
-def decompose(module: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant = "paper") -> None:
-    """Decompose every convolutional, linear and attention weight of ``module`` in place.
+def decompose(
+    module: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant = "paper", layers: Iterable[str] | None = None
+) -> None:
+    """Decompose every convolutional, linear and attention weight of ``module`` in place, or those of some layers.
 
     The module's own weights become the full-rank part and keep their values and their random stream: the factors are drawn after
     them. Biases, norms and embeddings stay as they are.
@@ -213,12 +217,32 @@ def decompose(module: nn.Module, conv_ratio: float, linear_ratio: float, variant
         conv_ratio: rank ratio :math:`R_c` of convolutions.
         linear_ratio: rank ratio :math:`R_l` of linear and attention layers.
         variant: see :class:`LowRankDelta`.
+        layers: names of layers, or of modules with all layers in them, as in ``module.named_modules()``; ``*`` stands for anything:
+            ``["*.self_attn", "head"]``. None: all.
+
+    Raises:
+        FederationError: for a name in which no layer is that can be decomposed.
     """
-    for layer in list(module.modules()):
+    known = dict(module.named_modules())
+    chosen = list(known.values())
+    if layers is not None:
+        named = {pattern: [layer for name, layer in known.items() if fnmatchcase(name, pattern)] for pattern in layers}
+        for pattern, found in named.items():
+            if not any(isinstance(part, DECOMPOSABLE) for layer in found for part in layer.modules()):
+                possible = ", ".join(name for name, layer in known.items() if isinstance(layer, DECOMPOSABLE))
+                raise FederationError(
+                    f"layers names {pattern!r}, in which {type(module).__name__} has nothing to decompose: give some of {possible}."
+                )
+        wanted = {part for found in named.values() for layer in found for part in layer.modules()}
+        chosen = [layer for layer in chosen if layer in wanted]
+    for layer in chosen:
         for name, delta in _deltas(layer, conv_ratio, linear_ratio, variant):
             layer.__class__ = DECOMPOSED.get(type(layer), type(layer))
             parametrize.register_parametrization(layer, name, delta)
 
+
+DECOMPOSABLE = (nn.Conv2d, nn.Linear, nn.MultiheadAttention)
+"""Layers whose weights can be decomposed."""
 
 DECOMPOSED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DecomposedLinear, nn.Conv2d: DecomposedConv2d}
 """What decomposed layers become; their subclasses, which may compute something else, stay what they are."""

@@ -150,17 +150,18 @@ def spectra(state: State, layers: list[str]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
-@pytest.mark.parametrize(("ratios", "anchor"), [((1.0, 0.5), False), ((0.5, 0.25), False), ((0.5, 0.25), True)])
-def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[float, float], anchor: bool) -> None:
+@pytest.mark.parametrize(("ratios", "anchor"), [((1.0, 0.5), "never"), ((0.5, 0.25), "never"), ((0.5, 0.25), "always")])
+def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[float, float], anchor: str) -> None:
     """The j-th singular value is multiplied by the weights of those whose rank is at least j; the anchor's rank is full."""
     model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(2, 80, batch_size=1000))
     layers, before, after = model.low_rank_layers(), model.shared_state(), federation.run.server.state_dict()
-    takers = [*ratios, 1.0] if anchor else list(ratios)
+    takers = [*ratios, 1.0] if anchor == "always" else list(ratios)
     found = spectra(after, layers)
     for layer, values in spectra(before, layers).items():
-        outputs = len(before[f"backbone.{layer}.weight"])
-        ranks = [len(values) if ratio == 1 else max(1, round(ratio * outputs)) for ratio in takers]
+        weight = before[f"backbone.{layer}.weight"]
+        side = len(weight) if weight.dim() == 4 else min(weight.shape)
+        ranks = [len(values) if ratio == 1 else max(1, round(ratio * side)) for ratio in takers]
         weights = [math.exp(ratio) / sum(map(math.exp, takers)) for ratio in takers]
         factors = [sum(w for w, rank in zip(weights, ranks, strict=True) if rank >= j) for j in range(1, len(values) + 1)]
         torch.testing.assert_close(found[layer], values * torch.tensor(factors), rtol=1e-5, atol=1e-6)
@@ -169,14 +170,27 @@ def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[fl
         torch.testing.assert_close(after[name], before[name], rtol=1e-6, atol=1e-7)
 
 
-def test_the_anchor_is_there_only_where_no_participant_is_of_full_size() -> None:
-    for ratios, expected in (([0.5, 0.5], 1 / (1 + 2 * math.exp(-0.5))), ([1.0, 0.5], 0.0)):
-        participants = clients(2)
-        server = server_of(FedHM(Net, CLASSES, ratios=ratios, anchor=True, masked=False), participants)
-        updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 0.0)) for k in range(2)]
-        before = server.state_dict()["backbone.head.weight"]
-        server.aggregate(updates)
-        torch.testing.assert_close(server.state_dict()["backbone.head.weight"], expected * before)
+@pytest.mark.parametrize(
+    ("ratios", "present", "anchor", "there"),
+    [
+        ([1.0, 0.5], [0, 1], "missing_largest", False),
+        ([1.0, 0.5], [1], "missing_largest", True),
+        ([0.5, 0.25], [0, 1], "missing_largest", False),  # the largest size that there is, though not the whole
+        ([0.5, 0.25], [1], "missing_largest", True),
+        ([1.0, 0.5], [0, 1], "always", True),
+        ([0.5, 0.25], [0, 1], "always", True),
+        ([1.0, 0.5], [], "always", False),
+        ([0.5, 0.25], [1], "never", False),
+    ],
+)
+def test_when_the_anchor_takes_part(ratios: list[float], present: list[int], anchor: str, there: bool) -> None:
+    participants = clients(2)
+    server = server_of(FedHM(Net, CLASSES, ratios=ratios, anchor=anchor, masked=False), participants)
+    updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 0.0)) for k in present]
+    before = server.state_dict()["backbone.head.weight"]
+    server.aggregate(updates)
+    share = math.e / (math.e + sum(math.exp(ratios[k]) for k in present)) if there else 0.0 if present else 1.0
+    torch.testing.assert_close(server.state_dict()["backbone.head.weight"], share * before)
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -210,7 +224,8 @@ def test_a_version_is_the_truncated_decomposition(network: Any) -> None:
         for layer in layers:
             weight = server.state[f"backbone.{layer}.weight"]
             first, second = (version[f"backbone.{layer}.{which}.weight"] for which in (0, 1))
-            assert first.shape[0] == second.shape[1] == max(1, round(ratio * len(weight)))
+            side = len(weight) if weight.dim() == 4 else min(weight.shape)
+            assert first.shape[0] == second.shape[1] == max(1, round(ratio * side))
             tail = values[layer][len(first) :].square().sum().sqrt().item()
             assert (recover(first, second) - weight).norm().item() == pytest.approx(tail, rel=1e-5)
         for name in version.keys() & server.state.keys():
@@ -256,7 +271,7 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
         state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
         layers = [f"backbone.{name}" for name in method.low_rank_layers()]
         server = FedHMServer(
-            state, clients(4), method.capacities, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor=False
+            state, clients(4), method.capacities, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor="never"
         )
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
 

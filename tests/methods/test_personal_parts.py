@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd, tiny_vit
 from torch import nn
 
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State, count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Standalone
@@ -43,6 +44,42 @@ def client_states(federation: Federation) -> list[State]:
 )
 def test_payload_of_cnn1(method: type[FederatedModule], floats: int) -> None:
     assert count_floats(method(CNN1).for_client(INFO).shared_state()) == floats
+
+
+@pytest.mark.parametrize(
+    ("network", "count", "names"),
+    [
+        (CNN1, 1, {"head"}),
+        (CNN1, 2, {"fc2", "head"}),
+        (CNN1, 3, {"fc1", "fc2", "head"}),
+        (ResNet8, 2, {"stages.2", "head"}),
+        (ResNet8, 3, {"stages.1", "stages.2", "head"}),
+    ],
+)
+def test_the_last_layers_stay_or_travel(network: Any, count: int, names: set[str]) -> None:
+    part = tuple(f"backbone.{name}." for name in names)
+    per, rep, lg = (
+        method(network, **{option: count}).for_client(INFO)
+        for method, option in ((FedPer, "private_layers"), (FedRep, "private_layers"), (LGFedAvg, "shared_layers"))
+    )
+    for module in (per, rep):
+        assert module.private_names() == {name for name in module.state_dict() if name.startswith(part)}
+    assert lg.shared_names() == {name for name in lg.state_dict() if name.startswith(part)}
+    head, body = rep.phases()
+    own = {name for name, p in rep.named_parameters() if any(p is q for q in head.parameters)}
+    assert own == {name for name, _ in rep.named_parameters() if name.startswith(part)}
+    assert len(head.parameters) + len(body.parameters) == len(list(rep.parameters()))
+
+
+def test_two_shared_layers_of_cnn1_are_its_last_two_linear_ones() -> None:
+    assert count_floats(LGFedAvg(CNN1, shared_layers=2).for_client(INFO).shared_state()) == 1_005_510
+
+
+def test_last_layers_that_are_not_there_are_refused() -> None:
+    with pytest.raises(FederationError, match="The last 6 layers of CNN1 were asked for, but it has 5"):
+        FedPer(CNN1, private_layers=6).for_client(INFO)
+    with pytest.raises(FederationError, match="VisionTransformer does not end in its head, so that its last 2 layers"):
+        FedPer(tiny_vit, CLASSES, private_layers=2).for_client(INFO)
 
 
 @pytest.mark.parametrize("method", [FedPer, FedRep])

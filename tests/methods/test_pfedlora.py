@@ -279,6 +279,11 @@ def test_traffic_of_one_network_cut_after_its_first_linear_layer(classes: int, h
     assert_traffic(PFedLoRA(CNN1, classes, h, cut="fc1", epochs=0), images_of(classes, 1), parameters)
 
 
+def test_traffic_of_a_cut_behind_the_convolutions() -> None:
+    """800·60 + 60 + 60·10 + 10, for a representation of 32 filters with 25 pixels each."""
+    assert_traffic(PFedLoRA([CNN1, CNN3, CNN5], 10, 60, cut="conv", epochs=0), images_of(10, 3), 48_670)
+
+
 @pytest.mark.parametrize(
     ("options", "parameters"),
     [

@@ -35,12 +35,12 @@ def test_every_cut_divides_the_network(network: type[CNN]) -> None:
     model, x = network(10), torch.randn(2, 3, 32, 32)
     logits = model(x)
     assert logits.shape == (2, 10)
-    assert list(model.cuts) == ["fc1", "features"]
+    assert list(model.cuts) == ["conv", "fc1", "features"]
     assert model.cuts["features"] == 500
     for cut, width in model.cuts.items():
         representation = model.encode(x, cut)
         assert representation.shape == (2, width)
-        assert (representation >= 0).all()  # both cuts lie after a ReLU
+        assert (representation >= 0).all()  # all cuts lie after a ReLU
         assert torch.equal(model.classify(representation, cut), logits)
 
 

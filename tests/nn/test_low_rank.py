@@ -89,6 +89,18 @@ def test_what_is_decomposed() -> None:
     }
 
 
+def test_some_layers_are_decomposed_and_the_others_are_as_they_were() -> None:
+    """Attention and classifier, the language experiments of the paper (Appendix E)."""
+    model = TextTransformer(4, vocab_size=50, max_length=8, width=16, layers=2)
+    decompose(model, 0.5, 0.5, layers=["*.self_attn", "head"])
+    low_rank = {name.partition(".parametrizations")[0] for name, _ in model.named_parameters() if name.endswith(".A")}
+    attention = [f"encoder.layers.{k}.self_attn" for k in range(2)]
+    assert low_rank == {*attention, *(f"{name}.out_proj" for name in attention), "head"}
+    assert type(model.encoder.layers[0].linear1) is nn.Linear
+    with pytest.raises(FederationError, match=r"layers names 'norm\*', in which TextTransformer has nothing to decompose: .* head"):
+        decompose(TextTransformer(4, vocab_size=50, max_length=8, width=16), 0.5, 0.5, layers=["head", "norm*"])
+
+
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 5, 3, 3), (5, 8, 3, 3), (4, 6, 1, 1)])
 def test_rank_is_bounded_under_the_inverse_reshape(shape: tuple[int, ...], variant: str) -> None:
