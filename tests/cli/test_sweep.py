@@ -94,7 +94,7 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
         ({"methods": {"A": {}, "B": {"data.init_args.num_clients": 9999}}}, "B/seed_3: 9999 clients cannot share 1797 examples"),
         ({"methods": {"A": {}, "B": {"model.init_args.backbone": ["CNN1", "CNN5"]}}}, "B/seed_3: FedAvg got 2 different backbones"),
         ({"methods": {"A": {}, "B": {"trainer.max_epochs": 3}}}, "B/seed_3: trainer.max_epochs is set"),
-        ({"methods": {"A": {}, "B": {"trainer.accelerator": "gpus"}}}, "B/seed_3: "),
+        ({"methods": {"A": {}, "B": {"trainer.accelerator": "gpus"}}}, "In this run: B/seed_3."),
         ({"base": "nowhere.yaml"}, "nowhere.yaml"),
         ({"sedes": [0]}, "'sedes' is no key of a sweep"),
     ],
