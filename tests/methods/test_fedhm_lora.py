@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny import CLASSES, Recording, new_data, new_federation, same, tiny_transformer, tiny_vit
+from tiny_rounds import checked
 from torch import Tensor
 
 from lightning_fed.__main__ import main
@@ -261,9 +262,9 @@ def test_an_update_of_another_rank_is_refused() -> None:
     before = dict(server.state)
     small, large = updates_of(server)
     with pytest.raises(FederationError, match=r"update of client 1 has .* of shape"):
-        server.aggregate([small, ClientUpdate(1, 10, small.state)])
+        server.aggregate(checked(server, [small, ClientUpdate(1, 10, small.state)]))
     assert same(server.state, before)
-    server.aggregate([small, large])
+    server.aggregate(checked(server, [small, large]))
 
 
 # ------------------------------------------------------------------------------------------------------------- truncation
