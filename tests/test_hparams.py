@@ -15,6 +15,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.hparams import describe
 from lightning_fed.methods import FedAvg, FedDecomp, Standalone
 
+OFTEN = {"FedAvg", "FedDecomp", "PFedLoRA", "FedHM", "PF2LoRA", "HETLoRA", "Ditto"}
+"""What is tried in the default tests, a method of each sort; the rest is slow."""
+
 SILENT = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "log_every_n_steps": 1}
 
 
@@ -42,7 +45,7 @@ def test_names_and_numbers() -> None:
     assert lost == ["function", "network"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in METHODS])
 def test_a_checkpoint_is_enough_to_load_a_method(name: str, tmp_path: Path) -> None:
     module, data = new_method(name), data_for(name, num_clients=2, size=40)
     trainer = new_trainer(max_epochs=1, logger=CSVLogger(tmp_path), limit_train_batches=2, **SILENT)

@@ -25,10 +25,18 @@ def fit(name: str, precision: str, folder: Path, rounds: int, ckpt_path: str | N
     return run_folder
 
 
+OFTEN = {("FedAvg", "bf16-true"), *((name, "64-true") for name in ("FedRoD", "FedHM", "HETLoRA", "FedHMLoRA", "SCAFFOLD"))}
+"""What is tried in the default tests; the rest is slow."""
+
+
 @pytest.mark.parametrize(
-    "precision", ["64-true", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-true", "bf16-mixed"))]
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=() if (name, precision) in OFTEN else pytest.mark.slow)
+        for name in METHODS
+        for precision in DTYPES
+    ],
 )
-@pytest.mark.parametrize("name", METHODS)
 def test_a_method_in_a_precision(name: str, precision: str, tmp_path: Path) -> None:
     whole = fit(name, precision, tmp_path / "whole", 2)
     fit(name, precision, tmp_path / "stopped", 1)

@@ -206,7 +206,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--model.init_args.backbone=CNN9"], ["model.backbone", "'CNN9'", "CNN1, CNN2, CNN3, CNN4, CNN5"]),
         (["--model.init_args.backbone=torchvision.models.resnet19"], ["There is no 'torchvision.models.resnet19'", "dotted path"]),
         (["--model.init_args.metric=f2"], ["metric is 'f2'", "accuracy, f1, matthews"]),
-        (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['fc1', 'features']"]),
+        (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['conv', 'fc1', 'features']"]),
         (["--data=Digit"], ["data", "'Digit'", "Digits"]),
         ([f"{CLASSES}=11"], ["classes=11", "10 classes", "at most 10"]),
         (["--data.init_args.num_clients=1798"], ["1798 clients cannot share 1797 examples"]),

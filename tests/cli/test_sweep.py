@@ -49,6 +49,7 @@ def sweep(*args: str, **changes: object) -> None:
     main(["sweep", "--config", "my.sweep.yaml", *args])
 
 
+@pytest.mark.slow
 def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     sweep("--workers", "2")
     said = capfd.readouterr().out

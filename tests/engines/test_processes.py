@@ -299,7 +299,9 @@ COMMAND = "from lightning_fed.__main__ import main\n\nif __name__ == '__main__':
     ("number", "code", "line"),
     [
         pytest.param(signal.SIGINT, 130, "lightning-fed: interrupted. Continue with --ckpt_path last.", marks=pytest.mark.slow),
-        (signal.SIGTERM, 143, "lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last."),
+        pytest.param(
+            signal.SIGTERM, 143, "lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last.", marks=pytest.mark.slow
+        ),
         pytest.param(signal.SIGKILL, -signal.SIGKILL, "", marks=pytest.mark.slow),
     ],
 )

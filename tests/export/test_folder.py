@@ -197,7 +197,7 @@ def test_statistics_that_were_gathered_are_exported() -> None:
 
 def test_what_is_not_there_cannot_be_exported() -> None:
     data = new_data(3)
-    with pytest.raises(FederationError, match="no checkpoint in runs: fit first"):
+    with pytest.raises(FederationError, match="no checkpoint of FedAvg in runs: fit first"):
         new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
     new_federation(1, "runs").fit(new_method("FedAvg"), data)
     with pytest.raises(FederationError, match="no client 3: ids go from 0 to 2"):
@@ -209,7 +209,10 @@ def test_the_command() -> None:
     main(["fit", *options, "--federation.progress=false"])
     main(["export", *options, "--output=exported", "--client=1"])
     assert "head.weight" in load_file("exported/model.safetensors")
-    assert config_of("exported")["network"] == {"class_path": "lightning_fed.models.cnn.CNN5", "init_args": {"num_classes": 10}}
+    assert config_of("exported")["network"] == {
+        "class_path": "lightning_fed.models.cnn.CNN5",
+        "init_args": {"num_classes": 10, "width": 1.0},
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------- what it says
