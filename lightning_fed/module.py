@@ -172,8 +172,11 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
 
     def new_backbone(self) -> Backbone:
         """Another network of the client's architecture, with initial weights of its own."""
-        which = self.client.id % len(self.backbone_factories) if self.client else 0
-        return backbone_of(self.backbone_factories[which], self.num_classes)
+        return backbone_of(self._factory, self.num_classes)
+
+    @property
+    def _factory(self) -> Any:
+        return self.backbone_factories[self.client.id % len(self.backbone_factories) if self.client else 0]
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains. Clients of one architecture take turns on one module in memory."""
@@ -406,7 +409,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """What makes the network that this module trains, and what it is given besides the number of classes."""
-        return self.backbone_factories[self.client.id % len(self.backbone_factories) if self.client else 0], {}
+        return self._factory, {}
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
@@ -461,7 +464,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         Returns:
             Tensors by name, which are summed over the batches and given to :meth:`after_training`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not review its data: it would have to override review_step().")
 
     @property
     def reviews(self) -> bool:

@@ -213,7 +213,7 @@ class PhasedModule(L.LightningModule):
             if factory := phase.lr_scheduler or self.lr_scheduler:
                 earlier = self._schedules.get(phase.name)
                 schedules[phase.name] = Schedule(factory, phase.lr_interval or self.lr_interval, optimizer, earlier)
-        self._schedules = schedules
+        self._schedules |= schedules  # those of phases that other fits run stay where they are
         if not schedules:
             return optimizers
         return optimizers, [{"scheduler": schedule.scheduler, "name": f"lr/{name}"} for name, schedule in schedules.items()]
@@ -261,7 +261,7 @@ class PhasedModule(L.LightningModule):
                 f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
             )
-        if len(self.trainer.lr_scheduler_configs) != len(self._schedules):
+        if len(self.trainer.lr_scheduler_configs) != sum(phase.name in self._schedules for phase in self._phases):
             raise FederationError(
                 f"configure_optimizers() of {type(self).__name__} returned a schedule that no phase would follow: give "
                 "lr_scheduler to the module or to its phases."

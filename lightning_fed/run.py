@@ -161,8 +161,9 @@ class Run:
         with self._stopwatch("aggregate"):
             merging = self.server.aggregate(self._received(cohort, measure, updates))
             check_finite(self.server.state_dict(), f"The server's state after merging round {self.round}")
-        self._merged |= dict.fromkeys((update.client for update in updates), self.round)
-        self.since |= self._merged
+        arrived = dict.fromkeys((update.client for update in updates), self.round)
+        self._merged |= arrived
+        self.since |= arrived
         row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if lost := len(cohort) - len(updates):

@@ -169,3 +169,15 @@ def test_the_methods_own_phases_may_have_schedules_of_their_own() -> None:
     seen, trainer = rates(HeadSlows(Net, 4, sgd, head_epochs=1), 2)
     assert seen == [("head", 1.0), ("head", 0.5), ("representation", 1.0), ("representation", 1.0)]
     assert "lr/representation" not in trainer.callback_metrics
+
+
+def test_what_is_adapted_before_it_is_measured_does_not_set_a_schedule_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round takes one step of the schedule, however many there were before: adapting has a schedule of its own."""
+    taken: list[int] = []
+    whole = Schedule._advance
+    monkeypatch.setattr(Schedule, "_advance", lambda schedule: (taken.append(1), whole(schedule))[1])
+    method = FedAvg(Net, 4, sgd, lr_scheduler=halved, adapt_steps=1)
+    engine = Recording()
+    history = new_federation(6, engine=engine, evaluate_every=1).fit(method, new_data(1, 60))
+    assert [row["lr/local"] for row in history] == [0.5**round for round in range(6)]
+    assert len(taken) == 5 + 6  # training goes from 0 to 5, adapting, after each round, from 0 to 6

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.batches import batches_of
+from lightning_fed.data.batches import num_batches
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, ClientInfo
 from lightning_fed.module import FederatedModule
@@ -34,8 +34,8 @@ def refuse_lone_examples(template: FederatedModule, data: FederatedDataModule, c
     """
     known: dict[Hashable, str | None] = {}
     for client in clients:
-        last = batches_of(torch.arange(client.num_train), data.batch_size, data.lone_example)[-1]
-        if len(last) > 1:
+        before = num_batches(client.num_train, data.batch_size, data.lone_example) - 1
+        if client.num_train - before * data.batch_size > 1:  # what the last batch has
             continue
         architecture = template.architecture(client)
         if architecture not in known:
