@@ -31,8 +31,8 @@ class FedProto(FederatedModule):
     A prototype is the mean feature vector :math:`z` of a class. A round of a client:
 
     1. Load the global prototypes :math:`\bar C^j` of the classes that have one.
-    2. Train the whole network on :math:`L_k + \lambda R`, where :math:`R` is the mean over a batch's examples and the D dimensions of
-       :math:`(z_i - \bar C^{y_i})^2`; an example whose class has no global prototype adds nothing. The first round is plain.
+    2. Train the whole network on :math:`L_k + \lambda R`, where :math:`R` is the mean over a batch's examples and the D dimensions
+       of :math:`(z_i - \bar C^{y_i})^2`; an example whose class has no global prototype adds nothing. The first round is plain.
     3. Send the prototypes of the client's own classes: D floats each, and the number of examples. No weight travels.
 
     The server's :math:`\bar C^j` is the mean over those who sent one; where nobody did, the former one stays. The logged loss
@@ -89,6 +89,7 @@ class FedProto(FederatedModule):
         self.prototypes_of = prototypes
         self.weighting = weighting
         self.knows_any = False  # of the prototypes
+        self.passing: tuple[Tensor, Tensor] | None = None  # the last batch's features and labels
         self.passed_by: State = {}  # sums over the running epoch
         self.own: State = {}  # what is sent
 
@@ -142,6 +143,15 @@ class FedProto(FederatedModule):
         super().on_train_epoch_start()
         self.passed_by = {}
 
+    def client_step(self, batch: Any) -> Tensor:
+        """A step, whose features are noted."""
+        loss = super().client_step(batch)
+        if self.prototypes_of == "last_epoch" and self.passing is not None:
+            for name, tensor in self._sums(*self.passing).items():
+                self.passed_by[name] = self.passed_by[name] + tensor if name in self.passed_by else tensor
+        self.passing = None
+        return loss
+
     def after_training(self, reviewed: State) -> None:
         """Make the client's prototypes: of the classes that it has examples of."""
         sums = reviewed or self.passed_by
@@ -150,14 +160,13 @@ class FedProto(FederatedModule):
             if (count := int(sums["examples"][label])) > 0:
                 self.own[f"{PROTOTYPE}{label}"] = (sums["features"][label] / count).to(self.prototypes.dtype)
                 if self.weighting == "examples":
-                    self.own[f"{COUNT}{label}"] = torch.tensor(count)
+                    self.own[f"{COUNT}{label}"] = torch.tensor(count, dtype=torch.int32)
 
     def _sums(self, features: Tensor, y: Tensor) -> State:
         """Features by class, ``(C, D)``, and how many of each there are. A product, since ``index_add`` adds in any order on a
         GPU.
         """
         belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
-        features = features.detach()
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
 
@@ -167,9 +176,7 @@ class FedProto(FederatedModule):
         """The loss of the head's logits plus λR."""
         x, y = self.unpack(batch)
         features, logits = self.backbone.encode_and_classify(x)
-        if self.prototypes_of == "last_epoch" and self.training:
-            for name, tensor in self._sums(features, y).items():
-                self.passed_by[name] = self.passed_by[name] + tensor if name in self.passed_by else tensor
+        self.passing = features.detach(), y
         loss = self.criterion(logits, y)
         if self.lam == 0 or not self.knows_any:
             return loss
@@ -251,7 +258,7 @@ class PrototypeServer(Server):
         labels = {class_of(name, num_classes, kind) for name in update.state for kind in (PROTOTYPE, COUNT)} - {None}
         expected = {f"{PROTOTYPE}{label}": like for label in labels}
         if self.weighting == "examples":
-            expected |= {f"{COUNT}{label}": torch.tensor(0) for label in labels}
+            expected |= {f"{COUNT}{label}": torch.tensor(0, dtype=torch.int32) for label in labels}
         return expected
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -272,8 +279,8 @@ class PrototypeServer(Server):
         count = int(update.state[f"{COUNT}{label}"])
         if count < 1:
             raise FederationError(
-                f"The update of client {update.client} has {COUNT + label!r} = {count}, expected at least 1: a prototype is the mean "
-                "of examples."
+                f"The update of client {update.client} has {COUNT + label!r} = {count}, expected at least 1: a prototype is the "
+                "mean of examples."
             )
         return count
 

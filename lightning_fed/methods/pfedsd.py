@@ -24,8 +24,8 @@ class PFedSD(FederatedModule):
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 
     1. Load the server's :math:`w`.
-    2. Train :math:`w` on :math:`L_k(w) + \lambda T^2\, \mathrm{KL}(\mathrm{softmax}(f_{v_k}(x)/T) \,\Vert\, \mathrm{softmax}(f_w(x)/T))`,
-       the mean over the batch; :math:`v_k` is in eval mode and gets no gradient.
+    2. Train :math:`w` on :math:`L_k(w) + \lambda T^2\, \mathrm{KL}(p_{v_k} \Vert\, p_w)`, the mean over the batch, where :math:`p_w =
+       \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
     3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
 
     A client that takes part for the first time has no teacher and trains as in FedAvg. What travels, and how it is merged, is
@@ -58,7 +58,9 @@ class PFedSD(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.needs_cross_entropy("it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.")
+        self.needs_cross_entropy(
+            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
+        )
         self.lam = lam
         self.temperature = temperature
         self.weighting = weighting
