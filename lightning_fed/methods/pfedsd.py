@@ -24,8 +24,8 @@ class PFedSD(FederatedModule):
     A round of a client that has taken part before, with its personal model :math:`v_k`:
 
     1. Load the server's :math:`w`.
-    2. Train :math:`w` on :math:`L_k(w) + \lambda T^2\, \mathrm{KL}(p_{v_k} \Vert\, p_w)`, the mean over the batch, where :math:`p_w =
-       \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
+    2. Train :math:`w` on :math:`L_k(w) + \lambda T^2\, \mathrm{KL}(p_{v_k} \Vert\, p_w)`, the mean over the batch, where
+       :math:`p_w = \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
     3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
 
     A client that takes part for the first time has no teacher and trains as in FedAvg. What travels, and how it is merged, is
