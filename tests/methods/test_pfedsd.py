@@ -249,5 +249,5 @@ def test_in_a_plain_trainer_it_trains_as_fedavg_does() -> None:
 
 
 def test_a_loss_without_a_softmax_is_refused() -> None:
-    with pytest.raises(FederationError, match="PFedSD got task 'regression', but it distils probabilities of a softmax"):
+    with pytest.raises(FederationError, match="PFedSD got task 'regression', but it distils softmax probabilities"):
         PFedSD(Net, CLASSES, task="regression")
