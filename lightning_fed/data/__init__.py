@@ -24,7 +24,7 @@ from lightning_fed.data.text.question_answering import QuestionAnswering, Questi
 from lightning_fed.data.text.squad import SQuAD
 from lightning_fed.data.text.webnlg import WebNLG
 from lightning_fed.data.vision.augment import random_crop_flip
-from lightning_fed.data.vision.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
+from lightning_fed.data.vision.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.vision.tiny_imagenet import TinyImageNet
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "E2E",
     "GLUE",
     "IID",
+    "MNIST",
     "AGNews",
     "ArrayFiles",
     "BatchTransform",

@@ -4,6 +4,7 @@ from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, 
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
+from lightning_fed.models.lenet import LeNet5
 from lightning_fed.models.mlp import MLP
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
@@ -22,6 +23,7 @@ __all__ = [
     "Backbone",
     "BackboneFactory",
     "Backbones",
+    "LeNet5",
     "ResNet8",
     "ResNet10",
     "ResNet18",
