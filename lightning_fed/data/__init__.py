@@ -14,6 +14,7 @@ from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.partition.similarity import BySimilarity
+from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
@@ -55,6 +56,7 @@ __all__ = [
     "InMemory",
     "Inputs",
     "LazyInputs",
+    "NWayKShot",
     "Partitioner",
     "QuestionAnswering",
     "QuestionFiles",

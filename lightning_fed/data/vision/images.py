@@ -212,7 +212,8 @@ class GreyImageFiles(ImageFiles):
     def load(self) -> Pools:
         """Both sets with the channels asked for."""
         images, labels, test_images, test_labels = super().load()
-        assert isinstance(images, Tensor) and isinstance(test_images, Tensor)
+        assert isinstance(images, Tensor)
+        assert isinstance(test_images, Tensor)
         return images[:, : self.channels], labels, test_images[:, : self.channels], test_labels
 
 
