@@ -125,6 +125,11 @@ class TestRefused:
         with pytest.raises(FederationError, match="No checkpoint at"):
             played(FedAvg(Net, 4), tmp_path)
 
+    @pytest.mark.parametrize("name", ["HeteroFL", "FedRolex"])
+    def test_one_width_for_many(self, trained: tuple[Path, State], name: str) -> None:
+        with pytest.raises(FederationError, match=f"has one width, but clients of {name} have several: leave init_from out"):
+            played(new_method(name), trained[0])
+
     def test_one_network_for_many(self, trained: tuple[Path, State]) -> None:
         with pytest.raises(
             FederationError, match="SplitMix trains networks that start from different weights: leave init_from out"
