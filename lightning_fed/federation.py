@@ -39,6 +39,7 @@ from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint
+from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run
 
 
@@ -59,6 +60,9 @@ class Federation:
             by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
+        init_from: begin with the network of another run's server: all clients' networks, shared and private parts alike, start from
+            its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
+            networks begin as they are built.
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
@@ -77,6 +81,7 @@ class Federation:
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,
+        init_from: Path | str | None = None,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
         logger: Logger | bool = True,
@@ -95,6 +100,7 @@ class Federation:
         self.evaluate_every = evaluate_every
         self.target = target
         self.checkpoint_every = checkpoint_every
+        self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
@@ -213,6 +219,7 @@ class Federation:
     def _opened(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> Iterator[Run]:
         """A run, new or continued, on its engine."""
         with self._surroundings(), stopped_by_signals():
+            model = self._started(model, datamodule)
             folder = checkpoint.run_folder if checkpoint else new_run_folder(self.run_dir) if self.run_dir else None
             try:
                 self._newest = run = Run(
@@ -243,6 +250,18 @@ class Federation:
                 run.close()
                 if folder and not checkpoint and not run.history:
                     shutil.rmtree(folder)  # it has not finished a round: nobody could continue it
+
+    def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
+        """The method with the network that the run is to begin with."""
+        if self.init_from is None:
+            return model
+        network, data = initial_network(self.init_from)
+        if data not in (None, datamodule.fingerprint()):
+            print(
+                f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
+                "what is tested on here."
+            )
+        return model.starting_from(network, f"The network of {self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

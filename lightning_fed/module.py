@@ -18,6 +18,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
+from lightning_fed.models.given import with_weights
 from lightning_fed.models.transformer import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
@@ -217,6 +218,21 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
                 vars(module)[place] = {name: value for name, value in vars(self)[place].items() if name in self._given}
         module._trainer, module._built = None, False
         module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
+        return module
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """This method with networks that begin with the given weights instead of those that they are built with.
+
+        Args:
+            network: all tensors of a network, by their names in it.
+            what: what that is, the subject of an error's sentence.
+
+        Raises:
+            FederationError: if the clients' networks have other tensors, or tensors of another shape.
+        """
+        module = self.blank()
+        networks = [backbone_of(factory, self.num_classes) for factory in self.backbone_factories]
+        module.backbone_factories = [with_weights(each, network, what) for each in networks]
         return module
 
     def configure_model(self) -> None:

@@ -1,7 +1,7 @@
 """HeteroFL (Diao, Ding & Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -63,6 +63,10 @@ class HeteroFL(CapacityModule):
         self.backbone = self.of_width(width)
         if self.scaler and width is not None:
             scale_before_norms(self.backbone, 1 / width)
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """Refused: a network has one width."""
+        raise FederationError(f"{what} has one width, but clients of {type(self).__name__} have several: leave init_from out.")
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """The network in the client's width."""

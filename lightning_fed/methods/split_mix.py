@@ -1,7 +1,7 @@
 """Split-Mix (Hong et al., ICLR 2022, https://openreview.net/forum?id=QNgE2ryU3Yu)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -64,6 +64,12 @@ class SplitMix(CapacityModule):
                 "give its class or a function that builds it."
             )
         self.capacities = [None if budget == bases else budget for budget in budgets]
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """Refused: networks that begin alike would stay alike."""
+        raise FederationError(
+            f"{what} is one, but SplitMix trains networks that start from different weights: leave init_from out."
+        )
 
     def build(self) -> None:
         """As many networks as the client trains."""

@@ -109,7 +109,7 @@ def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None
     first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
     for run in runs:
         peer = of_label.setdefault(run.label, run)
-        _refuse_differences(peer, run, [SEED])
+        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else [SEED])
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
         _refuse_differences(first, run, [*declared, *vary, SEED])
 

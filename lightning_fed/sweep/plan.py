@@ -16,6 +16,9 @@ Overrides = dict[str, Any]
 
 RESERVED = {SEED, "federation.run_dir", "config", "ckpt_path"}
 
+OF_SEED = "{seed}"
+"""What stands for a run's seed in the values of overrides: paths to something that has been made for each seed."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -65,7 +68,7 @@ class Sweep:
     Args:
         base: an ordinary configuration of ``lightning-fed fit``.
         folder: where the runs go.
-        methods: overrides by the method's name in the tables.
+        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed.
         seeds: each gives the same partition to every method.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
         published: numbers to print beside ours.
@@ -90,7 +93,7 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """All runs, seed by seed, so that a sweep that is stopped early has compared all methods."""
         return [
-            Cell(method, setting, seed, overrides | point)
+            Cell(method, setting, seed, _of_seed(overrides | point, seed))
             for seed in self.seeds
             for setting, point in self.settings.items()
             for method, overrides in self.methods.items()
@@ -101,6 +104,14 @@ class Sweep:
         """The keys in which the runs differ because the file says so."""
         keys = {plain(key) for overrides in (*self.methods.values(), *self.settings.values()) for key in overrides}
         return keys | {SEED}
+
+    @property
+    def varied_by_seed(self) -> set[str]:
+        """The keys in which runs of one method and setting differ."""
+        groups = (*self.methods.values(), *self.settings.values())
+        return {SEED} | {
+            plain(key) for overrides in groups for key, value in overrides.items() if isinstance(value, str) and OF_SEED in value
+        }
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -184,6 +195,11 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
                 f"{path}: published names method {entry.method!r} and setting {entry.setting!r}; the sweep has methods "
                 f"{', '.join(sweep.methods)} and settings {', '.join(map(repr, sweep.settings))}."
             )
+
+
+def _of_seed(overrides: Overrides, seed: int) -> Overrides:
+    """Overrides of a run with this seed."""
+    return {key: value.replace(OF_SEED, str(seed)) if isinstance(value, str) else value for key, value in overrides.items()}
 
 
 def _merged(groups: Iterable[Overrides]) -> Overrides:
