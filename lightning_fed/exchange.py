@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +52,33 @@ def count_floats(state: State) -> int:
 
 
 def count_bytes(state: State) -> int:
-    """Size of a payload in bytes, integer tensors (counters, masks) included."""
+    """Size of a payload in bytes, integer tensors (counters, and masks as :func:`pack_bits` packs them) included."""
     return sum(t.numel() * t.element_size() for t in state.values())
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """A mask as it travels: a bit per value, eight in a byte, in order; the bits that are left over in the last byte are 0.
+
+    Args:
+        mask: booleans of any shape, n of them.
+
+    Returns:
+        Bytes ``(ceil(n / 8),)``, on the CPU.
+    """
+    return torch.from_numpy(np.packbits(mask.flatten().numpy(force=True)))
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """What :func:`pack_bits` packed.
+
+    Args:
+        packed: bytes; more than it takes, if a part of the mask is wanted.
+        count: how many values there are.
+
+    Returns:
+        Booleans ``(count,)``.
+    """
+    return torch.from_numpy(np.unpackbits(packed.numpy(force=True), count=count)).bool()
 
 
 def check_fits(state: State, expected: State, what: str) -> None:

@@ -110,6 +110,11 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
     federation.
     """
 
+    payload_varies = False
+    """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes, and
+    the server says what it :meth:`expects <.Server.expected>`.
+    """
+
     copies_of: Literal["initial", "first_broadcast"] = "initial"
     """What :meth:`copied_names` are copies of: the shared part as it was before the first round, or as the client first gets it."""
 
@@ -277,7 +282,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
     def payload(self) -> State:
         """What travels beside the shared part, under names of its own, which are no entries of the state dict (prototypes, logits,
         control variates). Names and shapes are the same at any time, from when the networks are built: they are those that the
-        server starts from, sends, and accepts. Default: nothing.
+        server starts from, sends, and accepts; unless :attr:`payload_varies`. Default: nothing.
         """
         return {}
 
@@ -316,9 +321,10 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
     def load_broadcast(self, broadcast: Broadcast) -> None:
         """Take over what the server sent, with payload and statistics if there are any."""
         state = broadcast.state
-        if self._payload:
+        if self._payload or self.payload_varies:
             payload = {name: tensor for name, tensor in state.items() if name not in self._shared}
-            check_fits(payload, self.payload(), f"The payload for {type(self).__name__}")
+            if not self.payload_varies:
+                check_fits(payload, self.payload(), f"The payload for {type(self).__name__}")
             state = {name: tensor for name, tensor in state.items() if name in self._shared}
             self.load_payload(payload)
         self.load_shared_state(state)
