@@ -111,8 +111,8 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
     """
 
     payload_varies = False
-    """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes, and
-    the server says what it :meth:`expects <.Server.expected>`.
+    """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes,
+    and the server says what it :meth:`expects <.Server.expected>`.
     """
 
     copies_of: Literal["initial", "first_broadcast"] = "initial"

@@ -39,8 +39,8 @@ def seeded(*keys: int) -> Iterator[None]:
 
 @contextmanager
 def branched(step: int, device: torch.device) -> Iterator[None]:
-    """Run a block on a random stream beside torch's own, which it leaves where it was: a network that runs in it does not shift what
-    others draw. The stream is a function of the seed that torch's began with, and of the step; nothing has to be kept between steps.
+    """Run a block on a random stream beside torch's own, which it leaves where it was: a network that runs in it does not shift
+    what others draw. The stream is a function of the seed that torch's began with and of the step, so nothing has to be kept.
 
     Args:
         step: how many came before.
