@@ -181,7 +181,9 @@ class PhasedModule(L.LightningModule):
         optimizer.zero_grad()
         loss = self.compute_gradients(batch)
         if self.gradient_clip is not None:
-            self.clip_gradients(optimizer.optimizer, self.gradient_clip, "norm")
+            # Of several optimizers that step together each has its own norm: what one network does must not depend on another.
+            for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
+                self.clip_gradients(own, self.gradient_clip, "norm")
         optimizer.step()
         return loss
 
