@@ -64,7 +64,8 @@ class Federation:
             its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
             networks begin as they are built.
         run_dir: where runs are written; None writes nothing.
-        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
+        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
+            something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.
