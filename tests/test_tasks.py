@@ -110,11 +110,11 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
             per_phase.append(module.compute_gradients(batch).item())
         losses.append(per_phase)
     # Penalties and what peers say are not multiplied, and inner steps are longer.
-    inexact = {"FML": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}.get(name, 1e-4)
+    inexact = {"FML": 0.7, "FedKD": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
-    if name == "FedRoD" or issubclass(method, CapacityModule):
-        with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but its"):
+    if name in ("FedRoD", "FedKD") or issubclass(method, CapacityModule):
+        with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but it"):
             new_method(name, loss=nn.MultiMarginLoss())
     else:
         new_method(name, loss=nn.MultiMarginLoss())
@@ -248,8 +248,9 @@ REFUSING = {
     "FedRolex": "its mask",
     "SplitMix": "its mask",
     "FML": "its networks teach each other",
+    "FedKD": "its networks teach each other",
 }
-NO_MASK = {"FedRoD", "FML"}
+NO_MASK = {"FedRoD", "FML", "FedKD"}
 
 
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])
