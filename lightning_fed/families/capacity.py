@@ -170,11 +170,11 @@ class CapacityServer(Server):
             rows = dict.fromkeys(self.heads, self.owned[update.client])
             yield Contribution(self.embed(update), self.capacity[update.client], rows)
 
-    def merge(self, updates: Iterable[ClientUpdate], mean: EntryMean) -> State:
+    def merge(self, updates: Iterable[ClientUpdate], whole: State) -> State:
         """The mean of the contributions where they cover the whole, and the whole where nobody does. Weights are relative to the
         largest so far: nobody knows before which updates arrive, and exponentials can overflow.
         """
-        largest = -math.inf
+        mean, largest = EntryMean(whole), -math.inf
         for state, capacity, rows in self.contributions(updates):
             exponent = self.log_weight(capacity)
             if exponent > largest:
@@ -186,7 +186,7 @@ class CapacityServer(Server):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates; see :meth:`Server.aggregate`."""
-        self.state = self.merge(updates, EntryMean(self.state))
+        self.state = self.merge(updates, self.state)
         return {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from lightning_fed.aggregation import EntryMean
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
 from lightning_fed.server import Server
@@ -69,7 +68,7 @@ class FedRolexServer(HeteroFLServer):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge where the window is at the front; see :meth:`Server.aggregate`."""
-        self.state = self.rolled(self.merge(updates, EntryMean(self.rolled(self.state, -self.start))), self.start)
+        self.state = self.rolled(self.merge(updates, self.rolled(self.state, -self.start)), self.start)
         return {}
 
     def rolled(self, state: State, by: int) -> State:

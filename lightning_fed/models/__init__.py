@@ -6,7 +6,7 @@ from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.mlp import MLP
 from lightning_fed.models.question_answering import TransformerQA
-from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
+from lightning_fed.models.resnet import CIFARResNet, ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.text import TextTransformer
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
 from lightning_fed.models.vision_transformer import VisionTransformer
@@ -22,6 +22,7 @@ __all__ = [
     "Backbone",
     "BackboneFactory",
     "Backbones",
+    "CIFARResNet",
     "ResNet8",
     "ResNet10",
     "ResNet18",
