@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
 from lightning_fed.models import BackboneFactory
 from lightning_fed.models.making import name_of
 from lightning_fed.nn.factorise import (
@@ -25,7 +25,7 @@ from lightning_fed.nn.factorise import (
     recover,
     unroll,
 )
-from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
 Weights = Literal["paper", "uniform", "official"]
@@ -71,9 +71,10 @@ class FedHM(CapacityModule):
         anchor: whether the server's previous model takes part as one more full-size client. ``"never"``: as in the paper.
             ``"missing_largest"``: in rounds to which nobody of the largest of ``ratios`` contributes, as in the authors' code.
             ``"always"``.
-        decay: :math:`\lambda`, the weight decay of the products; the paper: the same as the optimizer's weight decay.
+        decay: :math:`\lambda`, the weight decay of the products. None: the optimizer's weight decay, as in the paper.
         masked: mask absent classes.
-        optimizer: the paper: SGD, lr 0.1, momentum 0.9. Its weight decay acts on everything that is not factorised.
+        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as the paper has it; its scripts have 1e-4. Its weight
+            decay acts on everything that is not factorised.
         epochs: local epochs per round; the paper: 10.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -88,9 +89,9 @@ class FedHM(CapacityModule):
         weights: Weights = "paper",
         temperature: PositiveFloat = 1.0,
         anchor: Anchor = "never",
-        decay: NonNegativeFloat = 5e-4,
+        decay: NonNegativeFloat | None = None,
         masked: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = default_sgd,
         epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
@@ -133,7 +134,8 @@ class FedHM(CapacityModule):
     def phases(self) -> list[Phase]:
         """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
         factors = [p for layer in self.modules() if isinstance(layer, Factorised) for p in layer.weights]
-        decay = partial(frobenius_decay, self.backbone, self.decay) if self.decay else None
+        weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
+        decay = partial(frobenius_decay, self.backbone, weight) if weight else None
         optimizer = partial(self._optimize, factors)
         return [Phase("local", list(self.parameters()), self.client_loss, optimizer, self.epochs, penalty=decay)]
 
@@ -157,6 +159,11 @@ class FedHM(CapacityModule):
         return self.server_class(
             *self.sizes(clients), layers=[f"backbone.{name}" for name in layers], exponent=weights, anchor=self.anchor
         )
+
+
+def weight_decay_of(optimizer: OptimizerCallable) -> float:
+    """That of the optimizers that it makes; 0 if they have none."""
+    return float(optimizer([nn.Parameter(torch.empty(0))]).defaults.get("weight_decay", 0.0))
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
