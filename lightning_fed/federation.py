@@ -52,6 +52,8 @@ class Federation:
     Args:
         rounds: communication rounds.
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
+        participants: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
+            only measured. None: all.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
             so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
@@ -78,6 +80,7 @@ class Federation:
         self,
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
+        participants: list[NonNegativeInt] | None = None,
         seed: NonNegativeInt = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
@@ -97,6 +100,7 @@ class Federation:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         self.rounds = rounds
         self.participation = participation
+        self.participants = participants
         self.seed = seed
         self.evaluate_every = evaluate_every
         self.target = target
@@ -230,6 +234,7 @@ class Federation:
                     self.new_trainer,
                     rounds=self.rounds,
                     participation=self.participation,
+                    participants=self.participants,
                     seed=self.seed,
                     evaluate_every=self.evaluate_every,
                     target=self.target,

@@ -49,6 +49,7 @@ class Run:
         new_trainer: builds the Trainer of a turn.
         rounds: how many rounds there are.
         participation: share of the clients that take part in a round.
+        participants: ids of those among whom they are drawn; None: all.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
             rounds as it takes a cohort to become everybody.
@@ -74,6 +75,7 @@ class Run:
         *,
         rounds: int,
         participation: float,
+        participants: Collection[int] | None,
         seed: int,
         evaluate_every: int | None,
         target: float | None,
@@ -89,8 +91,9 @@ class Run:
         self.engine: Engine = engine
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
         self.clients = list(engine.clients(data))
-        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.clients)))
-        cohorts = 1 if model.centralised else -(-len(self.clients) // self.cohort_size)
+        self.participants = self._find_participants(participants)
+        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
+        cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
         recipe = Recipe(model, data, new_trainer, seed)
         recipe.build()
@@ -222,10 +225,21 @@ class Run:
         if due or next(waiting, None) is not None:
             raise FederationError(f"{type(self.engine).__name__} did not carry out all turns of round {self.round}.")
 
+    def _find_participants(self, ids: Collection[int] | None) -> list[ClientInfo]:
+        """The clients with these ids, in client order; None: all."""
+        if ids is None:
+            return self.clients
+        if self.model.centralised:
+            raise FederationError(f"participants is given, but {type(self.model).__name__} trains on everybody's data.")
+        if not ids or not set(ids) <= set(range(len(self.clients))):
+            raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
+        return [self.clients[k] for k in sorted(set(ids))]
+
     def _open_round(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
         stream = np.random.default_rng([self.seed, COHORT, self.round])
-        cohort = [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        drawn = stream.choice(len(self.participants), self.cohort_size, replace=False)
+        cohort = [self.participants[k] for k in sorted(drawn)]
         if self.model.centralised:
             cohort = [self.data.pooled().info]
         with seeded(self.seed, SERVER_ROUND, self.round):
@@ -278,8 +292,8 @@ class Run:
             self._gathered = self.round
 
     def _statistics_of(self, model: Broadcast) -> State:
-        """Mean of all clients' statistics of a model, each batch counting the same."""
-        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.clients)
+        """Mean of all participants' statistics of a model, each batch counting the same."""
+        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.participants)
         mean = WeightedMean()
         for _, update in self._carried_out(turns):
             mean.add(update.state, update.metrics["batches"])

@@ -10,10 +10,9 @@ from torch import nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, default_sgd
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
-from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
 
@@ -35,7 +34,7 @@ class HeteroFL(CapacityModule):
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
         masked: mask absent classes.
         scaler: divide activations by the width in training.
-        optimizer: the paper: SGD, lr 0.1, momentum 0.9, weight decay 5e-4.
+        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as in the paper.
         epochs: local epochs per round; the paper: 5.
         **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` in the authors' code: 1.
     """
@@ -48,7 +47,7 @@ class HeteroFL(CapacityModule):
         assignment: Assignment = "fixed",
         masked: bool = True,
         scaler: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = default_sgd,
         epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:

@@ -1,6 +1,6 @@
 """Layers replaced by two smaller ones in a row: the low-rank networks of FedHM, usable alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self, cast
 
@@ -51,6 +51,32 @@ class Spectrum(NamedTuple):
             raise FederationError(f"A rank of {rank} was asked for a {rows} x {columns} matrix: give 1 to {len(self.values)}.")
         root = self.values[:rank].sqrt()
         return self.left[:, :rank] * root, self.right[:, :rank] * root
+
+
+class Energy:
+    r"""Which part of the squared norm of several matrices, :math:`\sum_l \lVert W_l \rVert_F^2`, their best approximations keep. It
+    takes a decomposition that there is anyway, and no product.
+    """
+
+    def __init__(self) -> None:
+        self._total = torch.zeros((), dtype=torch.float64)
+        self._kept: dict[float, Tensor] = {}
+
+    def add(self, spectrum: Spectrum, ranks: Mapping[float, int]) -> None:
+        """Count another matrix.
+
+        Args:
+            spectrum: its decomposition.
+            ranks: of its approximations, by a number that stands for the same approximation of all matrices, such as a ratio.
+        """
+        squares = spectrum.values.square()
+        self._total = self._total + squares.sum()
+        for size, rank in ranks.items():
+            self._kept[size] = self._kept.get(size, 0.0) + squares[:rank].sum()
+
+    def shares(self) -> dict[float, float]:
+        """In [0, 1], by that number; 1 where all matrices are zero."""
+        return {size: (kept / self._total).item() if self._total else 1.0 for size, kept in self._kept.items()}
 
 
 def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
