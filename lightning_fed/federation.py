@@ -40,7 +40,7 @@ from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run
+from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, without_a_round
 
 
 class Federation:
@@ -145,6 +145,11 @@ class Federation:
         checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:
             print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+        if checkpoint is None and self.run_dir and (empty := without_a_round(self.run_dir)):
+            print(
+                f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
+                "Starting beside it; delete what nobody plays."
+            )
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
         return run.history

@@ -178,10 +178,10 @@ class Run:
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if lost := len(cohort) - len(updates):
             row["round/lost"] = float(lost)
-        row |= running_totals(self.history[-1] if self.history else {}, row)
         if measure:
             row |= spread_all("before", [update.metrics for update in updates])
             row |= self._evaluate()
+        row |= running_totals(self.history[-1] if self.history else {}, row)
         row |= self._noted(row)
         return row | self._stopwatch.collect()
 
@@ -264,15 +264,19 @@ class Run:
             self._gather()
             models = self.server.models()
             everybody = self.data.pooled().info if models else None
+            always, last = self.model.adapt_when == "always", self.round == self.rounds
 
             def turns() -> Iterator[Turn]:
                 for model in models.values():  # which take longest, and so come first
                     assert everybody is not None
                     yield Turn("evaluate", everybody, self.round, model)
-                for client in self.clients:
-                    yield Turn("evaluate", client, self.round, self.server.measured(client), since=self.since.get(client.id, 0))
+                for adapt in [always] if always or not last else [False, True]:
+                    for client in self.clients:
+                        since = self.since.get(client.id, 0)
+                        yield Turn("evaluate", client, self.round, self.server.measured(client), since=since, adapt=adapt)
 
             self.results = {}
+            adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
             of_models: Metrics = {}
             for turn, update in self._carried_out(turns()):
                 if update.client == SERVER:
@@ -280,10 +284,11 @@ class Run:
                     of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
                     of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
                 else:
-                    self.results[update.client] = update.metrics
-        adapted = [result["adapt/flops"] for result in self.results.values() if "adapt/flops" in result]
-        costs = {"adapt/flops": sum(adapted)} if adapted else {}
-        return spread_all("after", self.results.values()) | private_shares(self.results.values()) | of_models | costs
+                    (adapted if turn.adapt and not always else self.results)[update.client] = update.metrics
+        spent = [result["adapt/flops"] for result in (*self.results.values(), *adapted.values()) if "adapt/flops" in result]
+        costs = {"adapt/flops": sum(spent)} if spent else {}
+        of_clients = spread_all("after", self.results.values()) | spread_all("adapted", adapted.values())
+        return of_clients | private_shares(self.results.values()) | of_models | costs
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""

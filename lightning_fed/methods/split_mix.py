@@ -1,6 +1,7 @@
 """Split-Mix (Hong et al., ICLR 2022, https://openreview.net/forum?id=QNgE2ryU3Yu)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory, backbone_of
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
 
@@ -96,9 +98,9 @@ class SplitMix(CapacityModule):
         x, y = self.unpack(batch)
         return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Those of the sum; what is logged is the mean, which compares with the loss of one network."""
-        return super().compute_gradients(batch) / len(self.bases)
+    def phases(self) -> list[Phase]:
+        """All networks at once."""
+        return [replace(phase, terms=len(self.bases)) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""

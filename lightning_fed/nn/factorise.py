@@ -153,10 +153,15 @@ def recover(first: Tensor, second: Tensor) -> Tensor:
 
 
 class Factorised(nn.Sequential):
-    """Two layers in a row, with nothing in between, that stand for one of low rank."""
+    """Two layers in a row, with nothing in between, that stand for one of low rank. What code reads of that one (``weight``,
+    ``bias``, ``kernel_size``, ``in_features``) it finds here, too.
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module, original: nn.Conv2d | nn.Linear, spectral: bool) -> None:
         super().__init__(first, second)
+        for constant in original.__constants__:  # PyTorch's list of a layer's sizes
+            if hasattr(original, constant):
+                setattr(self, constant, getattr(original, constant))
         if original.bias is not None:
             second.load_state_dict({"bias": original.bias}, strict=False)
         if spectral:
@@ -170,6 +175,16 @@ class Factorised(nn.Sequential):
         """Of the first and the second layer."""
         first, second = (cast(Tensor, layer.weight) for layer in self)
         return first, second
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the layer it stands for, computed when it is asked for: see :meth:`recover`."""
+        return self.recover()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """That of the second layer."""
+        return cast(Tensor | None, self[1].bias)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Left and right factor, see :func:`layer_weights`; differentiable."""
