@@ -38,7 +38,8 @@ class FedCAC(FederatedModule):
     \lVert M_i - M_j \rVert_1 / 2 \lVert M_i \rVert_1`; client j is a collaborator of i if :math:`O_{ij} \ge \bar O +
     \frac{t}{\beta} (\max O - \bar O)` in round t, mean and maximum being over all pairs, and i is one of its own. The plain mean of
     the collaborators' :math:`w'` is the customised model :math:`W_i^c`, and :math:`M_i \circ W_i^c + (1 - M_i) \circ W` what the
-    client gets next. The threshold rises: in round :math:`\beta` those with the largest overlap alone collaborate, then nobody does.
+    client gets next. The threshold rises: in round :math:`\beta` those with the largest overlap alone collaborate, then nobody
+    does.
 
     All this is among the participants of a round. Who does not take part keeps the critical entries that it has, and gets the rest
     of the current W. Buffers (batch norm) stay with the client. Headline: accuracy after aggregation, of what the client gets.
