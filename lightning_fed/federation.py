@@ -60,7 +60,8 @@ class Federation:
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
         run_dir: where runs are written; None writes nothing.
-        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
+        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
+            something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.

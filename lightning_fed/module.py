@@ -241,7 +241,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
             )
         if self.keeps_received:
             self.received = BufferDict(self._learning_shared(), persistent=False)
-        self.start_copies(self.shared_state() if self.copied_names() else {})
+        self.start_copies(self.update_state() if self.copied_names() else {})
         self._built = True
 
     def shared_names(self) -> set[str]:
@@ -261,14 +261,14 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         return self.state_dict().keys() - self.frozen_names - self.statistics_names() - self.shared_names()
 
     def copied_names(self) -> dict[str, str]:
-        """Names of the private entries that begin as copies of shared ones, each with the name of its original; see
-        :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default: none, each
-        client draws what it keeps.
+        """Names of the private entries that begin as copies of what travels, shared part or payload, each with the name of its
+        original; see :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default:
+        none, each client draws what it keeps.
         """
         return {}
 
     def start_copies(self, shared: State) -> None:
-        """Set what begins as a copy, from a shared state."""
+        """Set what begins as a copy, from what travels."""
         if copies := self.copied_names():
             self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
 
@@ -277,7 +277,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         if self.copies_of != "initial" or not (copies := self.copied_names()):
             return {}
         originals = set(copies.values())
-        return {name: tensor for name, tensor in self.shared_state().items() if name in originals}
+        return {name: tensor for name, tensor in self.update_state().items() if name in originals}
 
     def payload(self) -> State:
         """What travels beside the shared part, under names of its own, which are no entries of the state dict (prototypes, logits,

@@ -33,7 +33,7 @@ from lightning_fed.measure.meters import (
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
-from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 
 class Run:
@@ -55,9 +55,10 @@ class Run:
         target: see :class:`lightning_fed.Federation`.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
-        store_limit: bytes of memory for the clients' private states.
+        store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
+            what it has of them within a round.
         folder: the run's folder; None keeps nothing.
-        scratch: makes the folder for private states that exceed their memory; asked if there is no folder of the run.
+        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run.
         logger: see :class:`lightning_fed.Federation`.
         callbacks: what happens around the rounds: objects with the hooks of
             :class:`lightning_fed.callbacks.FederationCallback`.
@@ -102,7 +103,12 @@ class Run:
         self.threads = torch.get_num_threads()
         self.folder = folder
         self.checkpoints = Checkpoints(folder, checkpoint) if folder else None
-        self.store = ClientStore(self.checkpoints.clients_folder if self.checkpoints else scratch(), store_limit)
+        states = self.checkpoints.clients_folder if self.checkpoints else scratch()
+        self.store = ClientStore(states, store_limit)
+        self.kept = ClientStore(states, store_limit, "server")
+        self._scratch = ScratchStore((folder or states) / "scratch", store_limit, "server")
+        self._scratch.clear()
+        self.server.keep_in(self.kept, self._scratch)
         self.round = 0
         self.history: list[Metrics] = []
         self.results: dict[int, Metrics] = {}
@@ -122,6 +128,7 @@ class Run:
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
         self.engine.close()
+        self._scratch.clear()
         self.engine = InProcess()
         self.engine.open(self._recipe, self.store)
 
@@ -339,8 +346,10 @@ class Run:
         best = self._best.round
         if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or best == self.round):
             with self._stopwatch("checkpoint"):
-                state = self.server.state_dict()
-                self.checkpoints.save(self.round, self.identity, self.threads, self.history, state, self.store, self._merged, best)
+                state, merged = self.server.state_dict(), self._merged
+                self.checkpoints.save(
+                    self.round, self.identity, self.threads, self.history, state, self.store, merged, best, self.kept
+                )
             self._merged = {}
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
@@ -360,6 +369,7 @@ class Run:
         check_fits(checkpoint.server, self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}")
         self.server.load_state_dict(checkpoint.server)
         self.store.restore(checkpoint.clients)
+        self.kept.restore(checkpoint.kept)
         self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
         for row in self.history:
             self._noted(row)

@@ -17,7 +17,7 @@ MACHINERY = {
 METHODS = {"families", "methods"}
 
 OTHERS = {
-    *("aggregation", "data", "errors", "exchange", "hparams", "models", "module", "nn", "options", "phases", "schedules"),
+    *("aggregation", "data", "errors", "exchange", "hparams", "kept", "models", "module", "nn", "options", "phases", "schedules"),
     *("seeding", "server", "tasks"),
 }
 """What both build on."""

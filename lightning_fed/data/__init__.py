@@ -14,6 +14,7 @@ from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.partition.similarity import BySimilarity
+from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
@@ -24,7 +25,7 @@ from lightning_fed.data.text.question_answering import QuestionAnswering, Questi
 from lightning_fed.data.text.squad import SQuAD
 from lightning_fed.data.text.webnlg import WebNLG
 from lightning_fed.data.vision.augment import random_crop_flip
-from lightning_fed.data.vision.images import CIFAR10, CIFAR100, Digits, FashionMNIST, ImageFiles, InMemory
+from lightning_fed.data.vision.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.vision.tiny_imagenet import TinyImageNet
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "E2E",
     "GLUE",
     "IID",
+    "MNIST",
     "AGNews",
     "ArrayFiles",
     "BatchTransform",
@@ -54,6 +56,7 @@ __all__ = [
     "InMemory",
     "Inputs",
     "LazyInputs",
+    "NWayKShot",
     "Partitioner",
     "QuestionAnswering",
     "QuestionFiles",

@@ -37,7 +37,9 @@ class FlopMeter(L.Callback):
         assert isinstance(pl_module, FederatedModule)
         assert pl_module.client is not None
         if pl_module.progress.last_step is not None:  # else a step of several batches waits for more
-            self.note(pl_module, pl_module.phase.name, pl_module.progress.last_step, _train)
+            phase = pl_module.phase  # whose loss may not be the same in all rounds
+            kind = f"{phase.name}/{getattr(phase.loss, '__name__', '')}"
+            self.note(pl_module, kind, pl_module.progress.last_step, _train)
 
     def note(self, module: FederatedModule, kind: str, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> None:
         """Note a step that was done.

@@ -4,9 +4,10 @@ from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, 
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
-from lightning_fed.models.mlp import MLP
+from lightning_fed.models.mlp import MLP, SoftmaxMLP
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
+from lightning_fed.models.small_cnn import FedAvgCNN, FedProtoCNN, LeNet5, SmallCNN
 from lightning_fed.models.text import TextTransformer
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
 from lightning_fed.models.vision_transformer import VisionTransformer
@@ -22,12 +23,17 @@ __all__ = [
     "Backbone",
     "BackboneFactory",
     "Backbones",
+    "FedAvgCNN",
+    "FedProtoCNN",
+    "LeNet5",
     "ResNet8",
     "ResNet10",
     "ResNet18",
     "ResNet34",
     "ShallowResNet",
+    "SmallCNN",
     "SmallImageResNet",
+    "SoftmaxMLP",
     "TextTransformer",
     "Transformer",
     "TransformerClassifier",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jsonargparse.typing import PositiveInt
@@ -99,18 +99,25 @@ class ClassesPerClient(Partitioner):
     numbers of shares of two classes differ by at most one, and no share or example is left out. With fewer picks than
     classes, some classes go unused.
 
+    With ``deal="random"`` and ``jitter=False`` it is the quantity-based label imbalance of NIID-Bench (Li et al. 2022,
+    arXiv:2102.02079).
+
     Args:
         classes: number of classes of each client, :math:`k`.
         jitter: whether the shares of a class are drawn from :math:`U(0.4, 0.6)` and normalised, as in the paper, or
             equal.
+        deal: how clients come by their classes: ``even``, as above, or ``random``: of :math:`C` classes client :math:`i` holds
+            number :math:`i \bmod C` and :math:`k-1` others, drawn for it alone. Some classes then have more holders than others.
     """
 
     classes: PositiveInt
     jitter: bool = True
+    deal: Literal["even", "random"] = "even"
 
     def __post_init__(self) -> None:
         """Refuse what the command line's types would."""
         require(self.classes >= 1, f"ClassesPerClient got classes={self.classes}: give a whole number from 1.")
+        require(self.deal in ("even", "random"), f"ClassesPerClient got deal={self.deal!r}: give even or random.")
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """See :meth:`Partitioner.split`."""
@@ -141,10 +148,16 @@ class ClassesPerClient(Partitioner):
             f"ClassesPerClient got classes={self.classes}, but the data have {num_classes} classes: set `classes` to "
             f"at most {num_classes}.",
         )
+        held = np.zeros((num_clients, num_classes), dtype=bool)
+        if self.deal == "random":
+            for client, row in enumerate(held):
+                own = client % num_classes
+                row[own] = True
+                row[rng.choice(np.delete(np.arange(num_classes), own), self.classes - 1, replace=False)] = True
+            return [np.flatnonzero(column) for column in held.T]
         each, extra = divmod(self.classes * num_clients, num_classes)
         left = np.full(num_classes, each)
         left[rng.permutation(num_classes)[:extra]] += 1
-        held = np.zeros((num_clients, num_classes), dtype=bool)
         for row in held:
             row[np.lexsort((rng.random(num_classes), -left))[: self.classes]] = True
             left -= row

@@ -74,10 +74,14 @@ class DirichletPerClass(Partitioner):
     Args:
         alpha: concentration :math:`\alpha`; the smaller, the fewer clients hold a class.
         min_samples: what each client holds at least (of a separate test pool: 1).
+        balanced: whether a client that holds its even share of all examples, :math:`1/N`, gets nothing of the classes to come, as
+            in the code of Yurochkin et al. and in NIID-Bench (Li et al. 2022): sizes then differ less. Where the others' shares of
+            a class are all 0, it goes to them in equal parts.
     """
 
     alpha: PositiveFloat
     min_samples: PositiveInt = 1
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the command line's types would."""
@@ -100,6 +104,8 @@ class DirichletPerClass(Partitioner):
         fewest = num_clients
         for _ in range(MAX_DRAWS):
             table = _dirichlet(rng, self.alpha, len(pools[0][0]), num_clients)
+            if self.balanced:  # a separate test pool is divided by the shares of the training pool
+                table = _closed_when_full(table, pools[0][0])
             divided = [_by_table(members, table) for members, _ in pools]
             poor = {
                 client
@@ -120,6 +126,23 @@ class DirichletPerClass(Partitioner):
 def _by_table(members: list[Indices], table: NDArray[np.float64]) -> list[Indices]:
     pieces = [cut(indices, shares) for indices, shares in zip(members, table, strict=True)]
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+
+
+def _closed_when_full(table: NDArray[np.float64], members: list[Indices]) -> NDArray[np.float64]:
+    """The shares of each class without those of clients that the classes before have filled.
+
+    Args:
+        table: shares, one row per class and one column per client.
+        members: the examples of each class.
+    """
+    clients = table.shape[1]
+    held, even, shares = np.zeros(clients, dtype=np.int64), sum(map(len, members)) / clients, np.zeros_like(table)
+    for label, indices in enumerate(members):
+        wanted = table[label] * (held < even)
+        wanted = wanted if wanted.any() else (held < even).astype(float)
+        shares[label] = wanted / wanted.sum()
+        held += [len(piece) for piece in cut(indices, shares[label])]
+    return shares
 
 
 def _move_overflow(counts: Indices, sizes: Indices, order: Indices) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -118,6 +118,8 @@ class ImageFiles(FederatedDataModule):
         image_size: height and width the images are resized to, bilinearly.
         portion: which part of the training set is used, from where to where in the order of the files; (0.5, 1) is its second
             half. The first may have served for something else, pretraining say.
+        mean: what is subtracted from the pixels in [0, 1], per channel or one number for all. Default: the data set's mean.
+        std: what they are divided by then. Default: the data set's standard deviation.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -130,6 +132,8 @@ class ImageFiles(FederatedDataModule):
         download: bool = False,
         image_size: PositiveInt = 32,
         portion: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0, 1),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -140,6 +144,8 @@ class ImageFiles(FederatedDataModule):
         self.download = download
         self.image_size: int = image_size
         self.portion = portion
+        self.mean, self.std = self._levels("mean", mean), self._levels("std", std)
+        require(min(self.std) > 0, f"Got std={list(self.std)}: give numbers above 0.")
 
     def prepare_data(self) -> None:
         """Download, if asked to."""
@@ -171,6 +177,14 @@ class ImageFiles(FederatedDataModule):
         used = slice(*(round(share * len(train[1])) for share in self.portion))
         return resize(train[0][used], self.image_size), train[1][used], resize(test[0], self.image_size), test[1]
 
+    def _levels(self, name: str, given: Sequence[float] | None) -> tuple[float, ...]:
+        """A number per channel; the class's if none was given."""
+        own: tuple[float, ...] = getattr(type(self), name)
+        if given is None:
+            return own
+        require(len(given) in (1, len(own)), f"Got {name}={list(given)}: give 1 number or {len(own)}, one per channel.")
+        return tuple(given) if len(given) == len(own) else tuple(given) * len(own)
+
     def _torchvision(self, download: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         import torchvision
 
@@ -180,8 +194,40 @@ class ImageFiles(FederatedDataModule):
         return _tensors(train), _tensors(test)
 
 
-class FashionMNIST(ImageFiles):
-    """70,000 grey images of clothes (Xiao et al., 2017), resized from 28 x 28 pixels and with three equal channels."""
+class GreyImageFiles(ImageFiles):
+    """Grey images of 28 x 28 pixels, for networks that take colour images too.
+
+    Args:
+        root: see :class:`ImageFiles`.
+        channels: 3 equal ones, or the 1 that the images have.
+        **kwargs: see :class:`ImageFiles`. ``image_size: 28`` leaves the images as they are.
+    """
+
+    def __init__(self, root: str, channels: Literal[1, 3] = 3, **kwargs: Any) -> None:
+        super().__init__(root, **kwargs)
+        require(channels in (1, 3), f"Got channels={channels}: give 1 or 3.")
+        self.channels: Literal[1, 3] = channels
+        self.mean, self.std = self.mean[:channels], self.std[:channels]
+
+    def load(self) -> Pools:
+        """Both sets with the channels asked for."""
+        images, labels, test_images, test_labels = super().load()
+        assert isinstance(images, Tensor)
+        assert isinstance(test_images, Tensor)
+        return images[:, : self.channels], labels, test_images[:, : self.channels], test_labels
+
+
+class MNIST(GreyImageFiles):
+    """70,000 grey images of handwritten digits (LeCun et al., 1998)."""
+
+    num_classes = 10
+    mean = (0.1307,) * 3
+    std = (0.3081,) * 3
+    torchvision_name = "MNIST"
+
+
+class FashionMNIST(GreyImageFiles):
+    """70,000 grey images of clothes (Xiao et al., 2017)."""
 
     num_classes = 10
     mean = (0.2860,) * 3

@@ -15,7 +15,13 @@ TEST10 = RNG.permutation(np.repeat(np.arange(10), 1000))
 TRAIN100 = RNG.permutation(np.repeat(np.arange(100), 500))
 
 EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5)]
-DISJOINT = [IID(), ClassesPerClient(2), ClassesPerClient(3, jitter=False), DirichletPerClass(0.5)]
+DISJOINT = [
+    IID(),
+    ClassesPerClient(2),
+    ClassesPerClient(3, jitter=False),
+    DirichletPerClass(0.5),
+    DirichletPerClass(0.5, balanced=True),
+]
 
 
 def histogram(parts: list[Indices], labels: np.ndarray) -> np.ndarray:
@@ -76,6 +82,22 @@ def test_classes_per_client_shares_are_jittered_around_equal() -> None:
     assert ((equal > 0) == (jittered > 0)).all()
 
 
+@pytest.mark.parametrize(("classes", "num_clients"), [(1, 4), (2, 10), (3, 10), (2, 25), (10, 3)])
+def test_classes_dealt_at_random_are_a_clients_own_number_and_others(classes: int, num_clients: int) -> None:
+    held = []
+    for seed in range(5):
+        counts = histogram(ClassesPerClient(classes, jitter=False, deal="random")(TRAIN10, num_clients, seed), TRAIN10)
+        assert ((counts > 0).sum(axis=1) == classes).all()
+        assert (counts[range(num_clients), np.arange(num_clients) % 10] > 0).all()
+        holders = (counts > 0).sum(axis=0)
+        for label in np.flatnonzero(holders):  # cut evenly among its holders, whole
+            shares = counts[:, label][counts[:, label] > 0]
+            assert shares.max() - shares.min() <= 1
+            assert shares.sum() == 5000
+        held.append(holders)
+    assert classes in (1, 10) or max(holders.max() - holders.min() for holders in held) > 1  # drawn for each client alone
+
+
 def test_classes_per_client_leaves_classes_unused_when_there_are_fewer_picks() -> None:
     counts = histogram(ClassesPerClient(2)(TRAIN10, 3, 0), TRAIN10)
     assert sorted(counts.sum(axis=0)) == [0] * 4 + [5000] * 6
@@ -83,7 +105,11 @@ def test_classes_per_client_leaves_classes_unused_when_there_are_fewer_picks() -
 
 
 @pytest.mark.parametrize("num_clients", [10, 100])
-@pytest.mark.parametrize("partition", [ClassesPerClient(4), DirichletPerClass(0.5), DirichletPerClient(0.3)], ids=repr)
+@pytest.mark.parametrize(
+    "partition",
+    [ClassesPerClient(4), ClassesPerClient(4, deal="random"), DirichletPerClass(0.5), DirichletPerClient(0.3)],
+    ids=repr,
+)
 def test_train_and_test_pool_get_the_same_table(partition: Partitioner, num_clients: int) -> None:
     train, test = partition.pools(TRAIN10, TEST10, num_clients, 5)
     train_counts, test_counts = histogram(train, TRAIN10), histogram(test, TEST10)
@@ -136,6 +162,33 @@ def test_dirichlet_per_class_follows_alpha() -> None:
     assert np.abs(even - 250).max() <= 10
     skewed = histogram(DirichletPerClass(0.1)(TRAIN10, 10, 0), TRAIN10)
     assert ((skewed > 100).sum(axis=1) < 6).mean() > 0.5
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.1, 0.5])
+def test_balanced_dirichlet_gives_nothing_more_to_who_has_its_even_share(alpha: float) -> None:
+    even, closed = 5000, 0
+    for seed in range(5):
+        counts = histogram(DirichletPerClass(alpha, balanced=True)(TRAIN10, 10, seed), TRAIN10)
+        assert counts.sum() == len(TRAIN10)
+        before = np.cumsum(counts, axis=1) - counts  # what a client had when a class was divided
+        assert (counts[before >= even] == 0).all()
+        closed += (before >= even).sum()
+    assert closed > 0
+
+
+def test_balanced_dirichlet_divides_as_the_plain_one_until_somebody_is_full() -> None:
+    plain, balanced = (histogram(DirichletPerClass(0.5, balanced=b)(TRAIN10, 10, 2), TRAIN10) for b in (False, True))
+    full = (np.cumsum(plain, axis=1) >= 5000).any(axis=0).argmax()  # the class that fills the first client
+    assert np.array_equal(plain[:, : full + 1], balanced[:, : full + 1])
+    assert balanced.sum(axis=1).std() < plain.sum(axis=1).std()
+
+
+def test_balanced_dirichlet_divides_both_pools_by_the_training_pools_shares() -> None:
+    fewer = TEST10[TEST10 != 0][:3000]  # by its own sizes, other clients would be full
+    labels = np.concatenate([fewer, np.zeros(50, dtype=np.int64)])
+    train, test = DirichletPerClass(0.5, balanced=True).pools(TRAIN10, labels, 10, 0)
+    share = histogram(train, TRAIN10) / 5000
+    assert np.abs(share * np.bincount(labels) - histogram(test, labels)).max() <= 1
 
 
 def test_dirichlet_per_class_keeps_its_minimum() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lightning_fed.data import CIFAR10, CIFAR100, IID, Digits, FashionMNIST, FederatedDataModule
+from lightning_fed.data import CIFAR10, CIFAR100, IID, MNIST, Digits, FashionMNIST, FederatedDataModule, ImageFiles
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError
 
@@ -62,18 +62,57 @@ def test_digits() -> None:
     assert everything(Digits(image_size=8))[0].shape == (1797, 3, 8, 8)
 
 
-def test_fashion_mnist_in_torchvisions_folder(tmp_path: Path) -> None:
-    raw = tmp_path / "FashionMNIST" / "raw"
+def write_grey(root: Path, name: str) -> np.ndarray:
+    """120 random images, 100 of them for training, in torchvision's folder of a set like MNIST; returns them."""
+    raw = root / name / "raw"
     raw.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (120, 28, 28))
-    for name, part in (("train", slice(0, 100)), ("t10k", slice(100, 120))):
-        write_idx(raw / f"{name}-images-idx3-ubyte", pixels[part])
-        write_idx(raw / f"{name}-labels-idx1-ubyte", np.arange(120)[part] % 10)
-    images, labels = everything(FashionMNIST(str(tmp_path), num_clients=2, partition=IID(), image_size=28))
+    for part, rows in (("train", slice(0, 100)), ("t10k", slice(100, 120))):
+        write_idx(raw / f"{part}-images-idx3-ubyte", pixels[rows])
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(120)[rows] % 10)
+    return pixels
+
+
+@pytest.mark.parametrize("kind", [FashionMNIST, MNIST])
+def test_grey_images_in_torchvisions_folder(tmp_path: Path, kind: type[ImageFiles]) -> None:
+    pixels = write_grey(tmp_path, kind.__name__)
+    data = kind(str(tmp_path), num_clients=2, partition=IID(), image_size=28)
+    images, labels = everything(data)
     assert np.array_equal(images.numpy(), np.repeat(pixels[:, None], 3, axis=1))
     assert labels.tolist() == [k % 10 for k in range(120)]
     assert labels.dtype == torch.int64
-    assert FashionMNIST(str(tmp_path), num_clients=2, partition=IID()).client(0).data.images.shape == (120, 3, 32, 32)
+    assert data.class_names[9] == {"FashionMNIST": "Ankle boot", "MNIST": "9 - nine"}[kind.__name__]
+    assert kind(str(tmp_path), num_clients=2, partition=IID()).client(0).data.images.shape == (120, 3, 32, 32)
+
+
+@pytest.mark.parametrize("kind", [FashionMNIST, MNIST])
+def test_grey_images_can_keep_their_one_channel(tmp_path: Path, kind: type[ImageFiles]) -> None:
+    pixels = write_grey(tmp_path, kind.__name__)
+    data = kind(str(tmp_path), num_clients=2, partition=IID(), split="official", image_size=28, channels=1)
+    assert np.array_equal(everything(data)[0].numpy(), pixels[:, None])
+    assert (data.mean, data.std) == (kind.mean[:1], kind.std[:1])
+    images, _ = data.client(0).on_after_batch_transfer(next(iter(data.client(0).train_dataloader())), 0)
+    assert images.shape[1:] == (1, 28, 28)
+    with pytest.raises(FederationError, match="Got channels=2: give 1 or 3"):
+        kind(str(tmp_path), channels=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"), [((0.5,), (0.5,) * 3, (0.25,) * 3), ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3), (0.25,) * 3)]
+)
+def test_other_levels_can_be_given(
+    tmp_path: Path, given: tuple[float, ...], mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    pixels = write_grey(tmp_path, "MNIST")
+    data = MNIST(str(tmp_path), num_clients=1, partition=IID(), image_size=28, mean=given, std=[0.25], batch_size=1000)
+    assert (data.mean, data.std) == (mean, std)
+    images, _ = data.pooled().on_after_batch_transfer((torch.from_numpy(pixels[:, None].repeat(3, 1)).byte(), torch.zeros(120)), 0)
+    expected = (pixels[:, None] / 255 - np.array(mean)[:, None, None]) / 0.25
+    assert np.allclose(images.numpy(), expected, atol=1e-5)
+    with pytest.raises(FederationError, match=r"Got mean=\[0, 0\]: give 1 number or 3, one per channel"):
+        MNIST(str(tmp_path), mean=[0, 0])
+    with pytest.raises(FederationError, match=r"Got std=\[0, 0, 0\]: give numbers above 0"):
+        MNIST(str(tmp_path), std=[0])
 
 
 @pytest.mark.parametrize(

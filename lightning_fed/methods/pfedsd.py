@@ -1,0 +1,142 @@
+"""pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.exchange import ClientInfo, State
+from lightning_fed.models import Backbone, Backbones
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.divergence import divergence
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import Server
+
+
+class PFedSD(FederatedModule):
+    r"""FedAvg whose clients also learn from themselves: the model that a client ended its last turn with teaches the one that it
+    trains now, so that what it knew of its own data survives the server's broadcast.
+
+    A round of a client that has taken part before, with its personal model :math:`v_k`:
+
+    1. Load the server's :math:`w`.
+    2. Train :math:`w` on :math:`L_k(w) + \lambda T^2\, \mathrm{KL}(p_{v_k} \Vert\, p_w)`, the mean over the batch, where
+       :math:`p_w = \mathrm{softmax}(f_w(x) / T)`; :math:`v_k` is in eval mode and gets no gradient.
+    3. :math:`v_k \leftarrow w`, which stays; send :math:`w`.
+
+    A client that takes part for the first time has no teacher and trains as in FedAvg. What travels, and how it is merged, is
+    FedAvg's. A client predicts with :math:`v_k`, one that never took part with the server's model; the server's model is measured
+    as ``global``. The logged loss includes the distillation. Headline: accuracy after aggregation; it equals that before.
+
+    Args:
+        backbone: the network that every client trains.
+        num_classes: number of classes; the command line takes it from the data.
+        lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that nobody learns from. The authors' code: 1.
+        temperature: T, which softens both. The authors' code: 1.
+        weighting: how the server weights clients: ``uniform``, as the authors' code does, or by training ``examples``.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round. The authors: 5.
+        **kwargs: see :class:`.FederatedModule`.
+
+    Raises:
+        FederationError: for a task or a loss that has no softmax.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        lam: NonNegativeFloat = 1.0,
+        temperature: PositiveFloat = 1.0,
+        weighting: Literal["examples", "uniform"] = "uniform",
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.needs_cross_entropy(
+            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
+        )
+        self.lam = lam
+        self.temperature = temperature
+        self.weighting = weighting
+        self._has_teacher = False  # what trained says, where it can be read without waiting for a GPU
+        self._student_predicts = False
+        self._logits: list[Tensor] = []  # of the student
+
+    # ------------------------------------------------------------------------------------------------------------ the state
+
+    def build(self) -> None:
+        """The network, the personal one, and whether that has been trained."""
+        super().build()
+        self.personal: Backbone = self.new_backbone()
+        self.trained: Tensor
+        self.register_buffer("trained", torch.tensor(False))
+
+    def shared_names(self) -> set[str]:
+        """The network travels; the personal model stays."""
+        return {name for name in super().shared_names() if name != "trained" and not name.startswith("personal.")}
+
+    def copied_names(self) -> dict[str, str]:
+        """The personal model is the server's until it has been trained."""
+        return {f"personal.{name}": f"backbone.{name}" for name in self.backbone.state_dict()}
+
+    def load_private_state(self, state: State) -> None:
+        """Take over the client's own state."""
+        super().load_private_state(state)
+        self._has_teacher = bool(self.trained)
+
+    @torch.no_grad()
+    def after_training(self, reviewed: State) -> None:
+        """What was trained is the personal model now."""
+        self.personal.load_state_dict(self.backbone.state_dict())
+        self.trained.fill_(True)
+        self._has_teacher = True
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """FedAvg's, whose state is a model."""
+        return Server(self.update_state(), self.weighting, holds_model=True)
+
+    # --------------------------------------------------------------------------------------------------------- the training
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits of the personal model, or of the server's where there is none."""
+        if self._student_predicts or not self._has_teacher:
+            logits = self.backbone(x)
+            if self._student_predicts:
+                self._logits.append(logits)
+            return logits
+        return self.personal(x)
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, with a teacher where there is one."""
+        loss = self.distilled_loss if self._has_teacher and self.lam else self.student_loss
+        return [Phase("local", list(self.backbone.parameters()), loss, self.optimizer, self.epochs, eval_modules=[self.personal])]
+
+    def student_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch as the network that is trained predicts it."""
+        with self._student():
+            return self.client_loss(batch)
+
+    def distilled_loss(self, batch: Any) -> Tensor:
+        """The same plus what the teacher has to say, from one pass through each."""
+        with self._student() as logits:
+            loss = self.client_loss(batch)
+        x, _ = self.unpack(batch)
+        with torch.no_grad():
+            teacher = self.personal(x)
+        T = self.temperature
+        return loss + self.lam * T**2 * divergence(teacher / T, logits[0] / T)
+
+    @contextmanager
+    def _student(self) -> Iterator[list[Tensor]]:
+        """In this block the network that is trained predicts, and its logits are noted."""
+        self._student_predicts, self._logits = True, []
+        try:
+            yield self._logits
+        finally:
+            self._student_predicts, self._logits = False, []

@@ -1,0 +1,313 @@
+"""FedProto against its paper."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same
+from tiny_loops import batches
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.engines import InProcess
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, State, Turn
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedProto, Standalone
+from lightning_fed.methods.fedproto import COUNT, PROTOTYPE, PrototypeServer
+from lightning_fed.models import CNN1, CNN5
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import INITIAL, seeded
+
+TWO = [Net, WideNet]
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def prototypes(federation: Federation) -> State:
+    """The server's, by class."""
+    return {name.removeprefix(PROTOTYPE): tensor for name, tensor in federation.run.server.state.items()}
+
+
+def training_data(data: InMemory, client: int) -> tuple[Tensor, Tensor]:
+    of_client = data.client(client)
+    inputs, labels = of_client.data[of_client.splits[0]]
+    return inputs, labels
+
+
+# ------------------------------------------------------------------------------------- the algorithm, once more, bare
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("source", ["trained", "last_epoch"])
+def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
+    data, epochs, lam = new_data(3, 120), 2, 5.0
+    method = FedProto(TWO, CLASSES, lam, prototypes=source, weighting=weighting, optimizer=momentum, epochs=epochs)
+    federation = fit(method, data)
+
+    with seeded(0, INITIAL):
+        template = FedProto(TWO, CLASSES)
+        template.configure_model()
+    networks: list[nn.Module] = [template.for_client(client).backbone for client in data.clients]
+    center: dict[int, Tensor] = {}
+    for round in (1, 2, 3):
+        sums: dict[int, Tensor] = {}
+        weights: dict[int, int] = {}
+        for k, network in enumerate(networks):
+            optimizer = momentum(network.parameters())
+            for epoch in range(epochs):
+                seen: dict[int, list[Tensor]] = {}
+                for x, y in batches(data, k, round, epoch):
+                    z = network.encode(x)
+                    apart = z.new_zeros(())
+                    for row, label in zip(z, y.tolist(), strict=True):
+                        seen.setdefault(label, []).append(row.detach())
+                        if label in center:
+                            apart = apart + (row - center[label]).square().sum()
+                    optimizer.zero_grad()
+                    (cross_entropy(network.head(z), y) + lam * apart / z.numel()).backward()
+                    optimizer.step()
+            if source == "trained":
+                inputs, labels = training_data(data, k)
+                with torch.no_grad():
+                    seen = {label: list(network.encode(inputs[labels == label])) for label in labels.unique().tolist()}
+            for label, rows in seen.items():
+                weight = len(rows) if weighting == "examples" else 1
+                weights[label] = weights.get(label, 0) + weight
+                sums[label] = sums.get(label, 0) + weight * torch.stack(rows).double().mean(0)
+        center |= {label: (total / weights[label]).float() for label, total in sums.items()}
+
+    ours = prototypes(federation)
+    assert ours.keys() == {str(label) for label in center}
+    for label, tensor in center.items():
+        torch.testing.assert_close(ours[str(label)], tensor, rtol=1e-4, atol=1e-6)
+    for k, network in enumerate(networks):
+        kept = federation.run.store.get(k)
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(kept[f"backbone.{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_prototypes_pull_only_once_there_are_any() -> None:
+    """The first round is plain, the second is not."""
+    one, other = (FedProto(TWO, CLASSES, lam, optimizer=momentum) for lam in (0.0, 5.0))
+    for rounds in (1, 2):
+        ends = [private_states(fit(model, rounds=rounds)) for model in (one, other)]
+        assert all(same(ends[0][k], ends[1][k]) for k in range(3)) == (rounds == 1)
+
+
+@pytest.mark.parametrize("source", ["trained", "last_epoch"])
+def test_without_the_term_it_is_standalone_and_prototypes_flow_all_the_same(source: Any) -> None:
+    ours = fit(FedProto([NoisyNet], CLASSES, 0.0, prototypes=source, optimizer=momentum, epochs=2), participation=0.7)
+    theirs = fit(Standalone([NoisyNet], CLASSES, momentum, epochs=2), participation=0.7)
+    mine, alone = private_states(ours), private_states(theirs)
+    assert mine.keys() == alone.keys()
+    assert all(same(mine[client], alone[client]) for client in alone)
+    assert [row["train/local_loss"] for row in ours.run.history] == [row["train/local_loss"] for row in theirs.run.history]
+    for client, results in theirs.run.results.items():
+        assert results.items() <= ours.run.results[client].items()
+    assert prototypes(ours)
+
+
+# --------------------------------------------------------------------------------------------------------- the prototypes
+
+
+def test_of_one_client_they_are_its_own() -> None:
+    engine = Recording()
+    federation = fit(FedProto(Net, CLASSES, optimizer=momentum), new_data(1, 60), engine=engine)
+    last = {name: tensor for name, tensor in engine.trained[-1].state.items() if name.startswith(PROTOTYPE)}
+    assert same(federation.run.server.state, last)
+
+
+def test_of_one_example_it_is_its_features() -> None:
+    """Exactly, also with batch norm and dropout: the trained network in eval mode."""
+    images = torch.randn(12, 3, 4, 4)
+    labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
+    data = InMemory(images, labels, CLASSES, num_clients=1, val_share=0, test_share=0.25, batch_size=4)
+    federation = fit(FedProto(NoisyNet, CLASSES, optimizer=momentum), data, rounds=1)
+    inputs, targets = training_data(data, 0)
+    assert (targets == 0).sum() == 1
+    network = federation.client_module(0).backbone.eval()
+    with torch.no_grad():
+        features = network.encode(inputs)
+    assert torch.equal(prototypes(federation)["0"], features[targets == 0][0])
+    torch.testing.assert_close(prototypes(federation)["1"], features[targets == 1].mean(0))
+    assert prototypes(federation).keys() == {"0", "1"}  # classes that nobody has are absent
+
+
+def update_of(client: int, center: dict[int, tuple[list[float], int]], counts: bool = True) -> ClientUpdate:
+    state: State = {}
+    for label, (values, count) in center.items():
+        state[f"{PROTOTYPE}{label}"] = torch.tensor(values)
+        if counts:
+            state[f"{COUNT}{label}"] = torch.tensor(count)
+    return ClientUpdate(client, 10, state)
+
+
+SENT = [{0: ([1.0, 2.0], 3), 2: ([4.0, 0.0], 1)}, {0: ([5.0, 2.0], 1)}, {2: ([0.0, 8.0], 3)}]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_weights_sum_to_1_over_those_who_have_the_class_in_any_order(order: tuple[int, ...]) -> None:
+    for weighting, expected in (("examples", ([2.0, 2.0], [1.0, 6.0])), ("uniform", ([3.0, 2.0], [2.0, 4.0]))):
+        server = PrototypeServer(torch.zeros(4, 2), weighting)
+        server.aggregate(update_of(client, SENT[client], weighting == "examples") for client in order)
+        assert same(server.state, {f"{PROTOTYPE}0": torch.tensor(expected[0]), f"{PROTOTYPE}2": torch.tensor(expected[1])})
+
+
+def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
+    server = PrototypeServer(torch.zeros(4, 2), "examples")
+    server.aggregate([update_of(0, SENT[0])])
+    server.aggregate([update_of(1, SENT[1])])
+    server.aggregate([])
+    assert same(server.state, {f"{PROTOTYPE}0": torch.tensor([5.0, 2.0]), f"{PROTOTYPE}2": torch.tensor([4.0, 0.0])})
+
+
+def test_the_servers_state_has_one_shape_in_all_rounds() -> None:
+    server, other = (PrototypeServer(torch.ones(4, 2), "examples") for _ in range(2))
+    empty = server.state_dict()
+    server.aggregate(update_of(client, sent) for client, sent in enumerate(SENT))
+    state = server.state_dict()
+    assert {name: (t.shape, t.dtype) for name, t in state.items()} == {name: (t.shape, t.dtype) for name, t in empty.items()}
+    other.load_state_dict(state)
+    assert same(other.state, server.state)
+    other.load_state_dict(empty)
+    assert other.state == {}
+
+
+class Tampering(InProcess):
+    """The last client's update is changed on its way."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        updates = list(super().run(turns))
+        last = updates[-1]
+        assert isinstance(last, ClientUpdate)
+        yield from [*updates[:-1], replace(last, state=self.change(last.state))]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda state: state | {f"{COUNT}0": torch.tensor(0, dtype=torch.int32)}, r"'counts/0' = 0, expected at least 1"),
+        (lambda state: state | {f"{COUNT}0": torch.tensor(-3, dtype=torch.int32)}, r"'counts/0' = -3, expected at least 1"),
+        (lambda state: state | {f"{COUNT}0": torch.tensor(1.0)}, r"'counts/0' of torch\.float32, expected torch\.int32"),
+        (lambda state: state | {f"{PROTOTYPE}4": state[f"{PROTOTYPE}0"]}, r"holds 'prototypes/4', which does not belong there"),
+        (lambda state: state | {f"{PROTOTYPE}00": state[f"{PROTOTYPE}0"]}, r"holds 'prototypes/00', which does not belong there"),
+        (lambda state: {f"{PROTOTYPE}0": state[f"{PROTOTYPE}0"]}, r"lacks 'counts/0'"),
+        (lambda state: state | {f"{PROTOTYPE}0": torch.zeros(3)}, r"'prototypes/0' of shape \(3,\), expected \(6,\)"),
+        (lambda state: state | {f"{PROTOTYPE}0": torch.full((6,), torch.nan)}, r"holds NaN or infinity in 'prototypes/0'"),
+    ],
+)
+def test_what_is_no_prototype_is_refused_with_its_client(change: Any, complaint: str) -> None:
+    with pytest.raises(FederationError, match=rf"^The update of client 2 .*{complaint}"):
+        fit(FedProto(Net, CLASSES), rounds=1, engine=Tampering(change))
+
+
+def test_networks_of_other_widths_are_refused() -> None:
+    with pytest.raises(FederationError, match=r"'prototypes/0' of shape \(6,\), expected \(3,\)"):
+        fit(FedProto([partial(Net, width=0.5), Net], CLASSES))
+    module = FedProto(Net, CLASSES).for_client(new_data().clients[0])
+    with pytest.raises(FederationError, match=r"was sent 'prototypes/0' of shape \(3,\), expected .* 4 classes of shape \(6,\)"):
+        module.load_broadcast(Broadcast({f"{PROTOTYPE}0": torch.zeros(3)}))
+
+
+# ------------------------------------------------------------------------------------------------------------ on the wire
+
+
+def test_traffic() -> None:
+    """Of two of 10 classes and 500 features: 1,000 floats and two counts up, 5,000 down once all classes are known."""
+    labels = torch.arange(10).repeat(30)
+    images = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
+    data = InMemory(images, labels, 10, num_clients=5, partition=ClassesPerClient(2), batch_size=60)
+    for weighting, extra in (("examples", 2 * 4), ("uniform", 0)):
+        federation = fit(FedProto([CNN5, CNN1], weighting=weighting), data, rounds=2)  # type: ignore[arg-type]
+        first, second = federation.run.history
+        assert first["traffic/down_parameters"] == first["traffic/down_bytes"] == 0
+        assert second["traffic/down_parameters"] == 5 * 5_000
+        assert second["traffic/down_bytes"] == 4 * 5 * 5_000
+        for row in (first, second):
+            assert row["traffic/up_parameters"] == 5 * 1_000
+            assert row["traffic/up_bytes"] == 5 * (4 * 1_000 + extra)
+
+
+def test_no_weight_travels() -> None:
+    engine = Recording()
+    fit(FedProto(TWO, CLASSES), engine=engine)
+    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert any(states)
+    assert all(name.startswith((PROTOTYPE, COUNT)) for state in states for name in state)
+
+
+# ------------------------------------------------------------------------------------------------------------ predicting
+
+
+def with_prototypes(**options: Any) -> FedProto:
+    """A client with classes 0 and 1, that knows the prototypes of 0, 2 and 3."""
+    info = replace(new_data().clients[0], label_counts=(5, 5, 0, 0))
+    module = FedProto(Net, CLASSES, **options).for_client(info)
+    module.load_broadcast(Broadcast({f"{PROTOTYPE}{label}": torch.full((6,), float(label)) for label in (0, 2, 3)}))
+    return module.eval()
+
+
+def test_the_nearest_prototype_is_predicted() -> None:
+    module = with_prototypes(predict="prototypes")
+    x = torch.randn(20, 3, 4, 4)
+    with torch.no_grad():
+        scores, z = module(x), module.backbone.encode(x)
+    for label in (0, 2, 3):
+        torch.testing.assert_close(scores[:, label], -(z - label).square().sum(1).sqrt())
+    assert (scores[:, 1] == -torch.inf).all()
+
+
+def test_the_clients_own_classes_can_be_the_only_candidates() -> None:
+    with torch.no_grad():
+        scores = with_prototypes(predict="prototypes", candidates="own")(torch.randn(20, 3, 4, 4))
+    assert (scores.argmax(1) == 0).all()
+    assert (scores[:, 1:] == -torch.inf).all()
+
+
+def test_until_there_are_prototypes_the_head_predicts() -> None:
+    module = FedProto(Net, CLASSES, predict="prototypes").for_client(new_data().clients[0])
+    x = torch.randn(20, 3, 4, 4)
+    assert torch.equal(module(x), module.backbone(x))
+
+
+@pytest.mark.parametrize(("predict", "other"), [("head", "prototype_accuracy"), ("prototypes", "head_accuracy")])
+def test_both_ways_to_predict_are_measured(predict: Any, other: str) -> None:
+    federation = fit(FedProto(TWO, CLASSES, 1.0, predict, optimizer=momentum))
+    for client, results in federation.run.results.items():
+        data = federation.run.data.client(client)
+        inputs, labels = data.data[data.splits[2]]
+        module = federation.client_module(client).eval()
+        with torch.no_grad():
+            z = module.backbone.encode(inputs)
+            by_head = module.backbone.head(z).argmax(1)
+            center = torch.stack([prototypes(federation)[str(label)] for label in range(CLASSES)])
+            by_prototypes = (z[:, None] - center).square().sum(-1).argmin(1)
+        found = {"head": by_head, "prototypes": by_prototypes}
+        assert results["test/accuracy"] == pytest.approx((found.pop(predict) == labels).float().mean().item())
+        assert results[f"test/{other}"] == pytest.approx((found.popitem()[1] == labels).float().mean().item())
+    assert f"after/test_{other}/mean" in federation.run.history[-1]
+
+
+def test_own_candidates_need_the_clients_labels() -> None:
+    module = with_prototypes(predict="prototypes", candidates="own")
+    module.client = None
+    with pytest.raises(FederationError, match="candidates=own needs the client's label counts"):
+        module(torch.randn(2, 3, 4, 4))
+
+
+def test_other_tasks_are_refused() -> None:
+    with pytest.raises(FederationError, match="FedProto got task 'regression', but prototypes are those of classes"):
+        FedProto(Net, CLASSES, task="regression")

@@ -1,0 +1,244 @@
+"""pFedSD: FedAvg whose clients are taught by what they were."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same
+from tiny_loops import batches
+from tiny_rounds import UniformFedAvg
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.data import InMemory
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg, PFedSD
+from lightning_fed.module import FederatedModule
+from lightning_fed.run import Run
+from lightning_fed.seeding import INITIAL, seeded
+
+INFO = new_data().clients[1]
+BATCH = torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def test_rounds_are_those_of_a_bare_loop() -> None:
+    data, epochs, lam, T = new_data(3, 120), 2, 0.7, 3.0
+    federation = fit(PFedSD(Net, CLASSES, lam, T, "examples", optimizer=momentum, epochs=epochs), data)
+
+    with seeded(0, INITIAL):
+        template = FedAvg(Net, CLASSES)
+        template.configure_model()
+    w: State = {name: tensor.clone() for name, tensor in template.backbone.state_dict().items()}
+    personal: dict[int, nn.Module] = {}
+    for round in (1, 2, 3):
+        trained: list[nn.Module] = []
+        for k in range(3):
+            student = Net(CLASSES)
+            student.load_state_dict(w)
+            optimizer = momentum(student.parameters())
+            for epoch in range(epochs):
+                for x, y in batches(data, k, round, epoch):
+                    logits = student(x)
+                    loss = cross_entropy(logits, y)
+                    if k in personal:
+                        p = (personal[k](x).detach() / T).softmax(1)
+                        q = (logits / T).softmax(1)
+                        loss = loss + lam * T**2 * (p * (p.log() - q.log())).sum(1).mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            trained.append(student)
+        personal = dict(enumerate(trained))
+        n = [client.num_train for client in data.clients]
+        states = [student.state_dict() for student in trained]
+        w = {name: sum(n_k * s[name].double() for n_k, s in zip(n, states, strict=True)).div(sum(n)).float() for name in w}  # type: ignore[union-attr]
+
+    for name, tensor in federation.run.server.state_dict().items():
+        torch.testing.assert_close(tensor, w[name.removeprefix("backbone.")], rtol=1e-4, atol=1e-6)
+    for k, network in personal.items():
+        kept = federation.run.store.get(k)
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(kept[f"personal.{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("lam", "rounds"), [(0.0, 3), (2.0, 1)])
+@pytest.mark.parametrize(("weighting", "reference"), [("uniform", UniformFedAvg), ("examples", FedAvg)])
+def test_without_a_teacher_it_is_fedavg_bit_for_bit(lam: float, rounds: int, weighting: Any, reference: type[FedAvg]) -> None:
+    """Without its weight in all rounds, and with any weight in the first."""
+    options: dict[str, Any] = {"rounds": rounds, "participation": 0.7}
+    ours = fit(PFedSD(NoisyNet, CLASSES, lam, weighting=weighting, optimizer=momentum, epochs=2), **options)
+    theirs = fit(reference(NoisyNet, CLASSES, momentum, epochs=2), **options)
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+    assert [row["train/local_loss"] for row in ours.run.history] == [row["train/local_loss"] for row in theirs.run.history]
+    assert ours.run.history[-1]["global/test_accuracy"] == theirs.run.history[-1]["global/test_accuracy"]
+
+
+def test_from_the_second_round_on_it_is_not() -> None:
+    ours, theirs = (
+        fit(model, rounds=2) for model in (PFedSD(Net, CLASSES, optimizer=momentum), UniformFedAvg(Net, CLASSES, momentum))
+    )
+    assert not same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+
+
+def test_who_takes_part_for_the_first_time_has_no_teacher() -> None:
+    """In whatever round that is: the loss of its turn is FedAvg's from the same broadcast."""
+    engine = Recording()
+    federation = fit(PFedSD(Net, CLASSES, 50.0, optimizer=momentum), engine=engine, participation=0.4, rounds=4)
+    seen: set[int] = set()
+    plain = 0
+    for turn, update in engine.fits():
+        alone = fit_turn(FedAvg(Net, CLASSES, momentum), turn.broadcast.state, turn.client.id, turn.round)
+        as_fedavg = same(update.state, alone)
+        assert as_fedavg == (turn.client.id not in seen)
+        plain += as_fedavg
+        seen.add(turn.client.id)
+    assert plain == len(seen) < len(engine.fits())
+    assert private_states(federation).keys() == seen
+
+
+def fit_turn(model: FederatedModule, start: State, client: int, round: int) -> State:
+    """A network that has trained as in a turn."""
+    model.configure_model()
+    model.load_shared_state(start)
+    params = momentum(model.backbone.parameters())
+    for x, y in batches(new_data(3, 120), client, round, 0):
+        params.zero_grad()
+        cross_entropy(model(x), y).backward()
+        params.step()
+    return model.shared_state()
+
+
+# ------------------------------------------------------------------------------------------------------------ the teacher
+
+
+class Watching(PFedSD):
+    """Notes the teacher when a turn begins and when it has trained."""
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self.before = {name: tensor.clone() for name, tensor in self.personal.state_dict().items()}
+        self.modes = []
+
+    def distilled_loss(self, batch: Any) -> Tensor:
+        self.modes.append((self.backbone.training, self.personal.training))
+        return super().distilled_loss(batch)
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        assert same(self.before, dict(self.personal.state_dict()))
+        assert all(p.grad is None for p in self.personal.parameters())
+        assert set(self.modes) <= {(True, False)}
+
+
+def test_the_teacher_is_still_in_eval_mode_and_only_swapped_at_the_end() -> None:
+    """With batch norm and dropout."""
+    engine = Recording()
+    federation = fit(Watching(NoisyNet, CLASSES, optimizer=momentum), engine=engine)
+    for client, private in private_states(federation).items():
+        last = [update for update in engine.trained if update.client == client][-1]
+        assert private.pop("trained")
+        assert same({name.replace("personal", "backbone"): tensor for name, tensor in private.items()}, last.state)
+
+
+def taught(network: type[Net], **options: Any) -> PFedSD:
+    """A client that is its own teacher."""
+    module = PFedSD(network, CLASSES, **options).for_client(INFO)
+    module.after_training({})
+    module.phase = module.phases()[0]
+    return module
+
+
+def test_a_student_that_is_its_teacher_learns_nothing_from_it() -> None:
+    module = taught(Net, lam=100.0, temperature=2.0)
+    distilled, plain = module.distilled_loss(BATCH), module.student_loss(BATCH)
+    assert distilled.item() == pytest.approx(plain.item(), abs=1e-5)
+    parameters = list(module.backbone.parameters())
+    for one, other in zip(*(torch.autograd.grad(loss, parameters) for loss in (distilled, plain)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+def test_gradients_do_not_shrink_with_the_temperature() -> None:
+    """At high temperatures that of T² KL is that of half the squared distance of centred logits, over C."""
+    module = taught(Net, temperature=200.0)
+    with torch.no_grad():
+        for parameter in module.personal.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    parameters = list(module.backbone.parameters())
+    slopes = torch.autograd.grad(module.distilled_loss(BATCH) - module.student_loss(BATCH), parameters)
+    apart = module.backbone(BATCH[0]) - module.personal(BATCH[0]).detach()
+    limit = (apart - apart.mean(1, keepdim=True)).square().sum(1).mean() / (2 * CLASSES)
+    for one, other in zip(slopes, torch.autograd.grad(limit, parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=2e-3)
+
+
+# ------------------------------------------------------------------------------------------------------------ what is measured
+
+
+class Before(FederationCallback):
+    """What participants reach when they have trained."""
+
+    def __init__(self) -> None:
+        self.accuracy: dict[int, float] = {}
+
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        if "test/accuracy" in update.metrics:
+            self.accuracy[update.client] = update.metrics["test/accuracy"]
+
+
+def test_participants_are_measured_as_they_were_before_aggregation_and_others_as_they_last_were() -> None:
+    before = Before()
+    federation = fit(
+        PFedSD(Net, CLASSES, optimizer=momentum), new_data(5, 200), participation=0.4, evaluate_every=1, callbacks=[before]
+    )
+    assert 2 < len(before.accuracy) < 5
+    for client, result in federation.run.results.items():
+        module = federation.client_module(client)
+        if client in before.accuracy:
+            assert result["test/accuracy"] == before.accuracy[client]
+        else:
+            assert torch.equal(module(BATCH[0]), module.backbone(BATCH[0]))
+
+
+def test_the_teacher_stays_with_the_client() -> None:
+    engine = Recording()
+    fit(PFedSD(Net, CLASSES), engine=engine)
+    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert all(name.startswith("backbone.") for state in states for name in state)
+
+
+def test_the_teachers_pass_is_counted() -> None:
+    """Forward, in the rounds that have one: a third more than forward and backward, but that the first layer has no gradient to
+    pass on.
+    """
+    first, second, third = (row["compute/flops"] for row in fit(PFedSD(Net, CLASSES)).run.history)
+    plain = fit(FedAvg(Net, CLASSES)).run.history[0]["compute/flops"]
+    assert first == plain
+    assert second == third
+    module = taught(Net)
+    per_example = 2 * sum(p.numel() for p in module.backbone.parameters() if p.dim() == 2)
+    assert second - first == per_example * sum(client.num_train for client in new_data(3, 120).clients)
+
+
+def test_in_a_plain_trainer_it_trains_as_fedavg_does() -> None:
+    ends = []
+    for model in (PFedSD(Net, CLASSES, optimizer=momentum), FedAvg(Net, CLASSES, momentum)):
+        with seeded(3):
+            trainer = new_trainer(**QUIET, max_epochs=2, limit_val_batches=0)
+            trainer.fit(model, datamodule=new_data().client(1))
+        ends.append(dict(model.backbone.state_dict()))
+    assert same(*ends)
+
+
+def test_a_loss_without_a_softmax_is_refused() -> None:
+    with pytest.raises(FederationError, match="PFedSD got task 'regression', but it distils softmax probabilities"):
+        PFedSD(Net, CLASSES, task="regression")
