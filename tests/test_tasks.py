@@ -113,7 +113,7 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
     inexact = {"FML": 0.7, "FedKD": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
-    if name in ("FedRoD", "FedKD") or issubclass(method, CapacityModule):
+    if name in ("FedRoD", "FD", "FedKD") or issubclass(method, CapacityModule):
         with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but it"):
             new_method(name, loss=nn.MultiMarginLoss())
     else:
@@ -249,8 +249,9 @@ REFUSING = {
     "SplitMix": "its mask",
     "FML": "its networks teach each other",
     "FedKD": "its networks teach each other",
+    "FD": "its teachers are probabilities",
 }
-NO_MASK = {"FedRoD", "FML", "FedKD"}
+NO_MASK = {"FedRoD", "FML", "FedKD", "FD"}
 
 
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])
