@@ -1,7 +1,7 @@
 """Layers that methods share."""
 
 from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.nn.factorise import FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
+from lightning_fed.nn.factorise import Energy, FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
 from lightning_fed.nn.masked_loss import mask_absent
@@ -11,6 +11,7 @@ from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistic
 
 __all__ = [
     "BufferDict",
+    "Energy",
     "FactorisedConv2d",
     "FactorisedLinear",
     "JointOptimizer",
