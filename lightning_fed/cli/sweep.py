@@ -37,9 +37,7 @@ def run(args: Sequence[str]) -> None:
     console = Console()
     sweep = read_sweep(given.config)
     if not sweep.base.is_file():
-        raise FederationError(
-            f"{given.config}: there is no base {sweep.base}: give a configuration of fit, seen from where you are."
-        )
+        raise FederationError(f"{given.config}: there is no base {sweep.base}: give a configuration of fit, from where you are.")
     jobs = checked(sweep, console)
     if given.dry_run:
         for job in jobs:

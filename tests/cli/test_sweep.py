@@ -100,7 +100,7 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
         ({"methods": {"A": {}, "B": {"trainer.accelerator": "gpus"}}}, "B/seed_3: trainer.accelerator is 'gpus', of which"),
         (
             {"methods": {"A": {}, "B": {"trainer.precision": "64-true", "trainer.devices": 0}}},
-            "B/seed_3: trainer.devices is 0, of which",
+            "B/seed_3: trainer.devices is '0', of which",
         ),
         ({"base": "nowhere.yaml"}, "my.sweep.yaml: there is no base nowhere.yaml"),
         ({"sedes": [0]}, "'sedes' is no key of a sweep"),
