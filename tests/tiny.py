@@ -83,7 +83,7 @@ TINY_VIT = {
 tiny_vit = partial(VisionTransformer, config=TINY_VIT)
 """An image classifier with random weights for the images of :func:`new_data`; builds for a number of classes."""
 
-ON_IMAGES = {"FedHMLoRA", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
+ON_IMAGES = {"FedHMLoRA", "FedHMLoRADelta", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
 """Methods of fine-tuning that are tested on a vision transformer."""
 
 AS_LARGE_AS_IMAGES: dict[str, dict[str, Any]] = {"PFedGate": {"input_shape": (3, 4, 4)}}
