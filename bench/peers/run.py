@@ -5,8 +5,8 @@
 FedAvg with CNN-1: 100 clients with 400 images each, of which 10 take part in a round of one epoch, batch 64, plain SGD. All begin
 with the same weights, and each draws its own cohorts and batches. They take turns, round by round, in processes that wait while
 another one plays, so that a drift of the machine's speed cancels: what counts are the ratios of rounds that were played one after
-the other, of which the median is printed. A contestant's first round, in which processes start, is left out of the times. A round is
-over when the models are merged; they are measured here, on 2,000 test images.
+the other, of which the median is printed. A contestant's first round, in which processes start, is left out of the times. A round
+is over when the models are merged; they are measured here, on 2,000 test images.
 """
 
 import argparse
