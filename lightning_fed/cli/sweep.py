@@ -99,8 +99,8 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                 jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong[kind] = error
-    for error in wrong.values():
-        print(f"lightning-fed: error: {error}", file=sys.stderr)
+    for what in wrong.values():
+        print(f"lightning-fed: error: {what}", file=sys.stderr)
     if wrong:
         raise SystemExit(2)
     return jobs
