@@ -17,8 +17,8 @@ MACHINERY = {
 METHODS = {"families", "methods"}
 
 OTHERS = {
-    *("aggregation", "data", "errors", "exchange", "hparams", "models", "module", "nn", "options", "phase", "phases", "resuming"),
-    *("schedules", "seeding", "server", "tasks"),
+    *("adapting", "aggregation", "data", "errors", "exchange", "hparams", "measured", "models", "module", "nn", "options"),
+    *("phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
 }
 """What both build on."""
 
