@@ -23,6 +23,8 @@ from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.run import Run
 
+VERBS = ["fit", "validate", "test", "export"]
+
 PER_CLIENT_TRAINER_ONLY = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
     "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
@@ -45,6 +47,7 @@ class FederationCLI(LightningCLI):
     """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
 
     def __init__(self, args: Sequence[str]) -> None:
+        self.verbs = [verb for verb in VERBS if args and args[0] == verb] or VERBS
         super().__init__(
             FederatedModule,
             FederatedDataModule,
@@ -66,10 +69,11 @@ class FederationCLI(LightningCLI):
         """
         return type(None), ()
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The verbs, and which of their arguments are no options."""
-        return {verb: {"model", "datamodule"} for verb in ("fit", "validate", "test", "export")}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The verb that is asked for, or all, and which of their arguments are no options. Each has a parser with all the options
+        of Trainer and federation, which takes a while to build.
+        """
+        return {verb: {"model", "datamodule"} for verb in self.verbs}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The federation's block, and what one block knows of another."""
