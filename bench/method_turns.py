@@ -4,9 +4,9 @@
     python bench/method_turns.py --methods FML FedKD
 
 A turn is one client's: its state and the broadcast loaded, its epochs trained, its update and its private state taken. Between
-turns the server merges the update as if another client had sent it. The bare loop trains the same networks on batches of the same sizes, from the same kind of images, with the same optimizers, and computes
-what a client of the method has to compute besides, as one would write it by hand; and nothing else. Turn and loop alternate in one
-process; the ratio of each pair is what counts.
+turns the server merges the update as if another client had sent it. The bare loop trains the same networks on batches of the same
+sizes, from the same kind of images, with the same optimizers, and computes what a client of the method has to compute besides, as
+one would write it by hand; and nothing else. Turn and loop alternate in one process; the ratio of each pair is what counts.
 """
 
 import argparse
