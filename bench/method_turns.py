@@ -3,30 +3,35 @@
     python bench/method_turns.py                    # all of them
     python bench/method_turns.py --methods FML FedKD
 
-A turn is one client's: its state and the broadcast loaded, its epochs trained, its update and its private state taken. The bare
-loop trains the same networks on batches of the same sizes, from the same kind of images, with the same optimizers, and computes
-what a client of the method has to compute besides, as one would write it by hand; and nothing else. Turn and loop alternate in one
-process; the ratio of each pair is what counts.
+A turn is one client's: its state and the broadcast loaded, its epochs trained, its update and its private state taken. Between
+turns the server merges the update as if another client had sent it. The bare loop trains the same networks on batches of the same
+sizes, from the same kind of images, with the same optimizers, and computes what a client of the method has to compute besides, as
+one would write it by hand; and nothing else. Turn and loop alternate in one process; the ratio of each pair is what counts.
 """
 
 import argparse
 import copy
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy, kl_div, mse_loss
+from torch.nn.functional import cross_entropy, kl_div, mse_loss, one_hot
 
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import Turn
+from lightning_fed.exchange import Turn, pack_bits
 from lightning_fed.lean import lean_lightning
+from lightning_fed.methods.fd import FD
+from lightning_fed.methods.fedamp import FedAMP
+from lightning_fed.methods.fedcac import FedCAC
 from lightning_fed.methods.fedkd import FedKD
 from lightning_fed.methods.fml import FML
 from lightning_fed.methods.pfedgate import PFedGate
@@ -34,6 +39,7 @@ from lightning_fed.models import CNN1, CNN5, ResNet8
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.energy import compressed
 from lightning_fed.quiet import quiet_lightning
+from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 GOAL = 1.15
 SAMPLES, BATCH, EPOCHS = 500, 50, 2
@@ -61,8 +67,8 @@ def batches(epochs: int = EPOCHS) -> Iterator[Batch]:
 IMAGES = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8), torch.arange(SAMPLES) % 10
 
 
-def train(loss: Callable[[Batch], Tensor], *networks: nn.Module) -> None:
-    """Epochs on a loss, with an optimizer for each network."""
+def train(loss: Callable[[Batch], Tensor], *networks: nn.Module, after: Callable[[], None] = lambda: None) -> None:
+    """Epochs on a loss, with an optimizer for each network, and something after each step."""
     optimizers = [sgd(network.parameters()) for network in networks]
     for batch in batches():
         for optimizer in optimizers:
@@ -70,6 +76,7 @@ def train(loss: Callable[[Batch], Tensor], *networks: nn.Module) -> None:
         loss(batch).backward()
         for optimizer in optimizers:
             optimizer.step()
+        after()
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
@@ -139,6 +146,69 @@ class Gated:
         return cross_entropy(functional_call(self.network, self.blocks.scaled(dict(self.network.named_parameters()), by), (x,)), y)
 
 
+class Drawn:
+    """FedAMP: one network, drawn to another one."""
+
+    def __init__(self) -> None:
+        self.network, self.cloud = CNN1(10), CNN1(10)
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.network, after=self.approach)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of the network."""
+        x, y = batch
+        return cross_entropy(self.network(x), y)
+
+    @torch.no_grad()
+    def approach(self) -> None:
+        """The proximal step."""
+        for own, anchor in zip(self.network.parameters(), self.cloud.parameters(), strict=True):
+            own.lerp_(anchor, 1e-6)
+
+
+class Cautious:
+    """FedCAC: one network, and what half of its entries are critical."""
+
+    def __init__(self) -> None:
+        self.network = CNN1(10)
+
+    def __call__(self) -> None:
+        """A turn."""
+        before = [p.detach().clone() for p in self.network.parameters()]
+        train(self.loss, self.network)
+        masks = []
+        for own, start in zip(self.network.parameters(), before, strict=True):
+            effect = ((own.detach() - start) * own.detach()).abs().flatten()
+            masks.append(effect >= effect.kthvalue(effect.numel() - effect.numel() // 2 + 1).values)
+        pack_bits(torch.cat(masks))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of the network."""
+        x, y = batch
+        return cross_entropy(self.network(x), y)
+
+
+class Taught:
+    """FD: one network, and its mean outputs by label."""
+
+    def __init__(self) -> None:
+        self.network, self.teachers = CNN1(10), torch.rand(10, 10).softmax(dim=1)
+        self.outputs = torch.zeros(10, 10)
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.network)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of labels and teachers."""
+        x, y = batch
+        logits = self.network(x)
+        self.outputs += one_hot(y, 10).T.float() @ logits.detach().softmax(dim=1)
+        return cross_entropy(logits, y) + cross_entropy(logits, self.teachers[y])
+
+
 @dataclass(frozen=True)
 class Case:
     """A method, the bare loop of what it computes, and what that is."""
@@ -152,30 +222,38 @@ CASES = {
     "FML": Case(lambda: FML(CNN1, meme=CNN5, epochs=EPOCHS), Mutual, "CNN-1 and CNN-5"),
     "FedKD": Case(lambda: FedKD(CNN1, mentee=CNN5, epochs=EPOCHS), Distilling, "CNN-1 and CNN-5, and factors"),
     "PFedGate": Case(lambda: PFedGate(ResNet8, epochs=EPOCHS), Gated, "ResNet-8 and a gate"),
+    "FedAMP": Case(lambda: FedAMP(CNN1, epochs=EPOCHS), Drawn, "CNN-1, drawn to another one"),
+    "FedCAC": Case(lambda: FedCAC(CNN1, epochs=EPOCHS), Cautious, "CNN-1 and a mask"),
+    "FD": Case(lambda: FD(CNN1, epochs=EPOCHS), Taught, "CNN-1 and its mean outputs"),
 }
 
 
-def compare(name: str, case: Case, pairs: int) -> None:
-    """Print the paired ratio of one method."""
+def compare(name: str, case: Case, pairs: int, folder: Path) -> None:
+    """Print the paired ratio of one method, whose server may keep something in a folder."""
     data, template, bare = new_data(), case.method(), case.bare()
     data.setup()
     template.configure_model()
     server = template.configure_server(data.clients)
+    server.keep_in(ClientStore(folder, 2**30), ScratchStore(folder / "scratch", 2**30))
     worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
     ratios, seconds, private = [], [], None
     for number in range(pairs + 1):
+        server.open_round(number + 1, data.clients)
+        turn = Turn("fit", data.clients[0], number + 1, server.broadcast(data.clients[0]))
         start = perf_counter()
-        private = worker.take(Turn("fit", data.clients[0], number + 1, server.broadcast(data.clients[0])), private).private
+        outcome = worker.take(turn, private)
         federated = perf_counter() - start
+        private = outcome.private
+        server.aggregate([replace(outcome.update, client=1)])
         start = perf_counter()
         bare()
         by_hand = perf_counter() - start
         if number:  # the first pair warms up
             ratios.append(federated / by_hand)
             seconds.append((federated, by_hand))
-    turn, loop = (statistics.median(times) for times in zip(*seconds, strict=True))
+    of_turn, of_loop = (statistics.median(times) for times in zip(*seconds, strict=True))
     print(
-        f"{name} ({case.networks}): turn {turn:.2f} s, bare loop {loop:.2f} s (medians); ratio: median "
+        f"{name} ({case.networks}): turn {of_turn:.2f} s, bare loop {of_loop:.2f} s (medians); ratio: median "
         f"{statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}; at most {GOAL}",
         flush=True,
     )
@@ -192,7 +270,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
     with quiet_lightning(), lean_lightning():
         for name in options.methods:
-            compare(name, CASES[name], options.pairs)
+            with tempfile.TemporaryDirectory() as folder:
+                compare(name, CASES[name], options.pairs, Path(folder))
 
 
 if __name__ == "__main__":
