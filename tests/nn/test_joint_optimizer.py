@@ -5,10 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+from tiny import new_trainer
 from torch import Tensor, nn
 
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.nn import jointly
+from lightning_fed.phases import Phase, PhasedModule
 
 sgd, adam = partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)
 
@@ -92,3 +95,36 @@ def test_a_closure_is_called_once() -> None:
 
     assert joint(*ours).step(closure) == 2.0
     assert calls == [1]
+
+
+def test_a_module_clips_the_gradients_of_each_on_their_own() -> None:
+    """So that a network steps as it would alone, whatever the other one's gradients are."""
+    norms = []
+
+    class Twins(PhasedModule):
+        def __init__(self) -> None:
+            super().__init__(gradient_clip=0.5)
+            self.parts = nn.ModuleList(networks())
+
+        def phases(self) -> list[Phase]:
+            first, second = (list(part.parameters()) for part in self.parts)
+            return [Phase("both", [*first, *second], self.loss, jointly((sgd, first), (adam, second)), epochs=1)]
+
+        def loss(self, batch: list[Tensor]) -> Tensor:
+            [x] = batch
+            return 100 * self.parts[0](x).square().mean() + 0.001 * self.parts[1](x[:, :2]).square().mean()
+
+        def client_step(self, batch: list[Tensor]) -> Tensor:
+            loss = super().client_step(batch)
+            norms.append([torch.nn.utils.get_total_norm([p.grad for p in part.parameters()]).item() for part in self.parts])
+            return loss
+
+    x = torch.arange(12.0).view(4, 3)
+    alone = Twins()
+    slopes = torch.autograd.grad(alone.loss([x]), list(alone.parts[1].parameters()))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
+    new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(Twins(), loader)
+    [(first, second)] = norms
+    assert first == pytest.approx(0.5, rel=1e-4)
+    assert second == pytest.approx(torch.nn.utils.get_total_norm(slopes).item())
+    assert second < 0.4
