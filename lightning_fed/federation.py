@@ -22,6 +22,7 @@ from lightning_fed.callbacks import (
     MetricsTable,
     ProgressBar,
     RoundLines,
+    RunFacts,
     StartLine,
     Summary,
     TensorBoardFigures,
@@ -102,7 +103,7 @@ class Federation:
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
-        self.callbacks = [MetricsTable(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
+        self.callbacks = [MetricsTable(), RunFacts(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
         if progress:
             self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
         self.engine = engine or InProcess()
