@@ -103,6 +103,7 @@ def report_on(
     vary: Collection[str] = (),
     at: str | None = None,
     equal: Cost | None = None,
+    room: Sequence[str] | None = None,
 ) -> Report:
     """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
 
@@ -115,15 +116,16 @@ def report_on(
         vary: see :func:`lightning_fed.report.folders.run_folders`.
         at: see :class:`.View`.
         equal: see :func:`lightning_fed.report.load_runs`.
+        room: see :func:`lightning_fed.report.table.tables`.
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
-    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal}
+    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
     asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
     commands = [str(command) for table in cells for command in table["command"]]
-    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal)
+    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
     return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
 
 

@@ -1,5 +1,6 @@
 """Where methods stand between two references: the share of the room that they fill."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isnan
 
@@ -30,13 +31,13 @@ def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Differe
     return difference(shares, 0 * shares)
 
 
-def with_room(layout: Layout, runs: pd.DataFrame, room: tuple[str, str], column: str) -> Layout:
+def with_room(layout: Layout, runs: pd.DataFrame, room: Sequence[str], column: str) -> Layout:
     """A table with one more column, which says where each method stands.
 
     Args:
         layout: a table of these runs: a row per method, in their order, and perhaps more.
         runs: its runs.
-        room: the lower and the upper reference.
+        room: two methods, the lower and the upper reference.
         column: of the runs, with the numbers to compare.
 
     Raises:

@@ -8,6 +8,7 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.report.comparison import Difference, best_group, difference
 from lightning_fed.report.layout import Entry, Layout
+from lightning_fed.report.room import with_room
 from lightning_fed.report.views import Cost, View, lower_is_better, measure_of
 from lightning_fed.sweep.plan import Published
 
@@ -21,6 +22,7 @@ def tables(
     published: Sequence[Published] = (),
     at: str = "last",
     equal: Cost | None = None,
+    room: Sequence[str] | None = None,
 ) -> list[Layout]:
     """A table per setting.
 
@@ -32,6 +34,7 @@ def tables(
         at: which round is reported; see :class:`.View`. The last round and, if there is one, that which is best on validation data
             stand beside it.
         equal: compare at equal cost, which the runs must have been loaded with; see :func:`lightning_fed.report.load_runs`.
+        room: two methods, the lower and the upper reference between which the others stand; None: no such column.
 
     Raises:
         FederationError: if there is no such baseline, no finished run, or if the runs were loaded without what is to be shown.
@@ -42,10 +45,12 @@ def tables(
     for option, value, column in (("at", View(at).at, at), ("equal", equal, f"equal_{equal}")):
         if value is not None and column not in runs:
             raise FederationError(f"The table of runs has no column {column}: write it with {option} {value}.")
-    return [
-        _table(group, str(setting), baseline, pooled, [entry for entry in published if entry.setting == setting], View(at), equal)
-        for setting, group in finished.groupby("setting", sort=False)
-    ]
+    shown = []
+    for setting, group in finished.groupby("setting", sort=False):
+        theirs = [entry for entry in published if entry.setting == setting]
+        layout = _table(group, str(setting), baseline, pooled, theirs, View(at), equal)
+        shown.append(with_room(layout, group, room, f"equal_{equal}" if equal else at) if room else layout)
+    return shown
 
 
 def unfinished(runs: pd.DataFrame) -> list[str]:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +73,7 @@ class Asked:
         target: value of which to say when it was reached.
         pooled: also the accuracy over all clients' examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
+        room: two methods, the lower and the upper reference between which the others stand.
     """
 
     metric: str | None = None
@@ -81,6 +82,7 @@ class Asked:
     target: float | None = None
     pooled: bool = False
     equal: Literal["rounds", "bytes", "flops"] | None = None
+    room: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
         raise FederationError(f"{path}: report.equal is {asked.equal!r}, expected rounds, bytes or flops.")
     if not VIEWS.fullmatch(str(asked.at)):
         raise FederationError(f"{path}: report.at is {asked.at!r}, expected last, selected, best or, say, mean10.")
+    if asked.room is not None and (not isinstance(asked.room, list) or len(asked.room) != 2):
+        raise FederationError(f"{path}: report.room is {asked.room!r}, expected a list of two methods, the lower one first.")
     return asked
 
 
