@@ -1,5 +1,6 @@
 """Config to objects: one LightningCLI subclass."""
 
+import contextlib
 import copy
 import inspect
 import warnings
@@ -117,8 +118,28 @@ class SaveConfig(FederationCallback):
 
 
 def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
-    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them."""
-    return L.Trainer(**copy.deepcopy(settings) | overrides)
+    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them.
+
+    Raises:
+        FederationError: where Lightning builds none of these settings, but would if one of them were not given.
+    """
+    try:
+        return L.Trainer(**copy.deepcopy(settings) | overrides)
+    except Exception as error:
+        if (key := at_fault(settings, overrides)) is None:
+            raise
+        said = " ".join(str(error).split())
+        raise FederationError(f"trainer.{key} is {settings[key]!r}, of which Lightning builds no Trainer: {said}") from error
+
+
+def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
+    """The setting without which a Trainer can be built; None if it is not one alone."""
+    for key, parameter in inspect.signature(L.Trainer).parameters.items():
+        if key in settings and settings[key] != parameter.default:
+            with contextlib.suppress(Exception):
+                L.Trainer(**copy.deepcopy(settings) | {key: parameter.default} | overrides)
+                return key
+    return None
 
 
 def run(args: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lightning_fed.report.views import measure_of
+from lightning_fed.report.views import in_percent, measure_of
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -78,7 +78,7 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         ends: what is reported of each method, if it is not the mean when last measured.
     """
     column, label, unit = AXES[over]
-    percent = measure_of(metric) == "accuracy"
+    percent = in_percent(metric)
     scale, digits = (100, 1) if percent else (1, 3)
     with rc_context(STYLE):
         figure, axes = _new()

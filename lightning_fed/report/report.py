@@ -15,7 +15,7 @@ from lightning_fed.report.layout import Layout
 from lightning_fed.report.page import page
 from lightning_fed.report.runs import load_clients, load_rounds, load_runs
 from lightning_fed.report.table import tables, unfinished
-from lightning_fed.report.views import Cost, View, measure_of
+from lightning_fed.report.views import Cost, View, measure_of, stage_of
 from lightning_fed.sweep.plan import Asked, Sweep, file_name
 
 Format = Literal["md", "tex", "csv"]
@@ -67,7 +67,7 @@ class Report:
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
             (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
         drawn = {}
-        rounds, metric = self._one_metric(rounds)
+        rounds, clients, metric = self._of_one_metric(rounds, clients)
         ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
         for name, figure in pictures(rounds, clients, metric, ends):
             figure.savefig(output / f"{file_name(name)}.pdf")
@@ -78,14 +78,15 @@ class Report:
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
 
-    def _one_metric(self, rounds: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-        """The rounds, and the column that is drawn: where methods are measured by different ones, one that has each by its own."""
+    def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+        """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
         metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
+        usual = str(metrics.mode().iloc[0])
+        column = usual if metrics.map(stage_of).nunique() == 1 else f"headline/test_{measure_of(usual)}"
         if metrics.nunique() == 1:
-            return rounds, str(metrics.iloc[0])
-        column = f"headline/test_{measure_of(metrics.iloc[0])}"
-        parts = [group.assign(**{column: group[metrics[key]]}) for key, group in rounds.groupby(metrics.index.names, sort=False)]
-        return pd.concat(parts), column
+            return rounds, clients, column
+        measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")
+        return _gathered(rounds, metrics, column), _gathered(clients, measured, f"test/{measure_of(usual)}"), column
 
     def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of runs that are in the tables."""
@@ -140,6 +141,12 @@ def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
                     "report them apart."
                 )
     return Asked(**(said | dict(given)))
+
+
+def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:
+    """A table with a column that has, of each run, the one that is named for it."""
+    parts = table.groupby(list(columns.index.names), sort=False, dropna=False)
+    return pd.concat([group.assign(**{name: group[columns[key]]}) for key, group in parts])
 
 
 def as_csv(table: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.report.comparison import Difference, best_group, difference
 from lightning_fed.report.layout import Entry, Layout
 from lightning_fed.report.room import with_room
-from lightning_fed.report.views import Cost, View, lower_is_better, measure_of
+from lightning_fed.report.views import Cost, View, in_percent, lower_is_better, stage_of
 from lightning_fed.sweep.plan import Published
 
 BLANK = Entry("")
@@ -79,17 +79,18 @@ def _table(
     equal: Cost | None,
 ) -> Layout:
     metrics, reference = list(runs["metric"].unique()), baseline_of(runs, baseline)
-    scale, unit = (100.0, " (%)") if {measure_of(metric) for metric in metrics} == {"accuracy"} else (1.0, "")
+    scale, unit = (100.0, " (%)") if all(map(in_percent, metrics)) else (1.0, "")
     by_method = {str(method): group.set_index("seed") for method, group in runs.groupby("method", sort=False)}
     headers = _headers(runs, view, equal, pooled)
-    mixed = len(metrics) > 1
-    best = {name: _best({m: group[name] for m, group in by_method.items()}, metrics) for name in headers}
+    mixed = len({stage_of(metric) for metric in metrics}) > 1
+    values = {name: {method: group[name] for method, group in by_method.items()} for name in headers}
+    best = {name: set[str]() if mixed else best_group(of, lower_is_better(metrics[0])) for name, of in values.items()}
     compared = next(iter(headers))
     theirs_by = by_method[reference]
     apart = {
         method: difference(group[compared], theirs_by[compared])
         for method, group in by_method.items()
-        if method != reference and group["metric"].iloc[0] == theirs_by["metric"].iloc[0]
+        if method != reference and stage_of(group["metric"].iloc[0]) == stage_of(theirs_by["metric"].iloc[0])
     }
     seeds = sorted(runs["seed"].unique())
     costs = _costs(runs)
@@ -133,18 +134,15 @@ def _headers(runs: pd.DataFrame, view: View, equal: Cost | None, pooled: bool) -
     return {name: called for name, called in headers.items() if runs[name].notna().any()}
 
 
-def _best(values: dict[str, pd.Series], metrics: Sequence[str]) -> set[str]:
-    """Who stands out in a column; nobody where methods are measured by different things."""
-    return best_group(values, lower_is_better(metrics[0])) if len(metrics) == 1 else set()
-
-
 def _notes(
     runs: pd.DataFrame, seeds: Sequence[int], shown: Sequence[str], view: View, differences: bool, theirs: Iterable[Published]
 ) -> list[str]:
     """What must be known to read the table."""
     metrics = list(runs["metric"].unique())
     listed, several = ", ".join(map(str, seeds)), len(seeds) > 1
-    what = metrics[0] if len(metrics) == 1 else "Each method by its own headline"
+    usual = runs["metric"].mode().iloc[0]
+    others = {str(m): str(group["metric"].iloc[0]) for m, group in runs[runs["metric"] != usual].groupby("method", sort=False)}
+    what = ", ".join([usual, *(f"of {method} {metric}" for method, metric in others.items())])
     notes = [f"{what}: {f'mean ± standard deviation over seeds {listed}' if several else f'seed {listed} alone'}."]
     if view.at == "best":
         notes.append(
@@ -161,8 +159,8 @@ def _notes(
             "column and what is not separated from it."
         )
     if len(metrics) == 1 and "headline" in runs:
-        others = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
-        for headline, group in others.groupby("headline", sort=False):
+        apart = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
+        for headline, group in apart.groupby("headline", sort=False):
             notes.append(f"The headline of {', '.join(group['method'].unique())} is {headline} (metric: headline shows it).")
     sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
     return notes + ([f"Published: {', '.join(sources)}."] if sources else [])
