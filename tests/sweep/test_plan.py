@@ -71,6 +71,7 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
         ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
         ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
+        ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
         ({"report": {"round": "last"}}, "report has the key 'round', expected metric, at, baseline"),
         ({"published": [{"method": "FedAvg"}]}, "expected method, mean, std, setting, source"),
     ],
