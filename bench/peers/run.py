@@ -46,9 +46,11 @@ class Entrant:
         """Start its process."""
         args = [*self.command, "--work", str(work), "--name", self.key, "--rounds", str(rounds)]
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+        found = os.pathsep.join(filter(None, (str(HERE.absolute()), os.environ.get("PYTHONPATH"))))  # also by Ray's actors
         threads = {f"{library}_NUM_THREADS": str(self.threads) for library in ("OMP", "MKL")}
+        environment = os.environ | quiet | threads | {"PYTHONPATH": found}
         with (work / f"{self.key}.log").open("wb") as log:
-            return subprocess.Popen(args, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | quiet | threads)
+            return subprocess.Popen(args, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
     @property
     def key(self) -> str:

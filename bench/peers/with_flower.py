@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -10,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import CNN1, Contestant, Settings, train
+from work import CNN1, Contestant, loaded, train
 
 
 class Line(FedAvg):
@@ -34,31 +33,20 @@ class Line(FedAvg):
         return arrays, metrics
 
 
-def client_app(path: str) -> ClientApp:
-    """A client: it reads its images once per actor."""
+app = ClientApp()
 
-    @cache
-    def work() -> Any:
-        import torch
 
-        torch.set_num_threads(1)
-        loaded = torch.load(path, mmap=True)
-        return Settings(**loaded["settings"]), loaded["images"], loaded["labels"]
-
-    app = ClientApp()
-
-    @app.train()
-    def turn(message: Message, context: Context) -> Message:
-        settings, images, labels = work()
-        client = int(context.node_config["partition-id"])
-        own = slice(client * settings.images, (client + 1) * settings.images)
-        model = CNN1()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(model, images[own].float() / 255, labels[own], settings)
-        metrics = MetricRecord({"num-examples": settings.images})
-        return Message(content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-    return app
+@app.train()
+def turn(message: Message, context: Context) -> Message:
+    """A client's, in an actor."""
+    settings, images, labels = loaded(str(message.content["config"]["work"]))
+    client = int(context.node_config["partition-id"])
+    own = slice(client * settings.images, (client + 1) * settings.images)
+    model = CNN1()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    train(model, images[own].float() / 255, labels[own], settings)
+    metrics = MetricRecord({"num-examples": settings.images})
+    return Message(content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
 
 def main() -> None:
@@ -76,10 +64,11 @@ def main() -> None:
             min_train_nodes=settings.cohort,
             min_available_nodes=settings.clients,
         )
-        strategy.start(grid, ArrayRecord(contestant.initial), num_rounds=contestant.rounds + 1, timeout=86400)
+        told = ConfigRecord({"work": str(contestant.options.work / "work.pt")})
+        strategy.start(grid, ArrayRecord(contestant.initial), contestant.rounds + 1, timeout=86400, train_config=told)
 
     backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": settings.workers}}
-    run_simulation(server, client_app(str(contestant.options.work / "work.pt")), settings.clients, backend_config=backend)  # type: ignore[arg-type]
+    run_simulation(server, app, settings.clients, backend_config=backend)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

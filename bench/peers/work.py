@@ -5,6 +5,7 @@ Contestants run in environments of their own, in which lightning-fed is not inst
 
 import argparse
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Client
 from pathlib import Path
 from time import perf_counter
@@ -59,6 +60,14 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) 
         optimizer.zero_grad()
         cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
+
+
+@cache
+def loaded(path: str) -> tuple[Settings, Tensor, Tensor]:
+    """What ``work.pt`` says, images and labels: read once by each process, which then computes with one thread."""
+    torch.set_num_threads(1)
+    work = torch.load(path, mmap=True)
+    return Settings(**work["settings"]), work["images"], work["labels"]
 
 
 class Contestant:
