@@ -19,12 +19,13 @@ data:
   init_args:
     num_clients: 3
     partition: {class_path: ClassesPerClient, init_args: {classes: 2}}
-    batch_size: 256
+    batch_size: 32
+    eval_batch_size: 32
 model:
   class_path: PFedLoRA
   init_args: {backbone: CNN5}
 federation: {rounds: 2, participation: 0.7, progress: false, logger: false}
-trainer: {accelerator: cpu}
+trainer: {accelerator: cpu, limit_train_batches: 2, limit_val_batches: 1, limit_test_batches: 1}
 """
 
 

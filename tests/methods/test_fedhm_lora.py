@@ -106,12 +106,12 @@ def on_meta(rank: int, targets: str) -> FedHMLoRA:
     ("targets", "rank", "size"),
     [
         ("fused_qkv", 2, 55_296),
-        ("fused_qkv", 4, 110_592),
-        ("fused_qkv", 8, 221_184),
+        pytest.param("fused_qkv", 4, 110_592, marks=pytest.mark.slow),
+        pytest.param("fused_qkv", 8, 221_184, marks=pytest.mark.slow),
         ("fused_qkv", 16, 442_368),
         ("separate", 2, 73_728),
-        ("separate", 4, 147_456),
-        ("separate", 8, 294_912),
+        pytest.param("separate", 4, 147_456, marks=pytest.mark.slow),
+        pytest.param("separate", 8, 294_912, marks=pytest.mark.slow),
         ("separate", 16, 589_824),
     ],
 )

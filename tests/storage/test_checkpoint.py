@@ -199,12 +199,12 @@ class Played:
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_files_are_those_that_kept_checkpoints_need(keep: int, every: int, memory_limit: int, improving: float) -> None:
     run = Played(keep, every, memory_limit, improving)
-    run.play(10 * every)
+    run.play(6 * every)
     for place in (-1, 0, -1, 0):  # the newest, the oldest
         run.play(1)  # of which no checkpoint knows, and with which files may have been written
         checkpoints = Checkpoints(Path("run"))
         run.open(checkpoints.load(checkpoints.paths()[place]))
-        run.play(6 * every)
+        run.play(4 * every)
     assert len(run.checkpoints.paths()) == keep or improving
 
 
