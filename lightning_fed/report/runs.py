@@ -113,7 +113,7 @@ def _row(run: RunFolder, metric: str, target: float | None) -> dict[str, Any]:
 
 def epochs_of(settings: Mapping[str, Any]) -> str:
     """How much a client trains per round, as its method's options say: ``1``, or ``epochs 1, head_epochs 4``."""
-    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.\w+", key)}
+    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!adapt_)\w+", key)}
     given = {k: v for k, v in options.items() if re.fullmatch(r"(\w+_)?(epochs|steps)", k) and v is not None}
     if given.keys() == {"epochs"}:
         return str(given["epochs"])
