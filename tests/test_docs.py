@@ -16,7 +16,7 @@ from tiny_texts import save_tokenizer
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.data import Digits
 from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, FedHM, HOMLoRA, PFedLoRA
+from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
 from lightning_fed.models import CNN5, ResNet8, TransformerClassifier
 from lightning_fed.module import FederatedModule
 from lightning_fed.testing.checks import CHECKS
@@ -30,7 +30,7 @@ assert {"README.md", "decisions.md", "fedavg.md"} <= {page.name for page in PAGE
 def test_files_that_are_named_are_there(page: Path) -> None:
     text = page.read_text()
     named = re.findall(r"`((?:bench|configs|docs|examples|lightning_fed|tests)/[\w./]+)`", text)
-    linked = re.findall(r"\]\(((?!https?:)[^)#]+)[^)]*\)", text)
+    linked = re.findall(r"(?:\]\(|src=\")((?!https?:)[^)#\"]+)", text)
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert [path for path in linked if not (page.parent / path).exists()] == []
 
@@ -40,6 +40,14 @@ def test_the_programs_of_the_page_on_networks_run(capsys: pytest.CaptureFixture[
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(code, str(page), "exec"), {"__name__": "networks"})
     assert float(capsys.readouterr().out) > 0
+
+
+def test_the_method_of_the_readme_keeps_the_head() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(code, "my_lab.py", "exec"), found)
+    own, fedper = (fit(method(NoisyNet, CLASSES, momentum)).run.server.state for method in (found["OwnHeads"], FedPer))
+    assert same(own, fedper)
 
 
 @pytest.fixture

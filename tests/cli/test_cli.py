@@ -12,7 +12,8 @@ from tiny import final_checkpoint
 from lightning_fed.__main__ import main
 from lightning_fed.methods import __all__ as methods
 
-QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART, FIVE_NETWORKS = str(CONFIGS / "quickstart.yaml"), str(CONFIGS / "pfedlora" / "digits.yaml")
 CONFIG = """
 data:
   class_path: Digits
@@ -83,7 +84,7 @@ def test_help_of_a_command(args: list[str], capsys: pytest.CaptureFixture[str]) 
 
 def test_print_config_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
-        main(["fit", "--config", QUICKSTART, "--federation.rounds=3", "--print_config"])
+        main(["fit", "--config", FIVE_NETWORKS, "--federation.rounds=3", "--print_config"])
     assert error.value.code == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["federation"]["rounds"] == 3
@@ -236,7 +237,7 @@ def test_a_misspelt_option_in_a_file(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_different_networks_for_a_method_that_averages_them(capsys: pytest.CaptureFixture[str]) -> None:
     """The refusal of a constructor, which jsonargparse wraps."""
-    message = Failure(capsys, "fit", "--config", QUICKSTART, "--model", "FedAvg").message
+    message = Failure(capsys, "fit", "--config", FIVE_NETWORKS, "--model", "FedAvg").message
     assert "FedAvg got 5 different backbones" in message
     assert "Union" not in message
 
