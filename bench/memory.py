@@ -6,7 +6,8 @@ Each run is in a process of its own, two rounds.
 
 FedAvg and pFedLoRA (h = 20) on CNN-5, with 10, 100 and 1,000 clients. FedAvg's clients have no private state: its peak should not
 depend on their number. A pFedLoRA client keeps a network of 2.56 MiB: their sum grows with the clients, but the store holds at most
-its limit in memory and the rest on disk.
+its limit in memory and the rest on disk. FedAMP's server keeps such a network for each client besides, in a store of the same
+limit, and mixes all of them a block at a time.
 
 PF2LoRA (r = 8 beside private adapters of rank 16) on one transformer, with 2 and 200 clients and a limit that is never reached. The
 network is in memory once; a client adds its private adapter and its optimizer's state, and what it takes to hold them: 1.3 times
@@ -22,7 +23,7 @@ from typing import Any
 
 STORE_LIMIT_MB = 128
 CLIENTS = (10, 100, 1000)
-METHODS = ("FedAvg", "PFedLoRA")
+METHODS = ("FedAvg", "PFedLoRA", "FedAMP")
 ADAPTED_CLIENTS = (2, 200)
 ALLOWED = 1.3
 """Bytes of memory per byte of private state."""
@@ -33,7 +34,7 @@ def images_for(method: str, clients: int) -> tuple[Any, Any]:
     import torch
 
     from lightning_fed.data import DirichletPerClient, InMemory
-    from lightning_fed.methods import FedAvg, PFedLoRA
+    from lightning_fed.methods import FedAMP, FedAvg, PFedLoRA
     from lightning_fed.models import CNN5
 
     images, labels = torch.randint(0, 256, (6000, 3, 32, 32), dtype=torch.uint8), torch.arange(6000) % 10
@@ -47,7 +48,8 @@ def images_for(method: str, clients: int) -> tuple[Any, Any]:
         partition=DirichletPerClient(alpha=1.0, samples=20, test_samples=10),
         split="official",
     )
-    return FedAvg(CNN5) if method == "FedAvg" else PFedLoRA(CNN5, hidden_dim=20), data
+    models = {"FedAvg": FedAvg, "PFedLoRA": partial(PFedLoRA, hidden_dim=20), "FedAMP": FedAMP}
+    return models[method](CNN5), data
 
 
 def texts_for(clients: int) -> tuple[Any, Any]:
@@ -74,7 +76,7 @@ def texts_for(clients: int) -> tuple[Any, Any]:
 
 
 def run(method: str, clients: int) -> None:
-    """Train and print the peak memory of this process and the size of all private states, in MiB."""
+    """Train and print the peak memory of this process and the size of all clients' states, private and kept, in MiB."""
     import lightning as L
     import torch
 
@@ -95,11 +97,12 @@ def run(method: str, clients: int) -> None:
     federation.fit(model, data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kibibytes on Linux
     private = count_bytes(federation.client_module(0).private_state()) * clients / 2**20
-    print(f"{peak:.1f} {private:.1f}")
+    kept = sum(count_bytes(federation.run.kept.get(client)) for client in federation.run.kept) / 2**20
+    print(f"{peak:.1f} {private + kept:.1f}")
 
 
 def measure(method: str, clients: int) -> tuple[float, float]:
-    """Peak memory and private states of a run, in MiB."""
+    """Peak memory and clients' states of a run, in MiB."""
     command = [sys.executable, __file__, "--run", method, str(clients)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     peak, private = map(float, output.split()[-2:])
@@ -110,15 +113,16 @@ def main() -> None:
     """Print a table of peaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs=2, metavar=("METHOD", "CLIENTS"), help="measure one case in this process")
+    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS, help="how many, but for PF2LoRA")
     parser.add_argument("--methods", nargs="+", default=[*METHODS, "PF2LoRA"], choices=[*METHODS, "PF2LoRA"])
     options = parser.parse_args()
     if options.run:
         run(options.run[0], int(options.run[1]))
         return
-    print(f"peak resident memory in MiB; but for PF2LoRA the store may hold {STORE_LIMIT_MB} MiB of private states")
-    print(f"{'method':10s} {'clients':>8s} {'peak':>8s} {'over fewest':>12s} {'private states, all clients':>28s}")
+    print(f"peak resident memory in MiB; but for PF2LoRA a store may hold {STORE_LIMIT_MB} MiB")
+    print(f"{'method':10s} {'clients':>8s} {'peak':>8s} {'over fewest':>12s} {'states of all clients':>28s}")
     for method in options.methods:
-        counts = ADAPTED_CLIENTS if method == "PF2LoRA" else CLIENTS
+        counts = ADAPTED_CLIENTS if method == "PF2LoRA" else options.clients
         measured = [measure(method, clients) for clients in counts]
         first = measured[0][0]
         for clients, (peak, private) in zip(counts, measured, strict=True):

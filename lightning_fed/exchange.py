@@ -169,6 +169,7 @@ class Turn:
         evaluate: whether a fit turn also measures the trained model, before aggregation.
         since: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
             has to start from is of that round.
+        adapt: whether an evaluate turn adapts the model first, if the method says how.
     """
 
     verb: Literal["fit", "evaluate", "gather"]
@@ -177,6 +178,7 @@ class Turn:
     broadcast: Broadcast
     evaluate: bool = False
     since: int = 0
+    adapt: bool = True
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from lightning_fed.callbacks import (
     MetricsTable,
     ProgressBar,
     RoundLines,
+    RunFacts,
     StartLine,
     Summary,
     TensorBoardFigures,
@@ -39,7 +40,8 @@ from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint
-from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run
+from lightning_fed.storage.initial import initial_network
+from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, without_a_round
 
 
 class Federation:
@@ -51,6 +53,8 @@ class Federation:
     Args:
         rounds: communication rounds.
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
+        participants: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
+            only measured. None: all.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
             so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
@@ -59,8 +63,12 @@ class Federation:
             by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
+        init_from: begin with the network of another run's server: all clients' networks, shared and private parts alike, start from
+            its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
+            networks begin as they are built.
         run_dir: where runs are written; None writes nothing.
-        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk.
+        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
+            something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
         logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.
@@ -73,10 +81,12 @@ class Federation:
         self,
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
+        participants: list[NonNegativeInt] | None = None,
         seed: NonNegativeInt = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,
+        init_from: Path | str | None = None,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
         logger: Logger | bool = True,
@@ -91,14 +101,16 @@ class Federation:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         self.rounds = rounds
         self.participation = participation
+        self.participants = participants
         self.seed = seed
         self.evaluate_every = evaluate_every
         self.target = target
         self.checkpoint_every = checkpoint_every
+        self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
-        self.callbacks = [MetricsTable(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
+        self.callbacks = [MetricsTable(), RunFacts(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
         if progress:
             self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
         self.engine = engine or InProcess()
@@ -134,6 +146,11 @@ class Federation:
         checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:
             print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+        if checkpoint is None and self.run_dir and (empty := without_a_round(self.run_dir)):
+            print(
+                f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
+                "Starting beside it; delete what nobody plays."
+            )
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
         return run.history
@@ -213,6 +230,7 @@ class Federation:
     def _opened(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> Iterator[Run]:
         """A run, new or continued, on its engine."""
         with self._surroundings(), stopped_by_signals():
+            model = self._started(model, datamodule)
             folder = checkpoint.run_folder if checkpoint else new_run_folder(self.run_dir) if self.run_dir else None
             try:
                 self._newest = run = Run(
@@ -222,6 +240,7 @@ class Federation:
                     self.new_trainer,
                     rounds=self.rounds,
                     participation=self.participation,
+                    participants=self.participants,
                     seed=self.seed,
                     evaluate_every=self.evaluate_every,
                     target=self.target,
@@ -243,6 +262,18 @@ class Federation:
                 run.close()
                 if folder and not checkpoint and not run.history:
                     shutil.rmtree(folder)  # it has not finished a round: nobody could continue it
+
+    def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
+        """The method with the network that the run is to begin with."""
+        if self.init_from is None:
+            return model
+        network, data = initial_network(self.init_from)
+        if data not in (None, datamodule.fingerprint()):
+            print(
+                f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
+                "what is tested on here."
+            )
+        return model.starting_from(network, f"The network of {self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What a module was made with, in plain words: names and numbers that YAML and any checkpoint can hold."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -76,13 +76,14 @@ def _path(thing: Any) -> str:
 class StoredHyperparameters(L.LightningModule):
     """A module whose ``hparams`` are what it was made with, as a configuration has it: its checkpoints need nothing else."""
 
+    _not_stored: Sequence[str] = ()
+
     def store_hyperparameters(self, frame: FrameType | None) -> None:
         """Keep what the module was made with.
 
         Args:
             frame: of the constructor that calls this. What counts are the arguments of the class that is made, not of its bases.
         """
-        self._not_stored: list[str] = []
         if _given_hyperparameters.get() is not None:  # the command line knows its configuration
             self.save_hyperparameters()
             return
@@ -93,7 +94,7 @@ class StoredHyperparameters(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what could not be stored."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[NOT_STORED] = self._not_stored
+        checkpoint[NOT_STORED] = list(self._not_stored)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

@@ -18,6 +18,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
+from lightning_fed.models.given import with_weights
 from lightning_fed.models.transformer import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
@@ -73,7 +74,9 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         adapt_epochs: before a client is measured or exported, its model is trained for so many epochs on its own training data; see
             :meth:`adaptation`. 0: it is measured as it is.
         adapt_steps: the same in optimizer steps.
-        adapt_layers: what is adapted: everything that learns, or the head alone.
+        adapt_layers: what is adapted: everything that learns, the head alone, or what is private and learns.
+        adapt_when: before every measurement; or ``last``: clients are measured as they are, and in the last round a second time,
+            adapted (``adapted/…``), as papers tune everybody's head at the end. An export is adapted in both cases.
         adapt_optimizer: how. Default: ``optimizer``.
     """
 
@@ -133,7 +136,8 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         lr_interval: Interval = "round",
         adapt_epochs: NonNegativeInt = 0,
         adapt_steps: NonNegativeInt = 0,
-        adapt_layers: Literal["all", "head"] = "all",
+        adapt_layers: Literal["all", "head", "private"] = "all",
+        adapt_when: Literal["always", "last"] = "always",
         adapt_optimizer: OptimizerCallable | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
@@ -158,6 +162,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.metric = metric
         self.adapt_epochs, self.adapt_steps, self.adapt_layers = adapt_epochs, adapt_steps, adapt_layers
+        self.adapt_when: Literal["always", "last"] = adapt_when
         self.adapt_optimizer = adapt_optimizer or optimizer
         self._check_adaptation()
         self.client: ClientInfo | None = None
@@ -219,6 +224,21 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
         return module
 
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """This method with networks that begin with the given weights instead of those that they are built with.
+
+        Args:
+            network: all tensors of a network, by their names in it.
+            what: what that is, the subject of an error's sentence.
+
+        Raises:
+            FederationError: if the clients' networks have other tensors, or tensors of another shape.
+        """
+        module = self.blank()
+        networks = [backbone_of(factory, self.num_classes) for factory in self.backbone_factories]
+        module.backbone_factories = [with_weights(each, network, what) for each in networks]
+        return module
+
     def configure_model(self) -> None:
         """Lightning's hook for late model creation: calls :meth:`build` once."""
         if self._built:
@@ -241,7 +261,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
             )
         if self.keeps_received:
             self.received = BufferDict(self._learning_shared(), persistent=False)
-        self.start_copies(self.shared_state() if self.copied_names() else {})
+        self.start_copies(self.update_state() if self.copied_names() else {})
         self._built = True
 
     def shared_names(self) -> set[str]:
@@ -261,14 +281,14 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         return self.state_dict().keys() - self.frozen_names - self.statistics_names() - self.shared_names()
 
     def copied_names(self) -> dict[str, str]:
-        """Names of the private entries that begin as copies of shared ones, each with the name of its original; see
-        :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default: none, each
-        client draws what it keeps.
+        """Names of the private entries that begin as copies of what travels, shared part or payload, each with the name of its
+        original; see :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default:
+        none, each client draws what it keeps.
         """
         return {}
 
     def start_copies(self, shared: State) -> None:
-        """Set what begins as a copy, from a shared state."""
+        """Set what begins as a copy, from what travels."""
         if copies := self.copied_names():
             self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
 
@@ -277,7 +297,7 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         if self.copies_of != "initial" or not (copies := self.copied_names()):
             return {}
         originals = set(copies.values())
-        return {name: tensor for name, tensor in self.shared_state().items() if name in originals}
+        return {name: tensor for name, tensor in self.update_state().items() if name in originals}
 
     def payload(self) -> State:
         """What travels beside the shared part, under names of its own, which are no entries of the state dict (prototypes, logits,
@@ -488,7 +508,8 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
     def adaptation(self) -> list[Phase]:
         """How a federation adapts a client's model before it is measured or exported: like training, on :meth:`client_loss`, from
         the random stream of (seed, round, client). What comes of it is thrown away. Default: ``adapt_epochs`` or ``adapt_steps``
-        on what learns; or on the head alone, everything else in eval mode, so that nothing else changes. Empty: as it is.
+        on what learns; or on a part of it alone, the head or what is private, everything else in eval mode, so that nothing else
+        changes. Empty: as it is.
         """
         if not (self.adapt_epochs or self.adapt_steps):
             return []
@@ -496,15 +517,24 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         learning = [(name, p) for name, p in self.named_parameters() if name not in self.frozen_names]
         if self.adapt_layers == "all":
             return [Phase("adapt", [p for _, p in learning], self.client_loss, self.adapt_optimizer, **length)]
-        networks = [(name, module) for name, module in self.named_modules() if isinstance(module, Backbone | Transformer)]
-        heads = {f"{name}.{own}" for name, network in networks for own in network.head_names()}
-        if not (parameters := [p for name, p in learning if name in heads]):
-            raise FederationError(f"adapt_layers is head, but {type(self).__name__} has no head that learns: set it to all.")
+        part = self._private if self.adapt_layers == "private" else self._head_names()
+        if not (parameters := [p for name, p in learning if name in part]):
+            what = "nothing private" if self.adapt_layers == "private" else "no head"
+            raise FederationError(
+                f"adapt_layers is {self.adapt_layers}, but {type(self).__name__} has {what} that learns: set it to all."
+            )
         return [Phase("adapt", parameters, self.client_loss, self.adapt_optimizer, eval_modules=[self], **length)]
+
+    def _head_names(self) -> set[str]:
+        networks = [(name, module) for name, module in self.named_modules() if isinstance(module, Backbone | Transformer)]
+        return {f"{name}.{own}" for name, network in networks for own in network.head_names()}
 
     def _check_adaptation(self) -> None:
         if self.adapt_epochs and self.adapt_steps:
             raise FederationError(f"Got adapt_epochs={self.adapt_epochs} and adapt_steps={self.adapt_steps}: give one of them.")
+        adapts = self.adapt_epochs or self.adapt_steps or type(self).adaptation is not FederatedModule.adaptation
+        if self.adapt_when == "last" and not adapts:
+            raise FederationError("adapt_when is last, but nothing is adapted: say for how long with adapt_epochs or adapt_steps.")
         own_step = type(self).compute_gradients is not PhasedModule.compute_gradients
         if (self.adapt_epochs or self.adapt_steps) and own_step:
             raise FederationError(

@@ -48,6 +48,7 @@ class Phase:
         lr_interval: what the schedule counts; see :class:`lightning_fed.schedules.Schedule`. None: the module's.
         penalty: of the parameters, a scalar that is added to the loss. It is logged apart, so that losses of methods with and
             without one can be compared. None: there is none.
+        terms: of how many losses the loss is the sum. Logged is their mean, which compares with the loss of a method that has one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Phase:
     lr_scheduler: LRSchedulerCallable | None = None
     lr_interval: Interval | None = None
     penalty: Callable[[], Tensor] | None = None
+    terms: int = 1
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -181,7 +183,9 @@ class PhasedModule(L.LightningModule):
         optimizer.zero_grad()
         loss = self.compute_gradients(batch)
         if self.gradient_clip is not None:
-            self.clip_gradients(optimizer.optimizer, self.gradient_clip, "norm")
+            # Of several optimizers that step together each has its own norm: what one network does must not depend on another.
+            for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
+                self.clip_gradients(own, self.gradient_clip, "norm")
         optimizer.step()
         return loss
 
@@ -366,13 +370,14 @@ class PhasedModule(L.LightningModule):
             self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
     def on_train_epoch_end(self) -> None:
-        """Log ``train/<phase>_loss``, the mean over the epoch's examples: once, for logging takes longer than a small step. Log
-        ``train/<phase>_penalty``, as it is now, where there is one, and ``lr/<phase>`` where there is a schedule.
+        """Log ``train/<phase>_loss``, the mean over the epoch's examples and over the loss's terms: once, for logging takes longer
+        than a small step. Log ``train/<phase>_penalty``, as it is now, where there is one, and ``lr/<phase>`` where there is a
+        schedule.
         """
         progress = self.progress
         if progress.losses:
             weights = torch.tensor(progress.sizes, device=self.device) / sum(progress.sizes)
-            self.log(f"train/{progress.phase}_loss", (torch.stack(progress.losses) * weights).sum())
+            self.log(f"train/{progress.phase}_loss", (torch.stack(progress.losses) * weights).sum() / self.phase.terms)
             if self.phase.penalty is not None:
                 self.log(f"train/{progress.phase}_penalty", self.phase.penalty().detach())
         if progress.phase in self._schedules:

@@ -33,7 +33,7 @@ from lightning_fed.measure.meters import (
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
-from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 
 class Run:
@@ -49,15 +49,17 @@ class Run:
         new_trainer: builds the Trainer of a turn.
         rounds: how many rounds there are.
         participation: share of the clients that take part in a round.
+        participants: ids of those among whom they are drawn; None: all.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
             rounds as it takes a cohort to become everybody.
         target: see :class:`lightning_fed.Federation`.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
-        store_limit: bytes of memory for the clients' private states.
+        store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
+            what it has of them within a round.
         folder: the run's folder; None keeps nothing.
-        scratch: makes the folder for private states that exceed their memory; asked if there is no folder of the run.
+        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run.
         logger: see :class:`lightning_fed.Federation`.
         callbacks: what happens around the rounds: objects with the hooks of
             :class:`lightning_fed.callbacks.FederationCallback`.
@@ -73,6 +75,7 @@ class Run:
         *,
         rounds: int,
         participation: float,
+        participants: Collection[int] | None,
         seed: int,
         evaluate_every: int | None,
         target: float | None,
@@ -88,8 +91,9 @@ class Run:
         self.engine: Engine = engine
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
         self.clients = list(engine.clients(data))
-        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.clients)))
-        cohorts = 1 if model.centralised else -(-len(self.clients) // self.cohort_size)
+        self.participants = self._find_participants(participants)
+        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
+        cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
         recipe = Recipe(model, data, new_trainer, seed)
         recipe.build()
@@ -102,7 +106,12 @@ class Run:
         self.threads = torch.get_num_threads()
         self.folder = folder
         self.checkpoints = Checkpoints(folder, checkpoint) if folder else None
-        self.store = ClientStore(self.checkpoints.clients_folder if self.checkpoints else scratch(), store_limit)
+        states = self.checkpoints.clients_folder if self.checkpoints else scratch()
+        self.store = ClientStore(states, store_limit)
+        self.kept = ClientStore(states, store_limit, "server")
+        self._scratch = ScratchStore((folder or states) / "scratch", store_limit, "server")
+        self._scratch.clear()
+        self.server.keep_in(self.kept, self._scratch)
         self.round = 0
         self.history: list[Metrics] = []
         self.results: dict[int, Metrics] = {}
@@ -122,6 +131,7 @@ class Run:
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
         self.engine.close()
+        self._scratch.clear()
         self.engine = InProcess()
         self.engine.open(self._recipe, self.store)
 
@@ -168,10 +178,10 @@ class Run:
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if lost := len(cohort) - len(updates):
             row["round/lost"] = float(lost)
-        row |= running_totals(self.history[-1] if self.history else {}, row)
         if measure:
             row |= spread_all("before", [update.metrics for update in updates])
             row |= self._evaluate()
+        row |= running_totals(self.history[-1] if self.history else {}, row)
         row |= self._noted(row)
         return row | self._stopwatch.collect()
 
@@ -215,10 +225,21 @@ class Run:
         if due or next(waiting, None) is not None:
             raise FederationError(f"{type(self.engine).__name__} did not carry out all turns of round {self.round}.")
 
+    def _find_participants(self, ids: Collection[int] | None) -> list[ClientInfo]:
+        """The clients with these ids, in client order; None: all."""
+        if ids is None:
+            return self.clients
+        if self.model.centralised:
+            raise FederationError(f"participants is given, but {type(self.model).__name__} trains on everybody's data.")
+        if not ids or not set(ids) <= set(range(len(self.clients))):
+            raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
+        return [self.clients[k] for k in sorted(set(ids))]
+
     def _open_round(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
         stream = np.random.default_rng([self.seed, COHORT, self.round])
-        cohort = [self.clients[k] for k in sorted(stream.choice(len(self.clients), self.cohort_size, replace=False))]
+        drawn = stream.choice(len(self.participants), self.cohort_size, replace=False)
+        cohort = [self.participants[k] for k in sorted(drawn)]
         if self.model.centralised:
             cohort = [self.data.pooled().info]
         with seeded(self.seed, SERVER_ROUND, self.round):
@@ -243,15 +264,19 @@ class Run:
             self._gather()
             models = self.server.models()
             everybody = self.data.pooled().info if models else None
+            always, last = self.model.adapt_when == "always", self.round == self.rounds
 
             def turns() -> Iterator[Turn]:
                 for model in models.values():  # which take longest, and so come first
                     assert everybody is not None
                     yield Turn("evaluate", everybody, self.round, model)
-                for client in self.clients:
-                    yield Turn("evaluate", client, self.round, self.server.measured(client), since=self.since.get(client.id, 0))
+                for adapt in [always] if always or not last else [False, True]:
+                    for client in self.clients:
+                        since = self.since.get(client.id, 0)
+                        yield Turn("evaluate", client, self.round, self.server.measured(client), since=since, adapt=adapt)
 
             self.results = {}
+            adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
             of_models: Metrics = {}
             for turn, update in self._carried_out(turns()):
                 if update.client == SERVER:
@@ -259,10 +284,11 @@ class Run:
                     of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
                     of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
                 else:
-                    self.results[update.client] = update.metrics
-        adapted = [result["adapt/flops"] for result in self.results.values() if "adapt/flops" in result]
-        costs = {"adapt/flops": sum(adapted)} if adapted else {}
-        return spread_all("after", self.results.values()) | private_shares(self.results.values()) | of_models | costs
+                    (adapted if turn.adapt and not always else self.results)[update.client] = update.metrics
+        spent = [result["adapt/flops"] for result in (*self.results.values(), *adapted.values()) if "adapt/flops" in result]
+        costs = {"adapt/flops": sum(spent)} if spent else {}
+        of_clients = spread_all("after", self.results.values()) | spread_all("adapted", adapted.values())
+        return of_clients | private_shares(self.results.values()) | of_models | costs
 
     def _gather(self) -> None:
         """Statistics of the models as they are after this round, once."""
@@ -271,8 +297,8 @@ class Run:
             self._gathered = self.round
 
     def _statistics_of(self, model: Broadcast) -> State:
-        """Mean of all clients' statistics of a model, each batch counting the same."""
-        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.clients)
+        """Mean of all participants' statistics of a model, each batch counting the same."""
+        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.participants)
         mean = WeightedMean()
         for _, update in self._carried_out(turns):
             mean.add(update.state, update.metrics["batches"])
@@ -339,8 +365,10 @@ class Run:
         best = self._best.round
         if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or best == self.round):
             with self._stopwatch("checkpoint"):
-                state = self.server.state_dict()
-                self.checkpoints.save(self.round, self.identity, self.threads, self.history, state, self.store, self._merged, best)
+                state, merged = self.server.state_dict(), self._merged
+                self.checkpoints.save(
+                    self.round, self.identity, self.threads, self.history, state, self.store, merged, best, self.kept
+                )
             self._merged = {}
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
@@ -360,6 +388,7 @@ class Run:
         check_fits(checkpoint.server, self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}")
         self.server.load_state_dict(checkpoint.server)
         self.store.restore(checkpoint.clients)
+        self.kept.restore(checkpoint.kept)
         self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
         for row in self.history:
             self._noted(row)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-COHORT, INITIAL, TURN, SERVER_ROUND, ADAPT = range(5)
+COHORT, INITIAL, TURN, SERVER_ROUND, ADAPT, BRANCH = range(6)
 """What a stream is for, so that streams of different use never coincide."""
 
 
@@ -35,6 +35,29 @@ def seeded(*keys: int) -> Iterator[None]:
     with isolate_rng():
         seed_all(*keys)
         yield
+
+
+@contextmanager
+def branched(step: int, device: torch.device) -> Iterator[None]:
+    """Run a block on a random stream beside torch's own, which it leaves where it was: a network that runs in it does not shift
+    what others draw. The stream is a function of the seed that torch's began with and of the step, so nothing has to be kept.
+
+    Args:
+        step: how many came before.
+        device: on which the block draws, beside the CPU.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    states = [generator.get_state() for generator in generators]
+    seed = derive_seed(torch.initial_seed(), BRANCH, step)
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def random_state() -> dict[str, Any]:

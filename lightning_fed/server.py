@@ -5,6 +5,7 @@ from typing import Literal
 
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.kept import Kept, Scratch
 
 
 class Server:
@@ -20,10 +21,22 @@ class Server:
         holds_model: whether the state is a whole model, which can be measured on the server's test data.
     """
 
+    kept: Kept
+    """What is kept for each client from round to round, for servers that keep anything: in checkpoints, by reference."""
+
+    scratch: Scratch
+    """What is there of each client within a round: in no checkpoint. A server that keeps what arrives puts it here, and moves it
+    when all of it is there (:func:`lightning_fed.kept.move`).
+    """
+
     def __init__(self, state: State, weighting: Literal["examples", "uniform"] = "examples", holds_model: bool = False) -> None:
         self.state = state
         self.weighting = weighting
         self.holds_model = holds_model
+
+    def keep_in(self, kept: Kept, scratch: Scratch) -> None:
+        """Where to keep something for each client: called once, before the first round and before a run is continued."""
+        self.kept, self.scratch = kept, scratch
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Prepare a round, the first thing in it. What is random about a round is drawn here: the global random streams are those
@@ -73,7 +86,7 @@ class Server:
         return {}
 
     def state_dict(self) -> State:
-        """Everything a checkpoint must hold."""
+        """Everything a checkpoint must hold, besides what is :attr:`kept` for each client."""
         return self.state
 
     def load_state_dict(self, state: State) -> None:

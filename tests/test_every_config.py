@@ -22,18 +22,19 @@ assert CONFIGS
 class Stand(InMemory):
     """A few examples that look like those of a data set, two of each class and client."""
 
-    def __init__(self, like: str, num_clients: int = 2, **kwargs: Any) -> None:
+    def __init__(self, like: str, num_clients: int = 2, channels: int = 3, image_size: int = 32, **kwargs: Any) -> None:
         original: type[FederatedDataModule] = getattr(lightning_fed.data, like)
         labels = torch.arange(original.num_classes).repeat(2 * num_clients)
-        images = example_of(like).expand(len(labels), *[-1] * example_of(like).ndim)
+        example = example_of(like, channels, image_size)
+        images = example.expand(len(labels), *[-1] * example.ndim)
         super().__init__(images, labels, original.num_classes, num_clients=num_clients, **kwargs)
 
 
-def example_of(data: str) -> torch.Tensor:
+def example_of(data: str, channels: int, size: int) -> torch.Tensor:
     if data == "AGNews":
         return torch.randint(0, 100, (64,))
-    size = 64 if data == "TinyImageNet" else 32
-    return torch.randint(0, 256, (3, size, size), dtype=torch.uint8)
+    size = 64 if data == "TinyImageNet" else size
+    return torch.randint(0, 256, (channels, size, size), dtype=torch.uint8)
 
 
 WRITTEN = {"E2E": write_e2e, "WebNLG": write_webnlg}
@@ -82,7 +83,8 @@ def made_small(path: Path) -> dict[str, Any]:
     elif like in BEYOND_CLASSES:
         config["data"]["init_args"] |= {"num_clients": 2}
     else:
-        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | small}
+        shape = {key: value for key, value in config["data"]["init_args"].items() if key in ("channels", "image_size")}
+        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | shape | small}
     config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
     limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
     config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}

@@ -54,6 +54,7 @@ class Watch(FederationCallback):
     def __init__(self) -> None:
         self.servers: list[State] = []
         self.privates: list[dict[int, State]] = []
+        self.kept: list[dict[int, State]] = []
         self.since: list[dict[int, int]] = []
         self.received: list[int] = []
 
@@ -64,6 +65,7 @@ class Watch(FederationCallback):
         self.servers.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
         clients = [SERVER, *(client.id for client in run.clients)]
         self.privates.append({client: copy.deepcopy(run.store.get(client)) for client in clients if client in run.store})
+        self.kept.append({client: copy.deepcopy(run.kept.get(client)) for client in run.kept})
         self.since.append(dict(run.since))
 
 
@@ -92,8 +94,9 @@ def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) 
     federation, _, watch = fit(name, fits_of(2, SERVER, 0, 1, 2))
     first, second, third = watch.servers
     assert same(first, second)
-    assert watch.privates[0].keys() == watch.privates[1].keys()
-    assert all(same(watch.privates[0][client], state) for client, state in watch.privates[1].items())
+    for states in (watch.privates, watch.kept):
+        assert states[0].keys() == states[1].keys()
+        assert all(same(states[0][client], state) for client, state in states[1].items())
     assert watch.since[0] == watch.since[1] == dict.fromkeys(watch.since[0], 1)
     row = federation.run.history[1]
     assert row["round/lost"] == federation.run.cohort_size

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from tiny import METHODS, assert_same_end, data_for, final_checkpoint, new_federation, new_method
+from tiny import METHODS, assert_same_end, data_for, final_checkpoint, final_kept, new_federation, new_method
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
@@ -42,7 +42,7 @@ def test_a_method_in_a_precision(name: str, precision: str, tmp_path: Path) -> N
     fit(name, precision, tmp_path / "stopped", 1)
     assert_same_end(whole, fit(name, precision, tmp_path / "stopped", 2, "last"))
     _, _, _, server, clients = final_checkpoint(whole)
-    for state in (server, *clients.values()):
+    for state in (server, *clients.values(), *final_kept(whole).values()):
         assert floating(state) <= {DTYPES[precision]}
 
 

@@ -20,7 +20,7 @@ from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.module import FederatedModule
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.client_store import read_state
-from lightning_fed.testing.compare import assert_same, private_states, same, without_seconds
+from lightning_fed.testing.compare import assert_same, kept_states, private_states, same, without_seconds
 from lightning_fed.testing.toys import (
     CLASSES,
     PIXELS,
@@ -46,6 +46,7 @@ __all__ = [
     "Shuffled",
     "WideNet",
     "assert_same",
+    "kept_states",
     "momentum",
     "new_data",
     "new_federation",
@@ -153,6 +154,13 @@ def final_checkpoint(run_folder: Path) -> tuple[int, dict[str, Any], list[Metric
     return manifest.round, manifest.identity, without_seconds(checkpoint.history), checkpoint.server, clients
 
 
+def final_kept(run_folder: Path) -> dict[int, State]:
+    """What the server keeps for each client in the newest checkpoint of a run."""
+    checkpoints = Checkpoints(run_folder)
+    kept = checkpoints.latest()[0].kept
+    return {client: read_state(checkpoints.clients_folder, record) for client, record in kept.items()}
+
+
 def assert_same_end(one: Path, other: Path) -> None:
     """Two runs ended in the same checkpoint, bit for bit."""
     round_1, identity_1, history_1, server_1, clients_1 = final_checkpoint(one)
@@ -161,6 +169,9 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert same(server_1, server_2)
     assert clients_1.keys() == clients_2.keys()
     assert all(same(clients_1[client], clients_2[client]) for client in clients_1)
+    kept_1, kept_2 = final_kept(one), final_kept(other)
+    assert kept_1.keys() == kept_2.keys()
+    assert all(same(kept_1[client], kept_2[client]) for client in kept_1)
 
 
 def distance(one: State, other: State) -> float:

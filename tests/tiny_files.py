@@ -1,5 +1,6 @@
 """Data of one's own, written small: two clients, two classes, in every form that is read."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,12 @@ USERS = {"ann": 12, "bob": 20}
 """Two clients and how many examples each has."""
 
 CLASS_NAMES = ["cat", "dog"]
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """The file format of MNIST."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
 def write_images(root: Path, layout: str = "user/class", sizes: dict[str, int] = USERS) -> str:

@@ -2,6 +2,7 @@
 
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.facts import RunFacts
 from lightning_fed.callbacks.lines import RoundLines, StartLine
 from lightning_fed.callbacks.progress import ProgressBar, Summary
 from lightning_fed.callbacks.table import MetricsTable
@@ -13,6 +14,7 @@ __all__ = [
     "MetricsTable",
     "ProgressBar",
     "RoundLines",
+    "RunFacts",
     "StartLine",
     "Summary",
     "TensorBoardFigures",

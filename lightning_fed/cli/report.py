@@ -18,10 +18,12 @@ def options(args: Sequence[str]) -> Namespace:
     """The verb's command line."""
     parser = Options("report", TEXT)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or above them")
-    parser.add_argument("--metric", help="column of metrics.csv (default: the clients' mean after aggregation)")
+    parser.add_argument("--metric", help="column of metrics.csv; headline: of each method its own (default: the common one)")
+    parser.add_argument("--at", metavar="ROUND", help="last (default), selected or best (on validation or test data), mean10")
+    parser.add_argument("--equal", choices=("rounds", "bytes", "flops"), help="compare at the most that all runs have spent")
     parser.add_argument("--baseline", metavar="METHOD", help="what differences are to (default: Standalone, else the first method)")
     parser.add_argument("--target", type=float, help="value of the metric of which to say when it was reached and what it cost")
-    parser.add_argument("--pooled", action="store_true", help="also the accuracy over all clients' examples together")
+    parser.add_argument("--pooled", action="store_true", default=None, help="also the accuracy over all clients' examples together")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
@@ -35,7 +37,8 @@ def run(args: Sequence[str]) -> None:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
     from lightning_fed.report.report import report_on
 
-    report = report_on(given.folders, given.metric, given.baseline, given.target, given.pooled, given.vary)
+    asked = {key: getattr(given, key) for key in ("metric", "baseline", "target", "pooled", "vary", "at", "equal")}
+    report = report_on(given.folders, **asked)
     if given.format == "terminal":
         report.show(Console())
     else:

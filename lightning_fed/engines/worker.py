@@ -78,7 +78,7 @@ class Worker:
             self._activity = ""
             module = self.load(turn.client, turn.broadcast, private)
             data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
-            costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" else {}
+            costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.adapt else {}
             data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
             if turn.verb == "evaluate":
                 metrics = self._evaluate(module, data) | module.inspect() | costs

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -12,7 +12,9 @@ from torchmetrics import MetricCollection
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import State
 from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.given import transformer_of, with_weights
 from lightning_fed.models.shared import SharedTransformer
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
@@ -90,6 +92,13 @@ class FineTuning(FederatedModule):
         self.attach()
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """See :meth:`.FederatedModule.starting_from`."""
+        module = self.blank()
+        module.backbone_factories = [with_weights(transformer_of(self.backbone_factories[0], self.num_classes), network, what)]
+        module.source = SharedTransformer(module.backbone_factories[0])
+        return module
 
     def attach(self) -> None:
         """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""

@@ -105,7 +105,8 @@ class GroupServer(Server):
     def __init__(self, states: Mapping[int, State], sizes: Mapping[int, int], weighting: Literal["examples", "uniform"]) -> None:
         super().__init__({}, weighting)
         self.sizes = sizes
-        self._hold(dict(sorted(states.items())))
+        self.states = dict(sorted(states.items()))
+        self._hold(self.states)
 
     def _hold(self, states: dict[int, State]) -> None:
         self.states = states

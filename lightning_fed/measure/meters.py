@@ -136,6 +136,8 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
         "traffic/total_bytes": row["traffic/down_bytes"] + row["traffic/up_bytes"],
         "compute/total_flops": row["compute/flops"],
     }
+    if "adapt/flops" in row or "adapt/total_flops" in before:
+        totals["adapt/total_flops"] = row.get("adapt/flops", 0.0)  # nothing is adapted where nothing is measured
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 

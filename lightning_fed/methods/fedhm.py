@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
 from lightning_fed.models import BackboneFactory
 from lightning_fed.models.making import name_of
 from lightning_fed.nn.factorise import (
+    Energy,
     Factorised,
     Spectrum,
     factorise,
@@ -23,7 +25,7 @@ from lightning_fed.nn.factorise import (
     recover,
     unroll,
 )
-from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
 Weights = Literal["paper", "uniform", "official"]
@@ -52,7 +54,9 @@ class FedHM(CapacityModule):
 
     A round in which nobody learns anything still changes the model: the j-th singular value of a layer is multiplied by the weight
     of the participants whose rank is at least j, so that without a full-size participant everything behind the largest rank is
-    erased. ``anchor`` is the authors' remedy.
+    erased. ``anchor`` is the authors' remedy; :class:`.FedHMDelta` averages what was learned instead. How far it has come is in
+    ``server/energy_rank_<ratio>``, the part of the squared norm of all factorised layers that the version of a ratio keeps, and
+    ``server/energy_tail``, the part behind the largest of them, which only full-size clients have.
 
     Args:
         backbone: the server's model.
@@ -67,9 +71,10 @@ class FedHM(CapacityModule):
         anchor: whether the server's previous model takes part as one more full-size client. ``"never"``: as in the paper.
             ``"missing_largest"``: in rounds to which nobody of the largest of ``ratios`` contributes, as in the authors' code.
             ``"always"``.
-        decay: :math:`\lambda`, the weight decay of the products; the paper: the same as the optimizer's weight decay.
+        decay: :math:`\lambda`, the weight decay of the products. None: the optimizer's weight decay, as in the paper.
         masked: mask absent classes.
-        optimizer: the paper: SGD, lr 0.1, momentum 0.9. Its weight decay acts on everything that is not factorised.
+        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as the paper has it; its scripts have 1e-4. Its weight
+            decay acts on everything that is not factorised.
         epochs: local epochs per round; the paper: 10.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -84,9 +89,9 @@ class FedHM(CapacityModule):
         weights: Weights = "paper",
         temperature: PositiveFloat = 1.0,
         anchor: Anchor = "never",
-        decay: NonNegativeFloat = 5e-4,
+        decay: NonNegativeFloat | None = None,
         masked: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = default_sgd,
         epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
@@ -129,7 +134,8 @@ class FedHM(CapacityModule):
     def phases(self) -> list[Phase]:
         """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
         factors = [p for layer in self.modules() if isinstance(layer, Factorised) for p in layer.weights]
-        decay = partial(frobenius_decay, self.backbone, self.decay) if self.decay else None
+        weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
+        decay = partial(frobenius_decay, self.backbone, weight) if weight else None
         optimizer = partial(self._optimize, factors)
         return [Phase("local", list(self.parameters()), self.client_loss, optimizer, self.epochs, penalty=decay)]
 
@@ -138,6 +144,11 @@ class FedHM(CapacityModule):
         rest = [p for p in parameters if id(p) not in mine]
         return self.optimizer([{"params": rest}, {"params": factors, "weight_decay": 0.0}] if factors else rest)
 
+    @property
+    def server_class(self) -> type["FedHMServer"]:
+        """What merges the updates."""
+        return FedHMServer
+
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Recovers what comes back and averages it at full rank."""
         layers = self.low_rank_layers()
@@ -145,14 +156,31 @@ class FedHM(CapacityModule):
             for name in layers:
                 rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
         weights = partial(exponent, rule=self.weights, temperature=self.temperature)
-        return FedHMServer(
+        return self.server_class(
             *self.sizes(clients), layers=[f"backbone.{name}" for name in layers], exponent=weights, anchor=self.anchor
         )
+
+
+def weight_decay_of(optimizer: OptimizerCallable) -> float:
+    """That of the optimizers that it makes; 0 if they have none."""
+    return float(optimizer([nn.Parameter(torch.empty(0))]).defaults.get("weight_decay", 0.0))
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
     r"""What the softmax of the weights is taken of, for an update of a rank ratio; see :class:`FedHM`."""
     return {"paper": ratio, "uniform": 0.0, "official": -1 / ratio}[rule] / temperature
+
+
+class Decomposed(NamedTuple):
+    """A model as it is sent.
+
+    Attributes:
+        versions: the payloads, by size.
+        energy: which part of the factorised layers each size keeps.
+    """
+
+    versions: dict[float, State]
+    energy: Energy
 
 
 class FedHMServer(CapacityServer):
@@ -173,31 +201,41 @@ class FedHMServer(CapacityServer):
         self.exponent = exponent
         self.anchor = anchor
         self._source: State | None = None
-        self._versions: dict[float, State] = {}
+        self._decomposed = Decomposed({}, Energy())
 
     def version(self, capacity: float | None) -> State:
-        """The model with factorised layers."""
-        if capacity is None:
-            return self.state
-        if self._source is not self.state:
-            self._source, self._versions = self.state, self.versions()
-        return self._versions[capacity]
+        """The model with factorised layers; the same tensors until the model changes."""
+        return self.state if capacity is None else self.decomposed.versions[capacity]
 
-    def versions(self) -> dict[float, State]:
+    @property
+    def decomposed(self) -> Decomposed:
+        """The model as it is now, decomposed once."""
+        if self._source is not self.state:
+            self._source, self._decomposed = self.state, self.decompose()
+        return self._decomposed
+
+    def decompose(self) -> Decomposed:
         """Every ratio's version, from one decomposition per layer."""
         ratios = {capacity for capacity in self.capacities if capacity is not None}
         kept = {name: t for name, t in self.state.items() if name.rpartition(".")[0] not in self.layers}
-        versions = {ratio: dict(kept) for ratio in ratios}
+        versions, energy = {ratio: dict(kept) for ratio in ratios}, Energy()
         for layer in self.layers if ratios else ():
             weight = self.state[f"{layer}.weight"]
             spectrum = Spectrum.of(unroll(weight))
+            ranks = {ratio: rank_of(weight, ratio, layer) for ratio in ratios}
+            energy.add(spectrum, ranks)
             for ratio, version in versions.items():
-                factors = spectrum.factors(rank_of(weight, ratio, layer))
+                factors = spectrum.factors(ranks[ratio])
                 for which, part in enumerate(layer_weights(*factors, weight.shape)):
                     version[f"{layer}.{which}.weight"] = part.to(weight.dtype).contiguous()
                 if (bias := self.state.get(f"{layer}.bias")) is not None:
                     version[f"{layer}.1.bias"] = bias
-        return versions
+        return Decomposed(versions, energy)
+
+    def factor_names(self) -> tuple[set[str], set[str]]:
+        """Of the tensors in a payload, the first factors and the second."""
+        first, second = ({f"{layer}.{which}.weight" for layer in self.layers} for which in (0, 1))
+        return first, second
 
     def embed(self, update: ClientUpdate) -> State:
         """The factors multiplied back."""
@@ -223,4 +261,22 @@ class FedHMServer(CapacityServer):
             yield contribution
         largest = None if None in self.capacities else max(filter(None, self.capacities))
         if sizes and (self.anchor == "always" or (self.anchor == "missing_largest" and largest not in sizes)):
-            yield Contribution(self.state, None)
+            yield Contribution(self.unchanged(), None)
+
+    def unchanged(self) -> State:
+        """What somebody of full size contributes who learned nothing."""
+        return self.state
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; returns :meth:`energies`. See :meth:`Server.aggregate`."""
+        return super().aggregate(updates) | self.energies()
+
+    def energies(self) -> dict[str, float]:
+        """``server/energy_rank_<size>``: which part of the squared norm of all factorised layers a size keeps.
+        ``server/energy_tail``: the part behind the largest of them. Nothing where everybody has the whole.
+        """
+        if all(capacity is None for capacity in self.capacities) or not all(torch.isfinite(t).all() for t in self.state.values()):
+            return {}  # what is not finite cannot be decomposed; the run refuses it next
+        shares = self.decomposed.energy.shares()
+        kept = {f"server/energy_{self.version_name}_{size:g}": shares[size] for size in sorted(shares, reverse=True)}
+        return kept | {"server/energy_tail": 1 - shares[max(shares)]}

@@ -1,6 +1,6 @@
 """FedHM on adapters (FedLoRA, Section 5 of Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -14,9 +14,9 @@ from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment
 from lightning_fed.families.fine_tuning import default_adam
 from lightning_fed.families.lora import COMMON, LoRAModule
-from lightning_fed.methods.fedhm import FedHMServer, exponent
+from lightning_fed.methods.fedhm import Decomposed, FedHMServer, exponent
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.nn.factorise import Spectrum, layer_weights, recover, unroll
+from lightning_fed.nn.factorise import Energy, Spectrum, layer_weights, recover, unroll
 from lightning_fed.server import Server
 
 
@@ -49,7 +49,7 @@ class FedHMLoRA(LoRAModule):
     Averages of products are not products of averages, even of equal ranks: with equal ranks this is the paper's "FedLoRA", with
     different ones the curve "FedHM" of its Figure 8. Headline: accuracy of the global model, :math:`W_0 + \Delta W` at full rank,
     on everybody's test data. ``server/energy_rank_…`` is the part :math:`\lVert BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a
-    rank keeps, over all matrices together.
+    rank keeps, over all matrices together, and ``server/energy_tail`` the part that no rank keeps.
 
     Readings. The paper does not define :math:`\gamma` for adapters. Relative to the width of the network it would make the weights
     equal to within 1 %; here it is :math:`r_p / r_{max}`, which for ranks 2, 4, 8 and 16 gives FedHM's weights. The authors' script
@@ -139,6 +139,11 @@ class FedHMLoRA(LoRAModule):
         blocks = [name.removesuffix(query) for name, _ in self.named_modules() if name.rpartition(".")[2] == query]
         return [[f"{block}{layer}" for layer in layers] for block in blocks for layers in together]
 
+    @property
+    def server_class(self) -> type["FedHMLoRAServer"]:
+        """What merges the updates."""
+        return FedHMLoRAServer
+
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Multiplies the factors and averages the products."""
         matrices = [
@@ -149,7 +154,7 @@ class FedHMLoRA(LoRAModule):
         def weigh(rank: float) -> float:
             return exponent(rank / max(self.ranks), self.weights, self.temperature)
 
-        return FedHMLoRAServer(self.shared_state(), clients, self.ranks, self.assignment, matrices, weigh)
+        return self.server_class(self.shared_state(), clients, self.ranks, self.assignment, matrices, weigh)
 
 
 class Shared(nn.Module):
@@ -202,6 +207,10 @@ class FedHMLoRAServer(FedHMServer):
             whole |= {change: whole[change].to(state[first].dtype), first: state[first][: max(ranks)].clone()}
         super().__init__(whole, clients, ranks, assignment, (), layers=[], exponent=exponent, anchor="never")
 
+    def factor_names(self) -> tuple[set[str], set[str]]:
+        """A and B of all matrices."""
+        return {matrix.first for matrix in self.matrices}, {name for matrix in self.matrices for name in matrix.second}
+
     def recovered(self, payload: State) -> State:
         """The changes, in float64, that the factors of a payload make; the head as it is."""
         changes = {
@@ -225,19 +234,21 @@ class FedHMLoRAServer(FedHMServer):
             version |= self._payload(matrix, torch.eye(rank, width, dtype=change.dtype), pad(change, (0, rank - width)))
         return version
 
-    def versions(self) -> dict[float, State]:
+    def decompose(self) -> Decomposed:
         """Every rank's version, from one decomposition per matrix."""
         versions: dict[float, State] = {rank: self._head() for rank in self.ranks}
+        energy = Energy()
         for matrix in self.matrices:
             change = self.state[matrix.change]
             spectrum = Spectrum.of(unroll(change))
+            energy.add(spectrum, {rank: rank for rank in self.ranks})
             for rank in self.ranks:
                 first = self.state[matrix.first][:rank].clone()
                 second = change.new_zeros(len(change), rank)
                 if known := min(rank, spectrum.rank(change.dtype)):  # the others would have no gradients if both sides were zero
                     first[:known], second[:, :known] = layer_weights(*spectrum.factors(known), change.shape)
                 versions[rank] |= self._payload(matrix, first, second)
-        return versions
+        return Decomposed(versions, energy)
 
     def _head(self) -> State:
         others = {name for matrix in self.matrices for name in (matrix.change, matrix.first)}
@@ -246,16 +257,3 @@ class FedHMLoRAServer(FedHMServer):
     def _payload(self, matrix: Matrix, first: Tensor, second: Tensor) -> State:
         parts = second.split([self.rows[name] for name in matrix.second])
         return {matrix.first: first, **dict(zip(matrix.second, parts, strict=True))}
-
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates; returns ``server/energy_rank_…`` for every rank. See :meth:`Server.aggregate`."""
-        metrics = super().aggregate(updates)
-        return metrics | {f"server/energy_rank_{rank}": self.energy(rank) for rank in self.ranks}
-
-    def energy(self, rank: int) -> float:
-        """Which part of the squared norm of all changes a rank keeps; 1 if there is none."""
-        sent = self.recovered(self.version(rank))
-        kept, total = (
-            sum(state[matrix.change].double().square().sum().item() for matrix in self.matrices) for state in (sent, self.state)
-        )
-        return kept / total if total else 1.0

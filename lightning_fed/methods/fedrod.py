@@ -1,6 +1,7 @@
 """FedRoD (Chen & Chao, ICLR 2022, https://arxiv.org/abs/2107.00778)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
-from lightning_fed.phases import default_optimizer
+from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 
 
@@ -27,7 +28,7 @@ class FedRoD(FederatedModule):
     where :math:`n_i` counts the client's training examples per class (balanced softmax) and sg stops the gradient: the second
     term reaches :math:`h_i` alone. (Re-implementations that stop it at :math:`g` only, or not at all, let the personal loss train
     the extractor.) :math:`f` and :math:`g` travel, weighted by training examples. A client predicts with the sum
-    :math:`g(z) + h_i(z)`. Headline: accuracy after aggregation.
+    :math:`g(z) + h_i(z)`. Headline: accuracy after aggregation. ``train/local_loss`` is the mean of the two terms.
 
     Beside it stands ``generic/test_accuracy`` on everybody's test data: that of :math:`g(z)` alone, the paper's G-FL. With the
     hypernetwork :math:`H` there is also ``everybody/test_accuracy``, of :math:`g + H(n)` with everybody's numbers n per class.
@@ -114,6 +115,10 @@ class FedRoD(FederatedModule):
         prior = self.label_counts().clamp(min=1e-12).log()  # an absent class leaves the softmax, without the NaN of 0 · log 0
         personal = generic.detach() + self.personal_logits(features.detach())
         return self.criterion(generic + self.gamma * prior, y) + self.criterion(personal, y)
+
+    def phases(self) -> list[Phase]:
+        """Everything at once, on two losses."""
+        return [replace(phase, terms=2) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average, and the models that can be made of it."""

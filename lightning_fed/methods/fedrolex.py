@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from lightning_fed.aggregation import EntryMean
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
 from lightning_fed.server import Server
@@ -20,8 +19,9 @@ class FedRolex(HeteroFL):
     than any client's.
 
     The authors' code moves the window backwards, rounds up, and weights norms and head by how often they were updated before; here
-    the window moves as in the paper and all entries are averaged alike. Arguments as in :class:`HeteroFL`; the paper's settings are
-    1 local epoch, batch size 10, SGD with lr 2e-4 and momentum 0.9 and a gradient norm of at most 1.
+    the window moves as in the paper and all entries are averaged alike. Arguments and defaults are those of :class:`HeteroFL`; the
+    paper's settings are 1 local epoch, batch size 10, SGD with lr 2e-4 and momentum 0.9, for 2,500 rounds and more, and a gradient
+    norm of at most 1.
     """
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
@@ -69,7 +69,7 @@ class FedRolexServer(HeteroFLServer):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge where the window is at the front; see :meth:`Server.aggregate`."""
-        self.state = self.rolled(self.merge(updates, EntryMean(self.rolled(self.state, -self.start))), self.start)
+        self.state = self.rolled(self.merge(updates, self.rolled(self.state, -self.start)), self.start)
         return {}
 
     def rolled(self, state: State, by: int) -> State:

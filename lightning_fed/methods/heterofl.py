@@ -1,7 +1,7 @@
 """HeteroFL (Diao, Ding & Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -10,10 +10,9 @@ from torch import nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, default_sgd
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
-from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
 
@@ -35,7 +34,7 @@ class HeteroFL(CapacityModule):
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
         masked: mask absent classes.
         scaler: divide activations by the width in training.
-        optimizer: the paper: SGD, lr 0.1, momentum 0.9, weight decay 5e-4.
+        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as in the paper.
         epochs: local epochs per round; the paper: 5.
         **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` in the authors' code: 1.
     """
@@ -48,7 +47,7 @@ class HeteroFL(CapacityModule):
         assignment: Assignment = "fixed",
         masked: bool = True,
         scaler: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = default_sgd,
         epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
@@ -63,6 +62,10 @@ class HeteroFL(CapacityModule):
         self.backbone = self.of_width(width)
         if self.scaler and width is not None:
             scale_before_norms(self.backbone, 1 / width)
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """Refused: a network has one width."""
+        raise FederationError(f"{what} has one width, but clients of {type(self).__name__} have several: leave init_from out.")
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """The network in the client's width."""

@@ -66,6 +66,7 @@ class HETLoRA(LoRAModule):
         self.penalty = penalty
         self.keep = keep
         self._kept: int | None = None
+        self._heavy = 0.0  # the tail when the fit began
 
     def rank(self) -> int:
         """The client's rank; the server's is the largest."""

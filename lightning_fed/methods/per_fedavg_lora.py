@@ -59,6 +59,7 @@ class PerFedAvgLoRA(LoRAModule):
         self.hessian = hessian
         self.delta = delta
         self.batches_per_step = batches
+        self._values: State = {}  # of the adapted model that is measured
 
     def choose_headline(self) -> str:
         """That of the adapted model."""

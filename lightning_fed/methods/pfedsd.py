@@ -8,11 +8,11 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
 
 from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.module import FederatedModule
+from lightning_fed.nn.divergence import divergence
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 
@@ -128,10 +128,9 @@ class PFedSD(FederatedModule):
             loss = self.client_loss(batch)
         x, _ = self.unpack(batch)
         with torch.no_grad():
-            teacher = log_softmax(self.personal(x) / self.temperature, dim=1)
-        student = log_softmax(logits[0] / self.temperature, dim=1)
-        apart = kl_div(student, teacher, reduction="batchmean", log_target=True)
-        return loss + self.lam * self.temperature**2 * apart
+            teacher = self.personal(x)
+        T = self.temperature
+        return loss + self.lam * T**2 * divergence(teacher / T, logits[0] / T)
 
     @contextmanager
     def _student(self) -> Iterator[list[Tensor]]:

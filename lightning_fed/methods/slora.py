@@ -84,6 +84,7 @@ class SLoRA(LoRAModule):
         self.sparse_rounds = sparse_rounds
         self.density = density
         self.base = base
+        self.shapes: dict[str, torch.Size] = {}  # of the adapted matrices, by layer
 
     @property
     def sparse(self) -> bool:
@@ -104,7 +105,7 @@ class SLoRA(LoRAModule):
         """The adapter; in the first stage it only says which layers are meant, and values take its place."""
         super().attach()
         layers, _ = self._adapted()
-        self.shapes: dict[str, torch.Size] = {}
+        self.shapes = {}
         for within, layer in layers.items():
             name, linear = f"backbone.{within}", layer.get_base_layer()
             if not isinstance(linear, nn.Linear):

@@ -1,7 +1,8 @@
 """Split-Mix (Hong et al., ICLR 2022, https://openreview.net/forum?id=QNgE2ryU3Yu)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,8 +14,13 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory, backbone_of
-from lightning_fed.phases import default_optimizer
+from lightning_fed.phases import Phase
 from lightning_fed.server import Server
+
+
+def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
+    """SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4: the authors'."""
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
 class SplitMix(CapacityModule):
@@ -37,7 +43,7 @@ class SplitMix(CapacityModule):
         budgets: how many a client trains; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 9, 3, 2, 1.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the budgets at random.
         masked: mask absent classes.
-        optimizer: the paper: SGD, lr 0.01, momentum 0.9, weight decay 5e-4.
+        optimizer: default: SGD, lr 0.01, momentum 0.9, weight decay 5e-4, as in the paper. FedHM's experiments: lr 0.1.
         epochs: local epochs per round; the paper: 5.
         **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` is of all networks' gradients together.
     """
@@ -50,7 +56,7 @@ class SplitMix(CapacityModule):
         budgets: Sequence[PositiveInt] = (9, 3, 2, 1),
         assignment: Assignment = "fixed",
         masked: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = slow_sgd,
         epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
@@ -64,6 +70,12 @@ class SplitMix(CapacityModule):
                 "give its class or a function that builds it."
             )
         self.capacities = [None if budget == bases else budget for budget in budgets]
+
+    def starting_from(self, network: State, what: str = "The network") -> Self:
+        """Refused: networks that begin alike would stay alike."""
+        raise FederationError(
+            f"{what} is one, but SplitMix trains networks that start from different weights: leave init_from out."
+        )
 
     def build(self) -> None:
         """As many networks as the client trains."""
@@ -86,9 +98,9 @@ class SplitMix(CapacityModule):
         x, y = self.unpack(batch)
         return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Those of the sum; what is logged is the mean, which compares with the loss of one network."""
-        return super().compute_gradients(batch) / len(self.bases)
+    def phases(self) -> list[Phase]:
+        """All networks at once."""
+        return [replace(phase, terms=len(self.bases)) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""

@@ -6,7 +6,7 @@ from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.mlp import MLP, SoftmaxMLP
 from lightning_fed.models.question_answering import TransformerQA
-from lightning_fed.models.resnet import ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
+from lightning_fed.models.resnet import CIFARResNet, ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.small_cnn import FedAvgCNN, FedProtoCNN, LeNet5, SmallCNN
 from lightning_fed.models.text import TextTransformer
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
@@ -23,6 +23,7 @@ __all__ = [
     "Backbone",
     "BackboneFactory",
     "Backbones",
+    "CIFARResNet",
     "FedAvgCNN",
     "FedProtoCNN",
     "LeNet5",

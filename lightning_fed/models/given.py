@@ -1,11 +1,13 @@
 """From whatever a user gives as a network to one that a method can train."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import check_fits
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.making import DOTTED, aliased, name_of, network_of
@@ -36,6 +38,29 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
             f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="
             f"{network.num_outputs}, or a network for {num_classes}."
         )
+    return network
+
+
+def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
+    """A network, whose weights are now the given ones.
+
+    Args:
+        network: a backbone, or a network of the transformers library behind the interface of this one.
+        weights: all its tensors, by their names in it or in what it wraps.
+        what: what they are, the subject of an error's sentence.
+
+    Raises:
+        FederationError: if tensors lack, are too many or have another shape.
+    """
+    prefix = getattr(network, "export_prefix", "")
+    own = {name.removeprefix(prefix): tensor for name, tensor in network.state_dict().items()}
+    given = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    try:
+        check_fits(given, own, what)
+    except FederationError as error:
+        raise FederationError(f"{error} Give weights of a {name_of(network)} like this run's, all of it.") from error
+    for name, tensor in own.items():
+        tensor.copy_(given[name])
     return network
 
 

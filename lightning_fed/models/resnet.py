@@ -1,12 +1,15 @@
-"""Residual networks: the shallow ones of FedCAC and FedDecomp (Wu et al. 2023, 2024), and those of FedHM (Yao et al. 2021)."""
+"""Residual networks: the shallow ones of FedCAC and FedDecomp (Wu et al. 2023, 2024), those of FedHM (Yao et al. 2021), and He et
+al.'s thin ones for CIFAR.
+"""
 
 from collections.abc import Sequence
 
 import torch
-from jsonargparse.typing import PositiveFloat
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
+from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
 
 
@@ -69,22 +72,25 @@ class SmallImageResNet(Backbone):
 
     Args:
         num_classes: outputs of the head.
-        blocks: basic blocks in each of the four stages, of 64, 128, 256 and 512 channels.
+        blocks: basic blocks in each of the stages.
         full_rank: leading blocks that low-rank versions leave as they are.
         width: factor of all numbers of channels.
+        stages: channels of each stage; the stem has those of the first, and every stage but the first halves the resolution.
     """
 
-    def __init__(self, num_classes: int, blocks: Sequence[int], full_rank: int, width: float) -> None:
+    def __init__(
+        self, num_classes: int, blocks: Sequence[int], full_rank: int, width: float, stages: Sequence[int] = (64, 128, 256, 512)
+    ) -> None:
         super().__init__()
-        widths = [scaled(channels, width) for channels in (64, 128, 256, 512)]
+        widths = [scaled(channels, width) for channels in stages]
         conv = nn.Conv2d(3, widths[0], kernel_size=3, padding=1, bias=False)
         self.stem = nn.Sequential(conv, nn.BatchNorm2d(widths[0]), nn.ReLU())
-        stages, inputs = [], widths[0]
+        built, inputs = [], widths[0]
         for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
             first = _block(inputs, outputs, stride=2 if stage else 1)
-            stages.append(nn.Sequential(first, *(_block(outputs, outputs, stride=1) for _ in range(count - 1))))
+            built.append(nn.Sequential(first, *(_block(outputs, outputs, stride=1) for _ in range(count - 1))))
             inputs = outputs
-        self.stages = nn.Sequential(*stages)
+        self.stages = nn.Sequential(*built)
         self.head = nn.Linear(widths[-1], num_classes)
         self._low_rank_blocks = [f"stages.{stage}.{k}" for stage, count in enumerate(blocks) for k in range(count)][full_rank:]
         _initialise(self)
@@ -110,6 +116,26 @@ class ResNet34(SmallImageResNet):
 
     def __init__(self, num_classes: int = 100, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7, width=width)
+
+
+class CIFARResNet(SmallImageResNet):
+    """He et al.'s thin networks for CIFAR: 6n + 2 layers in three stages of 16, 32 and 64 channels. For 10 classes 78,042
+    parameters at depth 8, and 272,474 at depth 20.
+
+    Where the resolution changes, a 1×1 convolution is the shortcut (their option B); their experiments on CIFAR have shortcuts
+    without parameters (option A).
+
+    Args:
+        num_classes: outputs of the head.
+        depth: 6n + 2; there, 20, 32, 44, 56 and 110.
+        width: factor of all numbers of channels.
+    """
+
+    def __init__(self, num_classes: int = 10, depth: PositiveInt = 20, width: PositiveFloat = 1.0) -> None:
+        count, rest = divmod(depth - 2, 6)
+        if rest or count < 1:
+            raise FederationError(f"depth is {depth}: give 6n + 2, such as 8, 14 or 20.")
+        super().__init__(num_classes, blocks=(count,) * 3, full_rank=1, width=width, stages=(16, 32, 64))
 
 
 def _block(in_channels: int, out_channels: int, stride: int) -> BasicBlock:

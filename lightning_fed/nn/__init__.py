@@ -1,6 +1,7 @@
 """Layers that methods share."""
 
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.factorise import FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
@@ -18,6 +19,7 @@ __all__ = [
     "Spectrum",
     "StatisticsPass",
     "decompose",
+    "divergence",
     "factorise",
     "frobenius_decay",
     "half_squared_distance",

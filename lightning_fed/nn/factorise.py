@@ -1,6 +1,6 @@
 """Layers replaced by two smaller ones in a row: the low-rank networks of FedHM, usable alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self, cast
 
@@ -51,6 +51,32 @@ class Spectrum(NamedTuple):
             raise FederationError(f"A rank of {rank} was asked for a {rows} x {columns} matrix: give 1 to {len(self.values)}.")
         root = self.values[:rank].sqrt()
         return self.left[:, :rank] * root, self.right[:, :rank] * root
+
+
+class Energy:
+    r"""Which part of the squared norm of several matrices, :math:`\sum_l \lVert W_l \rVert_F^2`, their best approximations keep. It
+    takes a decomposition that there is anyway, and no product.
+    """
+
+    def __init__(self) -> None:
+        self._total = torch.zeros((), dtype=torch.float64)
+        self._kept: dict[float, Tensor] = {}
+
+    def add(self, spectrum: Spectrum, ranks: Mapping[float, int]) -> None:
+        """Count another matrix.
+
+        Args:
+            spectrum: its decomposition.
+            ranks: of its approximations, by a number that stands for the same approximation of all matrices, such as a ratio.
+        """
+        squares = spectrum.values.square()
+        self._total = self._total + squares.sum()
+        for size, rank in ranks.items():
+            self._kept[size] = self._kept.get(size, 0.0) + squares[:rank].sum()
+
+    def shares(self) -> dict[float, float]:
+        """In [0, 1], by that number; 1 where all matrices are zero."""
+        return {size: (kept / self._total).item() if self._total else 1.0 for size, kept in self._kept.items()}
 
 
 def rank_of(weight: Tensor, ratio: float, layer: str) -> int:
@@ -127,10 +153,15 @@ def recover(first: Tensor, second: Tensor) -> Tensor:
 
 
 class Factorised(nn.Sequential):
-    """Two layers in a row, with nothing in between, that stand for one of low rank."""
+    """Two layers in a row, with nothing in between, that stand for one of low rank. What code reads of that one (``weight``,
+    ``bias``, ``kernel_size``, ``in_features``) it finds here, too.
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module, original: nn.Conv2d | nn.Linear, spectral: bool) -> None:
         super().__init__(first, second)
+        for constant in original.__constants__:  # PyTorch's list of a layer's sizes
+            if hasattr(original, constant):
+                setattr(self, constant, getattr(original, constant))
         if original.bias is not None:
             second.load_state_dict({"bias": original.bias}, strict=False)
         if spectral:
@@ -144,6 +175,16 @@ class Factorised(nn.Sequential):
         """Of the first and the second layer."""
         first, second = (cast(Tensor, layer.weight) for layer in self)
         return first, second
+
+    @property
+    def weight(self) -> Tensor:
+        """That of the layer it stands for, computed when it is asked for: see :meth:`recover`."""
+        return self.recover()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """That of the second layer."""
+        return cast(Tensor | None, self[1].bias)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Left and right factor, see :func:`layer_weights`; differentiable."""

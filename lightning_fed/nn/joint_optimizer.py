@@ -41,7 +41,7 @@ def jointly(*shares: Share) -> OptimizerCallable:
 
 class JointOptimizer(torch.optim.Optimizer):
     """Optimizers that step together and look like one: parameter groups one after the other, one state, one checkpoint. Schedules
-    and gradient scalers see all groups; gradients are clipped by their common norm.
+    and gradient scalers see all groups. ``gradient_clip`` of a module is of each optimizer's gradients on their own.
 
     Args:
         optimizers: of different parameters.

@@ -29,6 +29,7 @@ class StatisticsPass(L.LightningModule):
         super().__init__()
         self.module = module
         self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+        self._momenta: list[float | None] = []  # that they had
 
     def on_predict_start(self) -> None:
         """Start from nothing, with a momentum of None: PyTorch's cumulative average."""

@@ -17,7 +17,7 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.report.runs import read_runs
 from lightning_fed.report.table import tables
-from lightning_fed.sweep.plan import Sweep, read_sweep
+from lightning_fed.sweep.plan import Asked, Sweep, read_sweep
 
 BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -34,7 +34,8 @@ def rendered(page: Path) -> str:
         sweep = read_sweep(page.parent / match["sweep"]) if match["sweep"] else None
         if sweep:
             _refuse_others(page.parent / match["runs"], runs, sweep)
-        layouts = tables(runs, published=sweep.published if sweep else ())
+        asked, published = (sweep.report, sweep.published) if sweep else (Asked(), ())
+        layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal)
         return match[1] + "\n" + "\n".join(layout.markdown() for layout in layouts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())

@@ -1,8 +1,11 @@
 """Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.sweep.plan import Sweep, read_sweep
@@ -14,7 +17,7 @@ class RunFolder:
     """A run on disk.
 
     Args:
-        path: its folder, with ``metrics.csv``, ``clients.csv`` and ``config.yaml``.
+        path: its folder, with ``metrics.csv``, ``clients.csv``, ``config.yaml`` and ``run.json``.
         settings: its configuration.
         method: what it is called in the tables.
         setting: the point of the grid; empty without one.
@@ -31,6 +34,17 @@ class RunFolder:
     def seed(self) -> int:
         """Of everything random."""
         return int(self.settings[SEED])
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` says; empty for a run of an earlier version, which has none."""
+        path = self.path / "run.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    @property
+    def headline(self) -> str | None:
+        """The column of ``metrics.csv`` that the method reports itself by; None if it is not known."""
+        return self.facts.get("headline")
 
     @property
     def label(self) -> tuple[str, str]:
@@ -109,7 +123,7 @@ def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None
     first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
     for run in runs:
         peer = of_label.setdefault(run.label, run)
-        _refuse_differences(peer, run, [SEED])
+        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else [SEED])
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
         _refuse_differences(first, run, [*declared, *vary, SEED])
 

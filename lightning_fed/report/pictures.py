@@ -1,6 +1,6 @@
 """Pictures of a comparison, as wide as a column of a paper."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lightning_fed.report.runs import measure_of
+from lightning_fed.report.views import measure_of
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -34,19 +34,25 @@ AXES = {
 """What accuracy is drawn over: the column, how the axis is called, its unit."""
 
 
-def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str) -> Iterator[tuple[str, Figure]]:
+Ends = Mapping[tuple[str, str], float]
+"""What a table reports of each setting and method."""
+
+
+def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str, ends: Ends | None = None) -> Iterator[tuple[str, Figure]]:
     """All pictures of a comparison with a name for each: curves over rounds, bytes and FLOPs, and the spread over clients.
 
     Args:
         rounds: as :func:`lightning_fed.report.load_rounds` gives them.
         clients: as :func:`lightning_fed.report.load_clients` gives them.
         metric: the column of ``rounds`` to draw.
+        ends: what stands beside each method in the legend; None: its mean over seeds when last measured.
     """
     styles = dict(zip(rounds["method"].unique(), _styles(), strict=False))
     for setting, group in rounds.groupby("setting", sort=False, dropna=False):
         suffix = f"-{setting}" if setting else ""
         for name in AXES:
-            yield f"over_{name}{suffix}", curves(group, metric, name, styles)
+            of_setting = {method: end for (where, method), end in (ends or {}).items() if where == setting}
+            yield f"over_{name}{suffix}", curves(group, metric, name, styles, of_setting)
     column = f"test/{measure_of(metric)}"
     if metric.startswith("after/test_") and column in clients:
         for setting, group in clients.groupby("setting", sort=False, dropna=False):
@@ -61,7 +67,7 @@ def _styles() -> Iterator[Style]:
     return zip(cycle(COLORS), cycle(DASHES), strict=False)
 
 
-def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style]) -> Figure:
+def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
     """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs.
 
     Args:
@@ -69,30 +75,33 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         metric: the column to draw.
         over: one of :data:`AXES`.
         styles: colour and dashes of each method.
+        ends: what is reported of each method, if it is not the mean when last measured.
     """
     column, label, unit = AXES[over]
     percent = measure_of(metric) == "accuracy"
+    scale, digits = (100, 1) if percent else (1, 3)
     with rc_context(STYLE):
         figure, axes = _new()
         measured = rounds.dropna(subset=[metric])
-        ends = [group[column].max() for _, group in measured.groupby("method") if group[column].max() > 0]
+        reach = [group[column].max() for _, group in measured.groupby("method") if group[column].max() > 0]
         for method, group in measured.groupby("method", sort=False):
             color, dashes = styles[str(method)]
-            values = group.pivot(index="round", columns="seed", values=metric) * (100 if percent else 1)
+            values = group.pivot(index="round", columns="seed", values=metric) * scale
             places = group.pivot(index="round", columns="seed", values=column).mean(axis=1)
             mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
+            end = ends[str(method)] * scale if str(method) in ends else mean.iloc[-1]
             if places.max() == 0:
-                axes.axhline(mean.iloc[-1], color=color, linestyle=dashes, label=f"{method} (sends nothing)")
+                axes.axhline(end, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f}, sends nothing)")
                 continue
             marker = "o" if len(places) == 1 else None
-            axes.plot(places, mean, color=color, linestyle=dashes, label=str(method), marker=marker)
+            axes.plot(places, mean, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f})", marker=marker)
             if values.shape[1] > 1:
                 axes.fill_between(places, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
                 axes.plot(places, values, color=color, alpha=0.35, linewidth=0.4)
         if over == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
-            if ends and max(ends) > 8 * min(ends):
+            if reach and max(reach) > 8 * min(reach):
                 axes.set_xscale("log")
             axes.xaxis.set_major_formatter(EngFormatter(unit) if unit else lambda x, _: f"{x:.2g}".replace("e+", "e"))
         axes.set(xlabel=label, ylabel=_called(metric, percent))

@@ -1,20 +1,22 @@
 """A whole report: the runs, their tables, and the folder they are written to."""
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from rich.console import Console
 
+from lightning_fed.errors import FederationError
 from lightning_fed.report.folders import run_folders
 from lightning_fed.report.layout import Layout
 from lightning_fed.report.page import page
 from lightning_fed.report.runs import load_clients, load_rounds, load_runs
 from lightning_fed.report.table import tables, unfinished
-from lightning_fed.sweep.plan import file_name
+from lightning_fed.report.views import Cost, View, measure_of
+from lightning_fed.sweep.plan import Asked, Sweep, file_name
 
 Format = Literal["md", "tex", "csv"]
 
@@ -30,6 +32,7 @@ class Report:
         layouts: a table per setting.
         notes: what else must be said, such as runs that were left out.
         commands: what played the runs.
+        view: which round is reported.
     """
 
     folders: Sequence[Path]
@@ -38,6 +41,7 @@ class Report:
     layouts: list[Layout]
     notes: list[str]
     commands: list[str]
+    view: View
 
     def show(self, console: Console) -> None:
         """Print tables and notes."""
@@ -63,7 +67,9 @@ class Report:
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
             (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
         drawn = {}
-        for name, figure in pictures(rounds, clients, str(self.runs["metric"].iloc[0])):
+        rounds, metric = self._one_metric(rounds)
+        ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
+        for name, figure in pictures(rounds, clients, metric, ends):
             figure.savefig(output / f"{file_name(name)}.pdf")
             png = io.BytesIO()
             figure.savefig(png, format="png")
@@ -71,6 +77,15 @@ class Report:
             (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
+
+    def _one_metric(self, rounds: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+        """The rounds, and the column that is drawn: where methods are measured by different ones, one that has each by its own."""
+        metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
+        if metrics.nunique() == 1:
+            return rounds, str(metrics.iloc[0])
+        column = f"headline/test_{measure_of(metrics.iloc[0])}"
+        parts = [group.assign(**{column: group[metrics[key]]}) for key, group in rounds.groupby(metrics.index.names, sort=False)]
+        return pd.concat(parts), column
 
     def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of runs that are in the tables."""
@@ -84,10 +99,12 @@ def report_on(
     metric: str | None = None,
     baseline: str | None = None,
     target: float | None = None,
-    pooled: bool = False,
+    pooled: bool | None = None,
     vary: Collection[str] = (),
+    at: str | None = None,
+    equal: Cost | None = None,
 ) -> Report:
-    """Read the runs below some folders and compare them.
+    """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
 
     Args:
         folders: folders of runs, of sweeps, or above them.
@@ -96,13 +113,31 @@ def report_on(
         target: see :func:`lightning_fed.report.load_runs`.
         pooled: see :func:`lightning_fed.report.table.tables`.
         vary: see :func:`lightning_fed.report.folders.run_folders`.
+        at: see :class:`.View`.
+        equal: see :func:`lightning_fed.report.load_runs`.
     """
-    runs = load_runs(*folders, metric=metric, target=target, vary=vary)
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
+    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal}
+    asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
+    runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
     commands = [str(command) for table in cells for command in table["command"]]
-    return Report(folders, vary, runs, tables(runs, baseline, pooled, published), unfinished(runs), commands)
+    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal)
+    return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
+
+
+def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
+    """What to report: what was given, else what the sweeps say. Raises :class:`FederationError` if they say different things."""
+    said: dict[str, Any] = {}
+    for root, sweep in sweeps.items():
+        for key, value in vars(sweep.report).items():
+            if key not in given and said.setdefault(key, value) != value:
+                raise FederationError(
+                    f"The sweep of {root} reports {key} {value!r}, another one {said[key]!r}: say which, as an option, or "
+                    "report them apart."
+                )
+    return Asked(**(said | dict(given)))
 
 
 def as_csv(table: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +10,58 @@ import pandas as pd
 
 from lightning_fed.errors import FederationError
 from lightning_fed.report.folders import RunFolder, run_folders
+from lightning_fed.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, up_to
 
-LOWER_IS_BETTER = {"loss", "perplexity", "ter"}
+HEADLINE = "headline"
+"""The metric that each run's method reports itself by."""
 
 
 def load_runs(
-    *folders: Path | str, metric: str | None = None, target: float | None = None, vary: Collection[str] = ()
+    *folders: Path | str,
+    metric: str | None = None,
+    target: float | None = None,
+    vary: Collection[str] = (),
+    at: str = "last",
+    equal: Cost | None = None,
 ) -> pd.DataFrame:
     """A row per run below some folders.
 
     Args:
         folders: folders of runs, of sweeps, or above them.
-        metric: column of ``metrics.csv``, with or without ``/mean``; None: the clients' mean after aggregation of the measure that
-            the runs select by, ``after/test_accuracy/mean`` for classification.
+        metric: column of ``metrics.csv``, with or without ``/mean``; ``headline``: for each run what its method reports itself by.
+            None: the headline where all runs have the same; else what all of them have, the clients' mean after aggregation of the
+            measure that the runs select by, ``after/test_accuracy/mean`` for classification.
         target: value of the metric of which to find when it was first reached.
         vary: see :func:`lightning_fed.report.folders.run_folders`.
+        at: which round is reported; see :class:`.View`.
+        equal: compare at equal cost: what was reached with the most rounds, bytes or FLOPs that all finished runs of a setting have
+            spent. Runs that send nothing have no part in saying how many bytes that is.
 
     Returns:
         Columns: ``method``, ``setting``, ``seed``; ``model``, the method's class; ``rounds`` that were played, ``planned`` ones,
-        ``epochs`` per round as the method's options have them; ``metric``; ``last``, its value when last measured; ``selected``,
-        its value at the round ``selected_round`` that is best on validation data; over the clients as last measured,
-        ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, each weighted by its test examples, and ``majority``, the
-        accuracy of each client's most frequent label; ``bytes``, ``flops`` and ``seconds`` (training, aggregation and measuring) of
-        the whole run; ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is not known is NaN.
+        ``epochs`` per round, phase by phase; ``metric``, and ``headline``, that of the run's method; of the metric ``last``, the
+        value when last measured, ``selected``, that at the round ``selected_round`` that is best on validation data, ``best``, that
+        at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say, ``mean10``; with ``equal="flops"``,
+        say, ``equal_flops``, the value (``at`` which round, among those that count) and ``equal_flops_budget``; over the clients as
+        last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, each weighted by its test examples, and
+        ``majority``, the accuracy of each client's most frequent label; ``bytes``, ``flops`` and ``seconds`` (training, aggregation
+        and measuring) of the whole run; ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is not known is NaN.
 
     Raises:
         FederationError: if there is no run, or if they differ in what was not to vary.
     """
-    runs = run_folders(folders, vary)
-    metric = metric_of(runs, metric)
-    return pd.DataFrame([_row(run, metric, target) for run in runs])
+    runs, view = run_folders(folders, vary), View(at)
+    metrics = metrics_of(runs, metric)
+    rounds = [pd.read_csv(run.path / "metrics.csv") for run in runs]
+    table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
+    if equal is not None:
+        _compare_at(table, rounds, equal, view)
+    return table
 
 
 def read_runs(path: Path | str) -> pd.DataFrame:
     """The rows of :func:`load_runs` from the CSV file that they were written to."""
-    texts = ("method", "setting", "epochs")
+    texts = ("method", "setting", "epochs", "headline")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
@@ -58,8 +75,23 @@ def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFra
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], "clients.csv")
 
 
-def metric_of(runs: Collection[RunFolder], metric: str | None) -> str:
-    """The column that is meant. Raises :class:`FederationError` if no run has it."""
+def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
+    """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
+    headlines = [run.headline for run in runs]
+    if metric == HEADLINE:
+        if None in headlines:
+            raise FederationError(
+                f"{runs[headlines.index(None)].path} does not say what its headline is (there is no run.json): give its column of "
+                "metrics.csv as the metric."
+            )
+        return [str(headline) for headline in headlines]
+    if metric is None and None not in headlines and len(set(headlines)) == 1:
+        metric = headlines[0]
+    return [_column(runs, metric)] * len(runs)
+
+
+def _column(runs: Collection[RunFolder], metric: str | None) -> str:
+    """The column that is meant for all runs."""
     columns = list(dict.fromkeys(column for run in runs for column in pd.read_csv(run.path / "metrics.csv", nrows=0)))
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
@@ -70,50 +102,72 @@ def metric_of(runs: Collection[RunFolder], metric: str | None) -> str:
         if candidate in columns:
             return str(candidate)
     measured = [column for column in columns if "test_" in column and column.endswith("/mean")]
+    measured += [column for column in columns if column.startswith("global/test_")]
     raise FederationError(f"No run has {metric or 'any measure on test data'}; there are {', '.join(measured) or 'none'}.")
 
 
-def measure_of(metric: str) -> str:
-    """The name of what a column measures: ``accuracy`` of ``after/test_accuracy/mean``."""
-    match = re.search(r"(?:test|val)[_/](\w+)", metric)
-    return match[1] if match else metric
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether small values of a column are good ones."""
-    return measure_of(metric) in LOWER_IS_BETTER
-
-
-def _row(run: RunFolder, metric: str, target: float | None) -> dict[str, Any]:
-    rounds = pd.read_csv(run.path / "metrics.csv")
-    best = "idxmin" if lower_is_better(metric) else "idxmax"
-    measured = rounds[rounds[metric].notna()] if metric in rounds else rounds[:0]
-    validation = measured.get(metric.replace("test_", "val_"), pd.Series(dtype=float)).dropna()
-    chosen = measured.loc[getattr(validation, best)()] if len(validation) else None
+def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: float | None) -> dict[str, Any]:
     seconds = rounds[[column for column in rounds if column.startswith("seconds/")]].sum().sum()
     row = {
         **{"method": run.method, "setting": run.setting, "seed": run.seed},
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": int(run.settings["federation.rounds"]),
-        "epochs": epochs_of(run.settings),
-        "metric": metric,
-        "last": measured[metric].iloc[-1] if len(measured) else math.nan,
-        "selected": chosen[metric] if chosen is not None else math.nan,
-        "selected_round": chosen["round"] if chosen is not None else math.nan,
+        "epochs": work_of(run.facts) if run.facts else epochs_of(run.settings),
+        **{"metric": metric, "headline": run.headline or ""},
+        **_views(rounds, metric, view),
         **_of_clients(run, metric),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
         "flops": rounds["compute/total_flops"].iloc[-1],
         "seconds": round(seconds, 1),
     }
     if target is not None and metric in rounds:
-        row |= _to_target(measured, metric, target)
+        row |= _to_target(measured_in(rounds, metric), metric, target)
     return row | {"folder": str(run.path)}
 
 
+def _views(rounds: pd.DataFrame, metric: str, view: View) -> dict[str, float]:
+    """The numbers of a run: those that a table shows, and the one that was asked for."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(("last", "selected", "best", view.at)):
+        found[name] = View(name).value(rounds, metric)
+        if name in ("selected", "best"):
+            row = View(name).row(rounds, metric)
+            found[f"{name}_round"] = math.nan if row is None else row["round"]
+    return found
+
+
+def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost, view: View) -> None:
+    """Add what each run had reached at a cost that all finished runs of its setting have spent."""
+    finished = table["rounds"] >= table["planned"]
+    spent = pd.Series([of_run[COSTS[cost]].iloc[-1] for of_run in rounds], table.index)
+    budgets = spent[finished & (spent > 0)].groupby(table["setting"]).min()
+    table[f"equal_{cost}_budget"] = table["setting"].map(budgets)
+    values = [
+        view.value(up_to(of_run, cost, math.inf if math.isnan(budget) else budget), metric)
+        for of_run, budget, metric in zip(rounds, table[f"equal_{cost}_budget"], table["metric"], strict=True)
+    ]
+    table[f"equal_{cost}"] = values
+
+
+def work_of(facts: Mapping[str, Any]) -> str:
+    """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on lora + 3 on global``, ``10 steps``; and what it takes to
+    adapt it before it is measured.
+    """
+    said = _lengths(facts["training"]) or "0"
+    return said + (f", adapted {_lengths(facts['adaptation'])}" if facts["adaptation"] else "")
+
+
+def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
+    lengths = [str(phase["epochs"]) if "epochs" in phase else f"{phase['steps']} steps" for phase in phases]
+    if len(phases) == 1:
+        return lengths[0]
+    return " + ".join(f"{length} on {phase['phase']}" for length, phase in zip(lengths, phases, strict=True))
+
+
 def epochs_of(settings: Mapping[str, Any]) -> str:
-    """How much a client trains per round, as its method's options say: ``1``, or ``epochs 1, head_epochs 4``."""
-    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.\w+", key)}
+    """The same for a run of an earlier version, which wrote no such file: its method's options, as ``epochs 1, head_epochs 4``."""
+    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!adapt_)\w+", key)}
     given = {k: v for k, v in options.items() if re.fullmatch(r"(\w+_)?(epochs|steps)", k) and v is not None}
     if given.keys() == {"epochs"}:
         return str(given["epochs"])

@@ -8,14 +8,19 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.report.comparison import Difference, best_group, difference
 from lightning_fed.report.layout import Entry, Layout
-from lightning_fed.report.runs import lower_is_better, measure_of
+from lightning_fed.report.views import Cost, View, lower_is_better, measure_of
 from lightning_fed.sweep.plan import Published
 
 BLANK = Entry("")
 
 
 def tables(
-    runs: pd.DataFrame, baseline: str | None = None, pooled: bool = False, published: Sequence[Published] = ()
+    runs: pd.DataFrame,
+    baseline: str | None = None,
+    pooled: bool = False,
+    published: Sequence[Published] = (),
+    at: str = "last",
+    equal: Cost | None = None,
 ) -> list[Layout]:
     """A table per setting.
 
@@ -24,15 +29,21 @@ def tables(
         baseline: the method that differences are to; None: the clients alone (``Standalone``) if they are there, else the first.
         pooled: also show the accuracy over all clients' examples together.
         published: numbers of others, shown beside ours.
+        at: which round is reported; see :class:`.View`. The last round and, if there is one, that which is best on validation data
+            stand beside it.
+        equal: compare at equal cost, which the runs must have been loaded with; see :func:`lightning_fed.report.load_runs`.
 
     Raises:
-        FederationError: if there is no such baseline, or no finished run.
+        FederationError: if there is no such baseline, no finished run, or if the runs were loaded without what is to be shown.
     """
     finished = runs[runs["rounds"] >= runs["planned"]]
     if finished.empty:
         raise FederationError(f"None of the {len(runs)} runs is finished: play them to their last round first.")
+    for option, value, column in (("at", View(at).at, at), ("equal", equal, f"equal_{equal}")):
+        if value is not None and column not in runs:
+            raise FederationError(f"The table of runs has no column {column}: write it with {option} {value}.")
     return [
-        _table(group, str(setting), baseline, pooled, [entry for entry in published if entry.setting == setting])
+        _table(group, str(setting), baseline, pooled, [entry for entry in published if entry.setting == setting], View(at), equal)
         for setting, group in finished.groupby("setting", sort=False)
     ]
 
@@ -53,14 +64,28 @@ def baseline_of(runs: pd.DataFrame, baseline: str | None) -> str:
     return str(chosen)
 
 
-def _table(runs: pd.DataFrame, setting: str, baseline: str | None, pooled: bool, published: Sequence[Published]) -> Layout:
-    metric, reference = str(runs["metric"].iloc[0]), baseline_of(runs, baseline)
-    scale, unit = (100.0, " (%)") if measure_of(metric) == "accuracy" else (1.0, "")
+def _table(
+    runs: pd.DataFrame,
+    setting: str,
+    baseline: str | None,
+    pooled: bool,
+    published: Sequence[Published],
+    view: View,
+    equal: Cost | None,
+) -> Layout:
+    metrics, reference = list(runs["metric"].unique()), baseline_of(runs, baseline)
+    scale, unit = (100.0, " (%)") if {measure_of(metric) for metric in metrics} == {"accuracy"} else (1.0, "")
     by_method = {str(method): group.set_index("seed") for method, group in runs.groupby("method", sort=False)}
-    views = ["last", "selected", "worst_tenth", *(["pooled"] if pooled else [])]
-    views = [view for view in views if runs[view].notna().any()]
-    best = {view: best_group({m: group[view] for m, group in by_method.items()}, lower_is_better(metric)) for view in views}
-    apart = {m: difference(group["last"], by_method[reference]["last"]) for m, group in by_method.items() if m != reference}
+    headers = _headers(runs, view, equal, pooled)
+    mixed = len(metrics) > 1
+    best = {name: _best({m: group[name] for m, group in by_method.items()}, metrics) for name in headers}
+    compared = next(iter(headers))
+    theirs_by = by_method[reference]
+    apart = {
+        method: difference(group[compared], theirs_by[compared])
+        for method, group in by_method.items()
+        if method != reference and group["metric"].iloc[0] == theirs_by["metric"].iloc[0]
+    }
     seeds = sorted(runs["seed"].unique())
     costs = _costs(runs)
     theirs = {entry.method: entry for entry in published}
@@ -68,37 +93,72 @@ def _table(runs: pd.DataFrame, setting: str, baseline: str | None, pooled: bool,
     rows = []
     for method, group in by_method.items():
         name = method if len(group) == len(seeds) else f"{method} ({len(group)} of {len(seeds)} seeds)"
-        row = [Entry(name), *(Entry(spread(group[view] * scale), method in best[view]) for view in views)]
-        if apart:
-            row.append(Entry(said_of(apart[method], scale)) if method in apart else Entry("–"))
+        row = [Entry(name), *([Entry(str(group["metric"].iloc[0]))] if mixed else [])]
+        row += [Entry(spread(group[view] * scale), method in best[view]) for view in headers]
+        if len(by_method) > 1:
+            other = "–" if method == reference else "another measure"
+            row.append(Entry(said_of(apart[method], scale) if method in apart else other))
         row += [Entry(cost(group)) for cost in costs.values()]
         if theirs:
             row.append(Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK)
         rows.append(row)
-    headers = [f"{HEADERS[view]}{unit}" for view in views]
-    headers += [f"last, minus {reference}"] if apart else []
-    headers += [*costs, *(["published"] if theirs else [])]
+    columns = [*(["measured"] if mixed else []), *(f"{said}{unit}" for said in headers.values())]
+    columns += [f"{compared.replace('_', ' ')}, minus {reference}"] if len(by_method) > 1 else []
+    columns += [*costs, *(["published"] if theirs else [])]
     majority = runs.drop_duplicates("seed")["majority"] * scale
-    if measure_of(metric) == "accuracy" and majority.notna().any():
-        rows.append([Entry("majority label"), Entry(spread(majority)), *[BLANK] * (len(headers) - 1)])
-    return Layout(setting, ["", *headers], rows, _notes(metric, seeds, bool(apart), views, theirs.values()))
+    if scale == 100.0 and majority.notna().any():
+        numbers = [Entry("majority label"), *([BLANK] if mixed else []), Entry(spread(majority))]
+        rows.append([*numbers, *[BLANK] * (len(columns) + 1 - len(numbers))])
+    notes = _notes(runs, seeds, list(headers), view, len(by_method) > 1 and bool(apart), theirs.values())
+    return Layout(setting, ["", *columns], rows, notes)
 
 
-HEADERS = {"last": "last round", "selected": "best on validation", "worst_tenth": "worst tenth of clients", "pooled": "pooled"}
+def _headers(runs: pd.DataFrame, view: View, equal: Cost | None, pooled: bool) -> dict[str, str]:
+    """The columns of accuracies: where they are in the runs, and how they are called. The first is what is compared."""
+    headers = {}
+    if equal is not None:
+        called = {"rounds": "rounds", "bytes": "bytes sent", "flops": "training FLOPs"}[equal]
+        budget = runs[f"equal_{equal}_budget"].iloc[0]
+        spent = {"rounds": f"{budget:.0f}", "bytes": sized(budget), "flops": rough(budget)}[equal]
+        headers[f"equal_{equal}"] = f"at equal {called} ({spent})" + ("" if view.at == "last" else f", {view.called}")
+    headers |= {name: View(name).called for name in dict.fromkeys((view.at, "last", "selected"))}
+    of_clients = {"worst_tenth": "worst tenth of clients"} | ({"pooled": "pooled"} if pooled else {})
+    ended = "" if next(iter(headers)) == "last" else ", last round"
+    headers |= {name: f"{called}{ended}" for name, called in of_clients.items()}
+    return {name: called for name, called in headers.items() if runs[name].notna().any()}
 
 
-def _notes(metric: str, seeds: Sequence[int], differences: bool, views: Sequence[str], theirs: Iterable[Published]) -> list[str]:
+def _best(values: dict[str, pd.Series], metrics: Sequence[str]) -> set[str]:
+    """Who stands out in a column; nobody where methods are measured by different things."""
+    return best_group(values, lower_is_better(metrics[0])) if len(metrics) == 1 else set()
+
+
+def _notes(
+    runs: pd.DataFrame, seeds: Sequence[int], shown: Sequence[str], view: View, differences: bool, theirs: Iterable[Published]
+) -> list[str]:
     """What must be known to read the table."""
-    listed = ", ".join(map(str, seeds))
-    several = len(seeds) > 1
-    notes = [f"{metric}: {f'mean ± standard deviation over seeds {listed}' if several else f'seed {listed} alone'}."]
-    if "selected" in views:
+    metrics = list(runs["metric"].unique())
+    listed, several = ", ".join(map(str, seeds)), len(seeds) > 1
+    what = metrics[0] if len(metrics) == 1 else "Each method by its own headline"
+    notes = [f"{what}: {f'mean ± standard deviation over seeds {listed}' if several else f'seed {listed} alone'}."]
+    if view.at == "best":
+        notes.append(
+            "Best measured round: the round of each run was chosen by its accuracy on the test data, as in the numbers that it is "
+            "compared with; it is too high for what a user would get."
+        )
+    if "selected" in shown:
         notes.append("Best on validation: at the round that is best on validation data.")
+    if any(name.startswith("equal_") for name in shown):
+        notes.append("At equal cost: what each run had reached when it had spent no more than all of them have.")
     if differences and several:
         notes.append(
             "Differences are paired by seed, with Student's 95 % interval; not separated: 0 lies inside. Bold: the best mean of a "
             "column and what is not separated from it."
         )
+    if len(metrics) == 1 and "headline" in runs:
+        others = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
+        for headline, group in others.groupby("headline", sort=False):
+            notes.append(f"The headline of {', '.join(group['method'].unique())} is {headline} (metric: headline shows it).")
     sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
     return notes + ([f"Published: {', '.join(sources)}."] if sources else [])
 

@@ -50,6 +50,7 @@ class Checkpoint:
         server: the server's state.
         history: the metrics of every round so far.
         clients: the file of each client's private state.
+        kept: the file of what the server keeps for each client.
         since: round of each client's last fit turn that was merged.
     """
 
@@ -59,6 +60,7 @@ class Checkpoint:
     server: State
     history: list[dict[str, float]] = field(default_factory=list)
     clients: dict[int, FileRecord] = field(default_factory=dict)
+    kept: dict[int, FileRecord] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)
 
 
@@ -68,9 +70,9 @@ class Checkpoints:
 
     A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept,
     and those of the rounds that they name as the best so far: one round, or two where the last checkpoint names another than the
-    one before, to which a run goes back if the last one is damaged. The private states lie in the store's folder under names that
-    are never written twice; the journal lists them, and the rounds' metrics: a checkpoint writes what is new since the last one,
-    however long the run is.
+    one before, to which a run goes back if the last one is damaged. The states of clients, private ones and those that the server
+    keeps for them, lie in one folder under names that are never written twice; the journal lists them, and the rounds' metrics: a
+    checkpoint writes what is new since the last one, however long the run is.
 
     Args:
         run_folder: folder of the run.
@@ -100,6 +102,7 @@ class Checkpoints:
         store: ClientStore,
         since: Mapping[int, int],
         best: int | None = None,
+        kept: ClientStore | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -112,13 +115,18 @@ class Checkpoints:
             store: the private states.
             since: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
+            kept: what the server keeps for each client, in the folder of the private states.
         """
         final = self.path(round)
         aside = self.folder / f".round_{round:06d}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         clients, replaced = store.flush()
-        extent = self.journal.append({"round": round, "history": history[self._rows :], "clients": clients, "since": dict(since)})
+        entry = {"round": round, "history": history[self._rows :], "clients": clients, "since": dict(since)}
+        if kept is not None:
+            entry["kept"], others = kept.flush()
+            replaced += others
+        extent = self.journal.append(entry)
         self._rows = len(history)
         manifest = Manifest(round, identity, threads, write_state(aside / "server.safetensors", server), extent, best)
         _write_manifest(aside / "manifest.json", manifest)
@@ -128,7 +136,7 @@ class Checkpoints:
         aside.rename(final)
         _sync(self.folder)
         if best == round:
-            self._bests[round] = store.files()
+            self._bests[round] = store.files() | (kept.files() if kept is not None else set())
         self._prune(store, replaced, best)
         return final
 
@@ -193,8 +201,9 @@ class Checkpoints:
             for entry in Journal(self.journal.path, manifest.journal).read():
                 checkpoint.history.extend(entry["history"])
                 checkpoint.clients.update({int(client): record for client, record in entry["clients"].items()})
+                checkpoint.kept.update({int(client): record for client, record in entry.get("kept", {}).items()})
                 checkpoint.since.update({int(client): round for client, round in entry["since"].items()})
-            for record in checkpoint.clients.values():
+            for record in (*checkpoint.clients.values(), *checkpoint.kept.values()):
                 read_state(self.clients_folder, record)
         except FederationError as error:
             raise FederationError(f"Checkpoint {path} cannot be used: {error}") from error
@@ -251,8 +260,8 @@ class Checkpoints:
 
 
 def _files(checkpoint: Checkpoint) -> set[str]:
-    """The files of private states that a checkpoint refers to."""
-    return {record["file"] for record in checkpoint.clients.values()}
+    """The files of clients' states that a checkpoint refers to."""
+    return {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
 
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:

@@ -1,14 +1,16 @@
-"""Private states of all clients: the recently used in memory, the rest on disk."""
+"""States of all clients: the recently used in memory, the rest on disk."""
 
 import os
+import shutil
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
 import safetensors
 import safetensors.torch
+from torch import Tensor
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State, count_bytes
@@ -44,7 +46,7 @@ def read_state(folder: Path, record: FileRecord) -> State:
 
 
 class ClientStore:
-    """One private state per client that has one, bounded in memory.
+    """One state per client that has one, bounded in memory: what clients keep to themselves, or what the server keeps for them.
 
     A state is written once: when memory runs short or when a checkpoint asks for it, whichever comes first, and under a new name
     each time, so that the files of an earlier checkpoint stay as they are until :meth:`discard`. What a checkpoint costs depends on
@@ -53,11 +55,13 @@ class ClientStore:
     Args:
         folder: where the files go; created when the first is written.
         memory_limit: bytes of states to keep in memory. The state last used is always kept.
+        owner: who keeps them, the first word of the files' names: stores of different owners may have one folder.
     """
 
-    def __init__(self, folder: Path, memory_limit: int) -> None:
+    def __init__(self, folder: Path, memory_limit: int, owner: str = "client") -> None:
         self.folder = folder
         self.memory_limit = memory_limit
+        self.owner = owner
         self._memory: OrderedDict[int, State] = OrderedDict()
         self._bytes = 0
         self._dirty: dict[int, int] = {}  # client → round of the state that is in memory only
@@ -67,6 +71,10 @@ class ClientStore:
 
     def __contains__(self, client: int) -> bool:
         return client in self._memory or client in self._records
+
+    def __iter__(self) -> Iterator[int]:
+        """The clients that have a state, in order."""
+        return iter(sorted(self._memory.keys() | self._records.keys()))
 
     def get(self, client: int) -> State:
         """The state of a client. Raises :class:`KeyError` for a client that has none."""
@@ -78,6 +86,14 @@ class ClientStore:
     def find(self, client: int) -> State | None:
         """The state of a client, None if it has none."""
         return self.get(client) if client in self else None
+
+    def part(self, client: int, name: str, start: int, stop: int) -> Tensor:
+        """Some values of a one-dimensional tensor of a client's state, which stays where it is: in memory or on disk."""
+        if client in self._memory:
+            return self._memory[client][name][start:stop]
+        with safetensors.safe_open(self.folder / self._records[client]["file"], framework="pt") as file:
+            values: Tensor = file.get_slice(name)[start:stop]
+        return values
 
     def put(self, client: int, state: State, round: int) -> None:
         """Replace the state of a client by the one it has after ``round``."""
@@ -115,7 +131,7 @@ class ClientStore:
 
     def _write(self, client: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"client_{client:06d}_round_{self._dirty.pop(client):06d}.safetensors"
+        name = f"{self.owner}_{client:06d}_round_{self._dirty.pop(client):06d}.safetensors"
         before = self._records.get(client)
         in_checkpoint = client not in self._changed
         self._records[client] = self._changed[client] = write_state(self.folder / name, self._memory[client])
@@ -137,3 +153,12 @@ class ClientStore:
     def _forget(self, client: int) -> None:
         if client in self._memory:
             self._bytes -= count_bytes(self._memory.pop(client))
+
+
+class ScratchStore(ClientStore):
+    """States that nobody needs when a round is over; no checkpoint refers to them. Its folder is its own."""
+
+    def clear(self) -> None:
+        """Drop all states and their files, with those of a run that was killed."""
+        self.restore({})
+        shutil.rmtree(self.folder, ignore_errors=True)

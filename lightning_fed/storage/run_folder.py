@@ -21,6 +21,11 @@ def new_run_folder(run_dir: Path) -> Path:
     return folder
 
 
+def without_a_round(run_dir: Path) -> list[Path]:
+    """Folders of runs of which nothing is to be had: they were killed in their first round, or are still in it."""
+    return [path for path in versions(run_dir) if not (path / "metrics.csv").is_file() and not Checkpoints(path).paths()]
+
+
 def newest_run(run_dir: Path, method: str) -> Path | None:
     """The newest run of a method that got as far as a checkpoint. One whose checkpoints cannot be read is not passed over: whoever
     asks should hear of it.

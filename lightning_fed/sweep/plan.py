@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_fed.errors import FederationError
 from lightning_fed.sweep.settings import SEED, plain, read_yaml, within
@@ -15,6 +15,13 @@ Overrides = dict[str, Any]
 """Options of ``lightning-fed fit`` without their dashes, and their values."""
 
 RESERVED = {SEED, "federation.run_dir", "config", "ckpt_path"}
+
+OF_SEED = "{seed}"
+"""What stands for a run's seed in the values of overrides: paths to something that has been made for each seed."""
+
+
+VIEWS = re.compile(r"last|selected|best|mean([1-9]\d*)")
+"""Which rounds of a run can be reported."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,38 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What the table of a comparison shows, as the options of ``lightning-fed report`` say it.
+
+    Args:
+        metric: column of ``metrics.csv``, or ``headline``; None: the headline where all methods have the same.
+        at: which round: ``last``, ``selected``, ``best``, ``mean10``.
+        baseline: the method that differences are to.
+        target: value of which to say when it was reached.
+        pooled: also the accuracy over all clients' examples together.
+        equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
+    """
+
+    metric: str | None = None
+    at: str = "last"
+    baseline: str | None = None
+    target: float | None = None
+    pooled: bool = False
+    equal: Literal["rounds", "bytes", "flops"] | None = None
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A comparison: methods × points of a grid × seeds, on one base configuration.
 
     Args:
         base: an ordinary configuration of ``lightning-fed fit``.
         folder: where the runs go.
-        methods: overrides by the method's name in the tables.
+        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed.
         seeds: each gives the same partition to every method.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
         published: numbers to print beside ours.
+        report: what its table shows, unless ``lightning-fed report`` is told something else.
         threads: torch threads of a run. Sums depend on it in their last bits, so it does not depend on the machine.
     """
 
@@ -78,6 +107,7 @@ class Sweep:
     seeds: list[int]
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
+    report: Asked = Asked()
     threads: int = 1
 
     @property
@@ -90,7 +120,7 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """All runs, seed by seed, so that a sweep that is stopped early has compared all methods."""
         return [
-            Cell(method, setting, seed, overrides | point)
+            Cell(method, setting, seed, _of_seed(overrides | point, seed))
             for seed in self.seeds
             for setting, point in self.settings.items()
             for method, overrides in self.methods.items()
@@ -101,6 +131,14 @@ class Sweep:
         """The keys in which the runs differ because the file says so."""
         keys = {plain(key) for overrides in (*self.methods.values(), *self.settings.values()) for key in overrides}
         return keys | {SEED}
+
+    @property
+    def varied_by_seed(self) -> set[str]:
+        """The keys in which runs of one method and setting differ."""
+        groups = (*self.methods.values(), *self.settings.values())
+        return {SEED} | {
+            plain(key) for overrides in groups for key, value in overrides.items() if isinstance(value, str) and OF_SEED in value
+        }
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -119,6 +157,7 @@ def read_sweep(path: Path) -> Sweep:
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
         published=[_published(path, entry) for entry in content.get("published") or []],
+        report=_asked(path, _mapping(path, "report", content)),
         threads=content.get("threads", 1),
     )
     if not isinstance(sweep.threads, int) or sweep.threads < 1:
@@ -167,6 +206,18 @@ def _published(path: Path, entry: Any) -> Published:
     return Published(**entry)
 
 
+def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
+    known = list(Asked.__dataclass_fields__)
+    if unknown := [key for key in entry if key not in known]:
+        raise FederationError(f"{path}: report has the key {unknown[0]!r}, expected {', '.join(known)}.")
+    asked = Asked(**entry)
+    if asked.equal not in (None, "rounds", "bytes", "flops"):
+        raise FederationError(f"{path}: report.equal is {asked.equal!r}, expected rounds, bytes or flops.")
+    if not VIEWS.fullmatch(str(asked.at)):
+        raise FederationError(f"{path}: report.at is {asked.at!r}, expected last, selected, best or, say, mean10.")
+    return asked
+
+
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
     names = [cell.name for cell in sweep.cells]
     if double := next((name for name in names if names.count(name) > 1), None):
@@ -184,6 +235,11 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
                 f"{path}: published names method {entry.method!r} and setting {entry.setting!r}; the sweep has methods "
                 f"{', '.join(sweep.methods)} and settings {', '.join(map(repr, sweep.settings))}."
             )
+
+
+def _of_seed(overrides: Overrides, seed: int) -> Overrides:
+    """Overrides of a run with this seed."""
+    return {key: value.replace(OF_SEED, str(seed)) if isinstance(value, str) else value for key, value in overrides.items()}
 
 
 def _merged(groups: Iterable[Overrides]) -> Overrides:

@@ -21,14 +21,20 @@ def private_states(federation: Federation) -> dict[int, State]:
     }
 
 
+def kept_states(federation: Federation) -> dict[int, State]:
+    """What the server keeps for each client."""
+    return {client: dict(federation.run.kept.get(client)) for client in federation.run.kept}
+
+
 def assert_same(one: Federation, other: Federation) -> None:
     """Two runs found the same, bit for bit."""
     assert without_seconds(one.run.history) == without_seconds(other.run.history)
     assert one.run.results == other.run.results
     assert same(one.run.server.state_dict(), other.run.server.state_dict())
-    ours, theirs = private_states(one), private_states(other)
-    assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) for client in ours)
+    for states in (private_states, kept_states):
+        ours, theirs = states(one), states(other)
+        assert ours.keys() == theirs.keys()
+        assert all(same(ours[client], theirs[client]) for client in ours)
 
 
 def without_seconds(history: list[Metrics]) -> list[Metrics]:

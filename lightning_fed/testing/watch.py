@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import Worker
 from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.storage.client_store import ClientStore
 
@@ -16,12 +17,19 @@ class Recording(InProcess):
         super().__init__()
         self.turns: list[Turn] = []
         self.updates: list[ClientUpdate] = []
+        self._worker: Worker | None = None
 
     def open(self, recipe: Recipe, states: ClientStore) -> None:
         """Make the worker."""
         super().open(recipe, states)
         assert self._opened is not None
-        self.worker, _ = self._opened
+        self._worker, _ = self._opened
+
+    @property
+    def worker(self) -> Worker:
+        """What carried the turns out, also when the run is over."""
+        assert self._worker is not None, "open() comes first"
+        return self._worker
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
         """One update per turn."""

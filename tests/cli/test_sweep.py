@@ -4,14 +4,23 @@ import csv
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
+from lightning_fed.data import IID, InMemory
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedAvg
+from lightning_fed.models import SoftmaxMLP
 from lightning_fed.report import load_clients, load_runs
 from lightning_fed.sweep import player
+from lightning_fed.sweep.plan import read_sweep
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))
@@ -134,14 +143,44 @@ def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
     assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml" in said.err
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
-class TestSweep:
-    def test_begins_with_the_command_that_plays_it(self, path: Path) -> None:
-        assert path.read_text().splitlines()[0] == f"# lightning-fed sweep --config {path.relative_to(ROOT)}"
+def write_grey(root: Path, name: str) -> None:
+    """Black images in torchvision's folder, of all classes alike and enough for every shipped partition."""
+    raw = root / name / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 24_000), ("t10k", 10_000)):
+        write_idx(raw / f"{part}-images-idx3-ubyte", np.zeros((count, 28, 28)))
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(count) % 10)
 
-    def test_all_its_runs_can_begin(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(ROOT)
-        main(["sweep", "--config", str(path.relative_to(ROOT)), "--dry_run"])
+
+def train_what_others_begin_with() -> None:
+    """The run of FedAvg from which LG-FedAvg goes on, where its sweep puts it."""
+    of_fedavg = read_sweep(Path("configs/peers/lg_fedavg_mnist.sweep.yaml"))
+    [folder] = {of_fedavg.folder / cell.name for cell in of_fedavg.cells if cell.method == "FedAvg, 300 rounds" and cell.seed == 0}
+    network = partial(SoftmaxMLP, inputs=784, hidden=[512, 256, 256, 128])
+    data = InMemory(torch.zeros(20, 784), torch.arange(20) % 10, num_clients=1, partition=IID())
+    Federation(rounds=1, run_dir=folder, logger=False, progress=False).fit(FedAvg(network, epochs=0), data)
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_begins_with_the_command_that_plays_it(path: Path) -> None:
+    assert path.read_text().splitlines()[0] == f"# lightning-fed sweep --config {path.relative_to(ROOT)}"
+    assert (ROOT / read_sweep(path).base).is_file()
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.parent.name == "peers"), id=path.stem) for path in SWEEPS]
+)
+def test_all_runs_of_a_seed_can_begin(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("configs").symlink_to(ROOT / "configs")
+    if path.parent.name == "peers":
+        write_grey(Path("data/mnist"), "MNIST")
+        write_grey(Path("data/fashion-mnist"), "FashionMNIST")
+    if "_from_" in path.name:
+        train_what_others_begin_with()
+    content = yaml.safe_load(path.read_text())
+    Path("one_seed.sweep.yaml").write_text(yaml.safe_dump(content | {"seeds": content["seeds"][:1]}, sort_keys=False))
+    main(["sweep", "--config", "one_seed.sweep.yaml", "--dry_run"])
+    assert capsys.readouterr().out.count("lightning-fed fit") == len(read_sweep(path).cells) / len(content["seeds"])
 
 
 @pytest.mark.slow

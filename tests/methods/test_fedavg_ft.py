@@ -12,7 +12,7 @@ from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER
 from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, PF2LoRA
+from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, FedRep, PF2LoRA
 from lightning_fed.module import FederatedModule
 
 
@@ -94,7 +94,7 @@ def test_a_clients_module_is_the_adapted_one() -> None:
 def test_its_flops_are_apart() -> None:
     """An epoch of adapting everybody costs what an epoch of training everybody does."""
     row = fit(FedAvgFT(Net, CLASSES, sgd), rounds=1).run.history[0]
-    assert row["adapt/flops"] == row["compute/flops"] > 0
+    assert row["adapt/flops"] == row["adapt/total_flops"] == row["compute/flops"] > 0
     plain = fit(FedAvg(Net, CLASSES, sgd), rounds=1).run.history[0]
     assert "adapt/flops" not in plain
     assert plain["compute/flops"] == row["compute/flops"] == row["compute/total_flops"]
@@ -120,6 +120,44 @@ def test_with_layers_head_nothing_else_changes() -> None:
     before, after = federation.run.server.state_dict(), federation.client_module(0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"backbone.head.weight", "backbone.head.bias"}
+
+
+def test_with_layers_private_what_is_shared_stays_as_it_is() -> None:
+    """The head, and the layer in front of it, where both stay with the client."""
+    federation = fit(FedPer(Net, CLASSES, optimizer=momentum, private_layers=2, adapt_epochs=2, adapt_layers="private"))
+    plain = fit(FedPer(Net, CLASSES, optimizer=momentum, private_layers=2))
+    before, after = plain.client_module(0).state_dict(), federation.client_module(0).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == plain.client_module(0).private_names() != plain.client_module(0).state_dict().keys()
+
+
+def test_adapting_last_measures_the_last_round_twice(tmp_path: Path) -> None:
+    """As clients are, which is what a run without it finds, and adapted, which is what a run that always adapts finds."""
+    options = {"optimizer": sgd, "epochs": 1, "adapt_epochs": 2, "adapt_layers": "head"}
+    last = fit(FedRep(Net, CLASSES, adapt_when="last", **options), run_dir=tmp_path)
+    always = fit(FedRep(Net, CLASSES, **options))
+    never = fit(FedRep(Net, CLASSES, optimizer=sgd, epochs=1))
+    own = ("adapt/", "adapted/")
+    as_they_are = [{name: v for name, v in row.items() if not name.startswith(own)} for row in without_seconds(last.run.history)]
+    assert as_they_are == without_seconds(never.run.history)
+    assert last.run.results == never.run.results
+    first, end = last.run.history
+    adapted = {name: value for name, value in end.items() if name.startswith(own)}
+    tuned = {
+        name.replace("after/", "adapted/"): v for name, v in always.run.history[-1].items() if name.startswith(("after/", *own))
+    }
+    assert adapted.items() - {("adapt/total_flops", end["adapt/flops"])} <= tuned.items()
+    assert "adapted/test_accuracy/mean" in adapted
+    assert not any(name.startswith(own) for name in first)
+    assert end["adapted/test_accuracy/mean"] != end["after/test_accuracy/mean"]
+    again = new_federation(2, run_dir=tmp_path)
+    found = again.test(FedRep(Net, CLASSES, adapt_when="last", **options), new_data(3, 120))
+    assert {name: value for name, value in end.items() if name.startswith(("after/test_", "adapted/test_"))} == found
+
+
+def test_adapting_last_needs_something_that_adapts() -> None:
+    with pytest.raises(FederationError, match="adapt_when is last, but nothing is adapted: say for how long with adapt_epochs"):
+        FedPer(Net, CLASSES, adapt_when="last")
 
 
 def test_an_optimizer_of_its_own() -> None:

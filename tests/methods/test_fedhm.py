@@ -390,6 +390,19 @@ def test_layers_may_be_named() -> None:
     assert {name for name, layer in method.for_client(replace(clients(1)[0], capacity=0.5)).named_modules() if "fc2." in name}
 
 
+def test_a_network_may_look_at_the_weight_of_a_factorised_layer() -> None:
+    """As patch embeddings of the transformers library do, to find out its dtype, and layers that are called by their weight."""
+
+    class Looking(Net):
+        def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+            hidden = torch.relu(self.fc1(x.flatten(1).to(self.fc1.weight.dtype)))
+            return torch.relu(torch.nn.functional.linear(hidden, self.fc2.weight, self.fc2.bias))
+
+    ours, theirs = (fit(FedHM(network, CLASSES, ratios=[1.0, 0.5], optimizer=sgd)) for network in (Looking, Net))
+    for name, tensor in theirs.run.server.state_dict().items():
+        assert torch.allclose(ours.run.server.state_dict()[name], tensor, atol=1e-5)
+
+
 def test_a_layer_that_does_not_exist_is_refused() -> None:
     with pytest.raises(FederationError, match="nothing"):
         fit(FedHM(Net, CLASSES, ratios=[0.5], layers=["nothing"]))

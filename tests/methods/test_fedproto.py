@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same
+from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +21,7 @@ from lightning_fed.methods import FedProto, Standalone
 from lightning_fed.methods.fedproto import COUNT, PROTOTYPE, PrototypeServer
 from lightning_fed.models import CNN1, CNN5
 from lightning_fed.module import FederatedModule
-from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
+from lightning_fed.seeding import INITIAL, seeded
 
 TWO = [Net, WideNet]
 
@@ -43,15 +44,6 @@ def training_data(data: InMemory, client: int) -> tuple[Tensor, Tensor]:
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
-
-
-def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that a client's turn sees."""
-    client_data = data.client(client)
-    client_data.order_seed = derive_seed(0, TURN, round, client)
-    loader = client_data.train_dataloader()
-    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-    yield from loader
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])

@@ -1,5 +1,6 @@
 """FedRoD: two heads that must not disturb each other."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,6 +78,13 @@ def test_the_generic_model_does_not_notice_the_personal_head() -> None:
 
     ours, theirs = (fit(method(fixed_net, CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+
+
+def test_the_loss_that_is_logged_is_the_mean_of_the_two() -> None:
+    """Without balancing and learning both heads say what FedAvg's one says."""
+    still = partial(torch.optim.SGD, lr=0.0)
+    ours, theirs = fit(FedRoD(fixed_net, CLASSES, gamma=0, optimizer=still)), fit(FedAvg(fixed_net, CLASSES, still))
+    assert ours.run.history[0]["train/local_loss"] == theirs.run.history[0]["train/local_loss"]
 
 
 def test_a_zero_head_predicts_what_the_generic_one_does() -> None:

@@ -1,11 +1,11 @@
 """pFedSD: FedAvg whose clients are taught by what they were."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same
+from tiny_loops import batches
 from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -19,7 +19,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, PFedSD
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
-from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
+from lightning_fed.seeding import INITIAL, seeded
 
 INFO = new_data().clients[1]
 BATCH = torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES
@@ -29,15 +29,6 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
     federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
     federation.fit(model, data or new_data(3, 120))
     return federation
-
-
-def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that a client's turn sees."""
-    client_data = data.client(client)
-    client_data.order_seed = derive_seed(0, TURN, round, client)
-    loader = client_data.train_dataloader()
-    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-    yield from loader
 
 
 def test_rounds_are_those_of_a_bare_loop() -> None:

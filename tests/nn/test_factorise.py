@@ -1,6 +1,7 @@
 """Layers replaced by two smaller ones."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,22 @@ def test_at_full_rank_two_convolutions_are_one(stride: int, size: int, bias: boo
     x = torch.randn(2, 4, size, size)
     assert torch.allclose(pair.recover(), conv.weight, atol=1e-5)
     assert torch.allclose(pair(x), conv(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "pair"), [(nn.Conv2d(4, 6, 3, 2, padding=1), FactorisedConv2d), (nn.Linear(5, 7, bias=False), FactorisedLinear)]
+)
+def test_a_pair_answers_what_is_asked_of_the_layer_that_it_stands_for(layer: Any, pair: Any) -> None:
+    """A patch embedding asks its convolution for the dtype of its weight, others for sizes."""
+    replaced = pair(layer, rank=2)
+    assert torch.equal(replaced.weight, replaced.recover())
+    assert replaced.weight.shape == layer.weight.shape
+    assert (replaced.bias is None) if layer.bias is None else torch.equal(replaced.bias, layer.bias)
+    for name in ("in_channels", "kernel_size", "stride", "padding", "groups", "in_features", "out_features"):
+        assert getattr(replaced, name, None) == getattr(layer, name, None)
+    assert replaced.state_dict().keys() <= {"0.weight", "1.weight", "1.bias"}  # it is no further parameter
+    replaced.weight.sum().backward()
+    assert all(weight.grad is not None for weight in replaced.weights)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

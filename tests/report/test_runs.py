@@ -100,6 +100,22 @@ def test_what_a_sweep_varies_may_differ() -> None:
     assert len(load_runs(sweep)) == 2
 
 
+def test_what_has_the_seed_in_its_name_differs_by_seed() -> None:
+    sweep = write_sweep(Path("sweep"), {"LG": [0.8, 0.7]})
+    for path in sweep.glob("LG/*/*/config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["federation"]["init_from"] = f"runs/seed_{config['seed_everything']}"
+        path.write_text(yaml.safe_dump(config))
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    content["methods"]["LG"]["federation.init_from"] = "runs/seed_0"
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(FederationError, match=r"differ in federation\.init_from"):
+        load_runs(sweep)
+    content["methods"]["LG"]["federation.init_from"] = "runs/seed_{seed}"
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert load_runs(sweep)["seed"].tolist() == [0, 1]
+
+
 def test_two_runs_of_one_name_are_refused() -> None:
     write_run(Path("runs/a"), [0.5])
     write_run(Path("runs/b"), [0.6])

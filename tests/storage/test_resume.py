@@ -85,6 +85,22 @@ def test_a_run_that_finishes_no_round_leaves_nothing() -> None:
     assert list(Path("runs").iterdir()) == []
 
 
+def test_what_was_killed_before_its_first_round_is_named_and_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("FedAvg", 1, "runs")
+    new_federation(1, "runs", checkpoint_every=0).fit(new_method("FedAvg"), new_data())
+    assert "No round was finished" not in capsys.readouterr().out
+    Path("runs/version_2/checkpoints").mkdir(parents=True)
+    Path("runs/version_2/events.out.tfevents.0").write_bytes(b"")
+    assert fit("FedAvg", 2, "runs").run.folder == Path("runs/version_3")
+    said = capsys.readouterr().out
+    assert (
+        "No round was finished in runs/version_2: a run was killed before that, or is still in its first. Starting beside it"
+        in said
+    )
+    assert fit("FedAvg", 2, "runs", ckpt_path="runs/version_0").run.folder == Path("runs/version_0")
+    assert "No round was finished" not in capsys.readouterr().out
+
+
 def test_another_path_is_refused() -> None:
     with pytest.raises(FederationError, match="No checkpoint at nowhere: give the folder of a run"):
         fit("FedAvg", 1, "runs", ckpt_path="nowhere")

@@ -48,6 +48,15 @@ def test_overrides_are_those_of_the_command_line() -> None:
     ]
 
 
+def test_a_value_can_name_the_seed() -> None:
+    begun = {"model": "LGFedAvg", "federation.init_from": "runs/fedavg/seed_{seed}/version_0"}
+    sweep = read_sweep(written(methods={"LG": begun, "FedAvg": {"model": "FedAvg"}}, grid={}, published=[]))
+    given = [cell.overrides.get("federation.init_from") for cell in sweep.cells]
+    assert given == ["runs/fedavg/seed_0/version_0", None, "runs/fedavg/seed_1/version_0", None]
+    assert sweep.varied_by_seed == {"federation.init_from", "seed_everything"}
+    assert read_sweep(written()).varied_by_seed == {"seed_everything"}
+
+
 def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
     sweep = read_sweep(written())
     Path("again.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))

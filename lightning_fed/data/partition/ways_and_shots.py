@@ -58,7 +58,7 @@ class NWayKShot(Partitioner):
             for label in held:
                 part.append(members[label][taken[label] : taken[label] + count])
                 taken[label] += count
-        for asked, indices in zip(taken, members, strict=True):
+        for asked, indices in zip(taken.tolist(), members, strict=True):
             require(
                 asked <= len(indices),
                 f"NWayKShot asks for {asked} examples of a class that has {len(indices)}: lower num_clients, `ways` or `shots` "

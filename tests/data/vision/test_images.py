@@ -1,7 +1,6 @@
 """Image datasets from every kind of file, made small here; the real ones where LIGHTNING_FED_DATA points to them."""
 
 import os
-import struct
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
+from tiny_files import write_idx
 
 from lightning_fed.data import CIFAR10, CIFAR100, IID, MNIST, Digits, FashionMNIST, FederatedDataModule, ImageFiles
 from lightning_fed.data.vision.images import resize
@@ -38,12 +38,6 @@ def write_parquet(path: Path, count: int, image: str = "img", label: str = "labe
     path.parent.mkdir(parents=True, exist_ok=True)
     table.cast_column(image, datasets.Image()).to_parquet(path)
     return images
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    """The file format of MNIST."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
 def everything(data: FederatedDataModule) -> tuple[torch.Tensor, torch.Tensor]:

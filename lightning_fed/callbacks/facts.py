@@ -1,0 +1,34 @@
+"""What one must know of a run to read its tables."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.phases import Phase
+from lightning_fed.run import Run
+
+
+class RunFacts(FederationCallback):
+    """Writes ``run.json``: which column of ``metrics.csv`` is the headline, whether it is to be large, and what a client does in a
+    round: its phases in their order, each with its epochs or steps, and the same of how it is adapted before it is measured.
+
+    Phases are those of a client without particulars: where clients differ in capacity, of the largest.
+    """
+
+    def on_fit_start(self, run: Run) -> None:
+        """Write it; a continued run replaces it."""
+        if run.folder is None:
+            return
+        facts = {
+            "headline": run.headline("test"),
+            "higher_is_better": run.model.more_is_better,
+            "training": lengths(run.model.phases()),
+            "adaptation": lengths(run.model.adaptation()),
+        }
+        (run.folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def lengths(phases: Sequence[Phase]) -> list[dict[str, Any]]:
+    """Names of phases and how long they are."""
+    return [{"phase": one.name, **({"epochs": one.epochs} if one.epochs is not None else {"steps": one.steps})} for one in phases]

@@ -1,0 +1,279 @@
+"""FedAMP and HeurFedAMP (Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797), Algorithm 1 and Section 5."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits
+from lightning_fed.kept import Vectors, at_a_time, flatten, mixtures, move, squared_distances, squared_norms, unflatten
+from lightning_fed.models import Backbones
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.proximal import half_squared_distance
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import Server
+
+MODEL = "model/"
+"""What the names of parameters on the wire begin with: a client's own on their way up, its cloud model's on their way down."""
+
+
+class FedAMP(FederatedModule):
+    r"""Every client has a model of its own, and is drawn towards those of clients whose models are like it.
+
+    Together the clients minimise :math:`\sum_i L_i(w_i) + \lambda \sum_{i<j} A(\lVert w_i - w_j \rVert^2)` with
+    :math:`A(x) = 1 - e^{-x/\sigma}`. In round k the server has each client's latest parameters and makes for each participant a
+    cloud model
+
+    .. math:: u_i = \sum_j \xi_{ij} w_j, \quad \xi_{ij} = \frac{\alpha_k}{\sigma} e^{-\lVert w_i - w_j \rVert^2 / \sigma}
+        \text{ for } j \neq i, \quad \xi_{ii} = 1 - \sum_{j \neq i} \xi_{ij},
+
+    and the client, going on from its own :math:`w_i`, minimises :math:`L_i(w) + \frac{\lambda}{2 \alpha_k} \lVert w - u_i
+    \rVert^2`, and sends :math:`w_i`. All clients begin with one model. Who has sent nothing yet counts for nobody; who is absent
+    counts with what it sent last. Buffers (batch norm) stay with the client. The step size shrinks, :math:`\alpha_k = \alpha \cdot`
+    ``alpha_decay``:sup:`⌊(k-1) / alpha_every⌋`. Headline: accuracy after aggregation, of :math:`w_i`; it equals that before.
+
+    Args:
+        backbone: the network of every client.
+        num_classes: number of classes; the command line takes it from the data.
+        lam: :math:`\lambda`; 0 trains each client alone.
+        alpha: step size :math:`\alpha` of the first round. Default: 1e4, with its decay from experiments of the FedDecomp group.
+        sigma: scale :math:`\sigma` of squared distances over all parameters; or, with ``self_weight``, of cosines.
+        alpha_decay: what :math:`\alpha` is multiplied by.
+        alpha_every: after how many rounds.
+        self_weight: None, or HeurFedAMP with this :math:`\xi_{ii}`, where :math:`\xi_{ij} = (1 - \xi_{ii})\, e^{\sigma \cos(w_i,
+            w_j)} / \sum_{h \neq i} e^{\sigma \cos(w_i, w_h)}`; :math:`\alpha` then is of the client's term alone.
+        simplex: whether each client's weights are put on the simplex, so that none is negative. :math:`\xi_{ii}` is wherever
+            distances are small for :math:`\alpha`, and :math:`u_i` then lies beyond :math:`w_i`, away from the others' side.
+        proximal: how a client's step regards the second term. ``"closed_form"``: after the optimizer's step with rate :math:`\eta`,
+            exactly, :math:`w \leftarrow (w + c\,u) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`. ``"gradient"``: as a part of
+            the loss, which diverges where c is above 2 (3.8 with momentum 0.9).
+        start: what training goes on from: the client's ``own`` model, or the ``cloud`` model, for weights that are not negative.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    payload_varies = True  # measuring takes none
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        lam: NonNegativeFloat = 1.0,
+        alpha: PositiveFloat = 1e4,
+        sigma: PositiveFloat = 100.0,
+        alpha_decay: PositiveFloat = 0.1,
+        alpha_every: PositiveInt = 30,
+        self_weight: ClosedUnitInterval | None = None,
+        simplex: bool = False,
+        proximal: Literal["closed_form", "gradient"] = "closed_form",
+        start: Literal["own", "cloud"] = "own",
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.lam = lam
+        self.alpha, self.alpha_decay, self.alpha_every = alpha, alpha_decay, alpha_every
+        self.sigma = sigma
+        self.self_weight = self_weight
+        self.simplex = simplex
+        self.proximal = proximal
+        self.start = start
+        self.is_drawn = False  # to a cloud model; trained alone, a client has none
+
+    # ------------------------------------------------------------------------------------------------------------ the state
+
+    def build(self) -> None:
+        """The network, and room for the cloud model's parameters: at first the network's own."""
+        super().build()
+        self.cloud = BufferDict({name: p for name, p in self.named_parameters() if p.requires_grad}, persistent=False)
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name."""
+        return {name: p for name, p in self.named_parameters() if name in self.cloud}
+
+    def shared_names(self) -> set[str]:
+        """Nothing is everybody's."""
+        return set()
+
+    def payload(self) -> State:
+        """The client's parameters."""
+        return {MODEL + name: p for name, p in self.learning().items()}
+
+    def copied_names(self) -> dict[str, str]:
+        """All clients begin with one model."""
+        return {name: MODEL + name for name in self.learning()}
+
+    def load_payload(self, payload: State) -> None:
+        """Take the cloud model, if there is one: none comes where the client's own model is measured."""
+        self.is_drawn = bool(payload) and self.lam > 0
+        if not payload:
+            return
+        check_fits(payload, self.payload(), "The payload for FedAMP")
+        sent = {name.removeprefix(MODEL): tensor for name, tensor in payload.items()}
+        self.cloud.update(sent)
+        if self.start == "cloud":
+            self.load_state_dict(sent, strict=False)
+
+    # --------------------------------------------------------------------------------------------------------- the training
+
+    def step_size(self, round: int) -> float:
+        r""":math:`\alpha_k` of a round, counted from 1."""
+        return self.alpha * self.alpha_decay ** ((round - 1) // self.alpha_every)
+
+    def strength(self) -> float:
+        r""":math:`\lambda / \alpha_k` of the running round."""
+        return self.lam / self.step_size(self.rounds_before + 1)
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, with the proximal term if that is a part of the loss."""
+        penalty = self.proximal_term if self.is_drawn and self.proximal == "gradient" else None
+        return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, self.epochs, penalty=penalty)]
+
+    def proximal_term(self) -> Tensor:
+        r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the parameters that learn."""
+        own = self.learning()
+        distance = half_squared_distance(own.values(), (self.cloud[name] for name in own))
+        return torch.as_tensor(self.strength() * distance, device=self.device)
+
+    def client_step(self, batch: Any) -> Tensor:
+        """A step on the loss, and then towards the cloud model if that is not a part of it."""
+        loss = super().client_step(batch)
+        if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
+            self.approach()
+        return loss
+
+    @torch.no_grad()
+    def approach(self) -> None:
+        """The proximal step of the second term, with the rate of the optimizer's step."""
+        optimizer, strength = self.progress.optimizer, self.strength()
+        assert optimizer is not None
+        anchors = {id(p): self.cloud[name] for name, p in self.learning().items()}
+        for group in optimizer.optimizer.param_groups:
+            own = [p for p in group["params"] if id(p) in anchors]
+            way = group["lr"] * strength
+            torch._foreach_lerp_(own, [anchors[id(p)] for p in own], way / (1 + way))
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Keeps everybody's latest parameters, and mixes them."""
+        return CloudServer(self.update_state(), self.step_size, self.sigma, self.self_weight, self.simplex)
+
+
+def attentive(distances: Tensor, others: Tensor, alpha: float, sigma: float) -> Tensor:
+    r"""FedAMP's weights of the others, :math:`\frac{\alpha}{\sigma} e^{-d / \sigma}`.
+
+    Args:
+        distances: squared, ``(m, n)``.
+        others: for each of m clients, who of n counts as another, ``(m, n)`` booleans.
+        alpha: :math:`\alpha_k`.
+        sigma: :math:`\sigma`.
+    """
+    return (alpha / sigma * torch.exp(-distances / sigma)).where(others, 0.0)
+
+
+def heuristic(cosines: Tensor, others: Tensor, self_weight: float, sigma: float) -> Tensor:
+    """HeurFedAMP's weights of the others; they are zero where there are none.
+
+    Args:
+        cosines: ``(m, n)``.
+        others: see :func:`attentive`.
+        self_weight: what is left for the client itself.
+        sigma: how much cosines count.
+    """
+    return (1 - self_weight) * (sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)
+
+
+def on_simplex(weights: Tensor) -> Tensor:
+    """The nearest weights, row by row, that are not negative and add up to 1 (Duchi et al., ICML 2008, Figure 1)."""
+    falling = weights.sort(dim=1, descending=True).values
+    excess = falling.cumsum(dim=1) - 1
+    count = torch.arange(1, weights.shape[1] + 1, dtype=weights.dtype)
+    last = (falling * count > excess).sum(dim=1, keepdim=True)
+    return (weights - excess.gather(1, last - 1) / last).clamp_(min=0)
+
+
+class CloudServer(Server):
+    r"""Keeps the latest parameters of each client, on disk where memory is short, and makes cloud models of them when they are
+    sent: of as many participants at a time as there is room for.
+
+    Args:
+        state: what every client begins with.
+        step_size: :math:`\alpha_k` of a round.
+        sigma: see :class:`FedAMP`.
+        self_weight: see :class:`FedAMP`.
+        simplex: see :class:`FedAMP`.
+    """
+
+    def __init__(
+        self, state: State, step_size: Callable[[int], float], sigma: float, self_weight: float | None, simplex: bool
+    ) -> None:
+        super().__init__(state)
+        self.step_size = step_size
+        self.sigma, self.self_weight, self.simplex = sigma, self_weight, simplex
+        self.round = 0
+        self.initial = flatten(state)
+        self._cohort: list[int] = []
+        self._weights: Tensor | None = None  # of the cohort
+        self._ready: dict[int, State] = {}  # cloud models, of the running round
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Note who takes part."""
+        self.round = round
+        self._cohort = [client.id for client in cohort]
+        self._weights, self._ready = None, {}
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The client's cloud model."""
+        if client.id not in self._ready:
+            place, size = self._cohort.index(client.id), at_a_time(len(self.initial))
+            self._ready = self.clouds(slice(place - place % size, place - place % size + size))
+        return Broadcast(self._ready[client.id])
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """Nothing: what is measured is the client's own model."""
+        return Broadcast({})
+
+    def vectors(self, clients: Iterable[int]) -> Vectors:
+        """What everybody sent last, and what these clients have, in order of the clients."""
+        return Vectors(self.kept, MODEL, sorted({*self.kept, *clients}), len(self.initial), default=self.initial)
+
+    def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
+        r""":math:`\xi` of some clients, a row each, in float64."""
+        rows = [vectors.clients.index(client) for client in clients]
+        others = torch.tensor([client in self.kept for client in vectors.clients]).repeat(len(rows), 1)
+        others[range(len(rows)), rows] = False
+        distances = squared_distances(vectors, rows)
+        if self.self_weight is None:
+            weights = attentive(distances, others, self.step_size(self.round), self.sigma)
+        else:
+            norms = squared_norms(vectors)
+            products = (norms[rows, None] + norms - distances) / 2
+            weights = heuristic(products / (norms[rows, None] * norms).sqrt(), others, self.self_weight, self.sigma)
+        weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
+        return on_simplex(weights) if self.simplex else weights
+
+    def clouds(self, some: slice) -> dict[int, State]:
+        """The cloud models of some of the cohort."""
+        vectors = self.vectors(self._cohort)
+        if self._weights is None:
+            self._weights = self.weights(vectors, self._cohort)
+        mixed = mixtures(vectors, self._weights[some], self.initial.dtype, about=self.initial)
+        return {client: unflatten(cloud, self.state) for client, cloud in zip(self._cohort[some], mixed, strict=True)}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Keep what arrives, once all of it is there: until then clouds are made of what there was before."""
+        for update in updates:
+            self.scratch.put(update.client, {MODEL: flatten({name: update.state[name] for name in self.state})}, self.round)
+        self._weights, self._ready = None, {}
+        move(self.scratch, self.kept, self.round)
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`; what comes from a file comes in no order."""
+        self.state = {name: state[name] for name in self.state}
+        self.initial = flatten(self.state)

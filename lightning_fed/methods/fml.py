@@ -1,0 +1,80 @@
+"""FML (Shen et al. 2020, https://arxiv.org/abs/2006.16765), federated mutual learning."""
+
+from typing import Any
+
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.errors import FederationError
+from lightning_fed.families.twins import TwinModule
+from lightning_fed.models import BackboneFactory, Backbones
+from lightning_fed.nn.divergence import divergence
+from lightning_fed.phases import default_optimizer
+
+
+class FML(TwinModule):
+    r"""A personal network of any architecture and a small shared one, the meme, learn from the client's data and from each other.
+
+    With p the personal network's probabilities and q the meme's, a client minimises on each batch, at once,
+
+    .. math:: L_{personal} = \alpha\,\mathrm{CE}(p, y) + (1-\alpha)\,\mathrm{KL}(q \,\Vert\, p), \qquad
+        L_{meme} = \beta\,\mathrm{CE}(q, y) + (1-\beta)\,\mathrm{KL}(p \,\Vert\, q),
+
+    each for its own network: what the other one says is a constant. KL is summed over the classes, the mean over the batch. Both
+    gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
+    average; the personal network stays, and is what a client predicts with. Headline: accuracy after aggregation (it equals that
+    before).
+
+    Args:
+        backbone: the clients' personal networks; client ``k`` gets entry ``k mod len(list)``.
+        num_classes: number of classes; the command line takes it from the data.
+        meme: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
+        alpha: weight :math:`\alpha` of the personal network's own loss; 1 is exactly Standalone. The authors' code: 0.5.
+        beta: weight :math:`\beta` of the meme's own loss; 1 is FedAvg of the meme, with equal weights. The authors' code: 0.5.
+        optimizer: of the personal network. Default: SGD, lr 0.01; the authors' code adds momentum 0.9 and weight decay 5e-4.
+        meme_optimizer: of the meme. Default: the same as ``optimizer``.
+        epochs: local epochs per round; the authors' code: 5.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        meme: BackboneFactory | None = None,
+        alpha: ClosedUnitInterval = 0.5,
+        beta: ClosedUnitInterval = 0.5,
+        optimizer: OptimizerCallable = default_optimizer,
+        meme_optimizer: OptimizerCallable | None = None,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, meme, optimizer, meme_optimizer, epochs, **kwargs)
+        for name, weight in (("alpha", alpha), ("beta", beta)):
+            if not 0 <= weight <= 1:
+                raise FederationError(f"{name} is {weight}: give a weight in [0, 1].")
+        self.alpha = alpha
+        self.beta = beta
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The sum of both losses of a batch; its gradient is that of each for its own network."""
+        x, y = self.unpack(batch)
+        personal, meme = self.both(lambda network: network(x))
+        return self.taught(personal, y, meme, self.alpha) + self.taught(meme, y, personal, self.beta)
+
+    def taught(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
+        """The loss of one network, given what the other one says. What has no weight is left out.
+
+        Args:
+            logits: of the network, ``(B, C)``.
+            targets: what is to be predicted, ``(B,)``.
+            peer: the other network's logits.
+            weight: of the targets; the peer has the rest.
+        """
+        terms = []
+        if weight > 0:
+            terms.append(weight * self.criterion(logits, targets))
+        if weight < 1:
+            terms.append((1 - weight) * divergence(peer.detach(), logits))
+        return sum(terms[1:], terms[0])

@@ -1,0 +1,391 @@
+"""FD against its paper, and a loop in plain PyTorch."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    WideNet,
+    kept_states,
+    momentum,
+    new_data,
+    new_federation,
+    private_states,
+    same,
+    sgd,
+)
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.data import ClassesPerClient, InMemory
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, count_bytes, count_floats, pack_bits
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FD, Standalone
+from lightning_fed.methods.fd import COUNTS, LABELS, ROWS, DistillationServer, labels_of
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import TURN, seed_all
+from lightning_fed.storage.client_store import ClientStore, ScratchStore
+
+INFO = new_data().clients[1]
+NETWORKS: Any = [Net, WideNet]
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def apart() -> InMemory:
+    """Two clients that have no label in common."""
+    return new_data(2, 120, partition=ClassesPerClient(2), test_share=0.4)
+
+
+def assert_same_networks(one: Federation, other: Federation) -> None:
+    assert one.run.results == other.run.results
+    ours, theirs = private_states(one), private_states(other)
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def info(client: int, labels: tuple[int, ...] = (1,) * CLASSES) -> ClientInfo:
+    return ClientInfo(client, 1, 0, 0, labels)
+
+
+def sent(client: int, rows: dict[int, Tensor], counts: dict[int, int] | None = None) -> ClientUpdate:
+    """An update with these rows."""
+    labels = sorted(rows)
+    mask = torch.tensor([label in rows for label in range(CLASSES)])
+    numbers = torch.tensor([(counts or {}).get(label, 1) for label in labels], dtype=torch.int32)
+    return ClientUpdate(client, 1, {ROWS: torch.stack([rows[label] for label in labels]), LABELS: pack_bits(mask), COUNTS: numbers})
+
+
+def new_server(tmp_path: Path, **options: Any) -> DistillationServer:
+    server = DistillationServer(torch.zeros(CLASSES, CLASSES), **{"weighting": "uniform"} | options)
+    server.keep_in(ClientStore(tmp_path / "kept", 1), ScratchStore(tmp_path / "scratch", 1))
+    return server
+
+
+def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> None:
+    server.open_round(round, [])
+    server.aggregate(updates)
+
+
+def teachers(server: DistillationServer, client: ClientInfo) -> dict[int, Tensor]:
+    """What a client is taught, by label."""
+    state = server.broadcast(client).state
+    return dict(zip(labels_of(state, CLASSES).nonzero().flatten().tolist(), state.get(ROWS, torch.empty(0)), strict=True))
+
+
+@pytest.fixture
+def rows() -> list[dict[int, Tensor]]:
+    """Three clients' mean outputs; label 3 is the third client's alone, label 0 the first two's."""
+    torch.manual_seed(5)
+    holders = [(0, 1, 2), (0, 2), (1, 2, 3)]
+    return [{label: torch.rand(CLASSES).softmax(dim=0) for label in labels} for labels in holders]
+
+
+# ----------------------------------------------------------------------------------------------------------------- the server
+
+
+def test_teachers_are_the_others_means(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    server = new_server(tmp_path)
+    merge(server, 1, *(sent(client, own) for client, own in enumerate(rows)))
+    for client, own in enumerate(rows):
+        labels = tuple(int(label in own) for label in range(CLASSES))
+        found = teachers(server, info(client, labels))
+        for label in own:
+            others = [theirs[label] for other, theirs in enumerate(rows) if other != client and label in theirs]
+            assert (label in found) == bool(others)
+            if others:
+                torch.testing.assert_close(found[label], torch.stack(others).mean(dim=0))
+        assert found.keys() <= own.keys()
+
+
+def test_all_teachers_of_a_label_add_up(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    """Σ (M - 1) G = (M - 1) Σ F over its holders."""
+    server = new_server(tmp_path)
+    merge(server, 1, *(sent(client, own) for client, own in enumerate(rows)))
+    for label in range(3):
+        holders = [client for client, own in enumerate(rows) if label in own]
+        taught = sum(teachers(server, info(client))[label] for client in holders)
+        mean = sum(rows[client][label] for client in holders)
+        torch.testing.assert_close((len(holders) - 1) * taught, (len(holders) - 1) * mean)
+
+
+def test_teachers_are_probabilities(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    server = new_server(tmp_path)
+    tiny = {label: torch.tensor([1.0, 1e-30, 0.0, 0.0]) for label in range(3)}
+    merge(server, 1, *(sent(client, own) for client, own in enumerate([*rows, tiny])))
+    for client in range(4):
+        for row in teachers(server, info(client)).values():
+            assert row.min() >= 0
+            assert row.sum().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_newcomers_are_taught_the_plain_mean(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    """Those, too, who sent something in an earlier round."""
+    server = new_server(tmp_path)
+    merge(server, 1, sent(2, {label: torch.ones(CLASSES) / CLASSES for label in range(CLASSES)}))
+    merge(server, 2, sent(0, rows[0]), sent(1, rows[1]))
+    for client in (2, 7):
+        found = teachers(server, info(client))
+        assert found.keys() == {0, 1, 2}  # label 3 was nobody's in the last round
+        torch.testing.assert_close(found[0], (rows[0][0] + rows[1][0]) / 2)
+        torch.testing.assert_close(found[1], rows[0][1])
+
+
+def test_a_round_in_which_nobody_arrives_leaves_the_teachers(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    server = new_server(tmp_path)
+    merge(server, 1, sent(0, rows[0]), sent(1, rows[1]))
+    before = teachers(server, info(0))
+    merge(server, 2)
+    assert all(torch.equal(row, before[label]) for label, row in teachers(server, info(0)).items())
+
+
+def test_a_mean_may_count_by_its_outputs(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
+    server = new_server(tmp_path, weighting="examples")
+    merge(server, 1, sent(0, rows[0], {2: 30}), sent(1, rows[1], {2: 10}), sent(2, rows[2], {2: 5}))
+    torch.testing.assert_close(teachers(server, info(2))[2], (3 * rows[0][2] + rows[1][2]) / 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({LABELS: torch.zeros(3, dtype=torch.uint8)}, "of shape"),
+        ({LABELS: torch.zeros(1)}, "of shape"),
+        ({ROWS: torch.ones(2, CLASSES)}, r"'outputs/rows' of shape \(2, 4\), expected \(3, 4\)"),
+        ({COUNTS: torch.ones(3)}, "'outputs/counts' of torch.float32, expected torch.int32"),
+    ],
+)
+def test_an_update_that_contradicts_itself_is_refused(
+    change: State, message: str, rows: list[dict[int, Tensor]], tmp_path: Path
+) -> None:
+    from lightning_fed.aggregation import check_update
+
+    server, update = new_server(tmp_path), sent(0, rows[0])
+    check_update(update, server.expected(update, Broadcast({})))
+    wrong = ClientUpdate(0, 1, update.state | change)
+    with pytest.raises(FederationError, match=f"The update of client 0 has .*{message}"):
+        check_update(wrong, server.expected(wrong, Broadcast({})))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the client
+
+
+def taught(module: FD, rows: dict[int, Tensor]) -> None:
+    mask = torch.tensor([label in rows for label in range(CLASSES)])
+    module.load_broadcast(Broadcast({ROWS: torch.stack([rows[label] for label in sorted(rows)]), LABELS: pack_bits(mask)}))
+
+
+def a_batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(3)
+    return torch.randn(12, 3, 4, 4), torch.arange(12) % CLASSES
+
+
+def slopes(module: FederatedModule, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(module.parameters())))
+
+
+def test_certain_teachers_are_the_labels_once_more() -> None:
+    """The gradient is 1 + γ times that of the labels."""
+    module, batch = FD(Net, CLASSES, 0.7).for_client(INFO), a_batch()
+    alone = slopes(module, cross_entropy(module(batch[0]), batch[1]))
+    taught(module, dict(enumerate(torch.eye(CLASSES))))
+    for ours, theirs in zip(slopes(module, module.client_loss(batch)), alone, strict=True):
+        torch.testing.assert_close(ours, 1.7 * theirs)
+
+
+@pytest.mark.parametrize("average", ["batch", "taught"])
+def test_labels_without_a_teacher_have_no_second_term(average: Any) -> None:
+    module, (x, y) = FD(Net, CLASSES, 0.7, average=average).for_client(INFO), a_batch()
+    rows = {1: torch.tensor([0.1, 0.2, 0.3, 0.4]), 3: torch.tensor([0.4, 0.3, 0.2, 0.1])}
+    taught(module, rows)
+    terms = [
+        -(rows[int(label)] * out.log_softmax(dim=0)).sum() for out, label in zip(module(x), y, strict=True) if int(label) in rows
+    ]
+    second = sum(terms) / (12 if average == "batch" else len(terms))
+    torch.testing.assert_close(module.client_loss((x, y)), cross_entropy(module(x), y) + 0.7 * second)
+
+
+def test_a_batch_without_any_taught_label() -> None:
+    module, (x, y) = FD(Net, CLASSES, average="taught").for_client(INFO), a_batch()
+    taught(module, {1: torch.ones(CLASSES) / CLASSES})
+    keep = y != 1
+    torch.testing.assert_close(module.client_loss((x[keep], y[keep])), cross_entropy(module(x[keep]), y[keep]))
+
+
+def test_logits_as_targets_have_no_lower_bound_and_probabilities_have() -> None:
+    """What re-implementations do, and what it leads to: the larger the logits, the lower the loss."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(12, CLASSES), torch.arange(12) % CLASSES
+    target = torch.stack([logits[labels == label].mean(dim=0) for label in range(CLASSES)])[labels]
+    fixed = (
+        target - target.mean(dim=1, keepdim=True) - 1
+    )  # logits that add up to less than zero: a constant makes no difference to them
+    wrong = [float(cross_entropy(scale * logits, labels) + cross_entropy(scale * logits, fixed)) for scale in (1, -10, -100)]
+    assert wrong[0] > wrong[1] > wrong[2]
+    assert wrong[2] < -45
+    module = FD(Net, CLASSES).for_client(INFO)
+    taught(module, dict(enumerate(torch.rand(CLASSES, CLASSES).softmax(dim=1))))
+    right = [float(cross_entropy(scale * logits, labels) + module.lesson(scale * logits, labels)) for scale in (1, -10, -100, 100)]
+    assert min(right) > 0
+
+
+def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
+    """Those of the networks as they were, anew in each round."""
+    noted: list[tuple[Tensor, Tensor]] = []
+
+    class Noting(FD):
+        def note(self, logits: Tensor, y: Tensor) -> None:
+            super().note(logits, y)
+            if logits.device.type != "meta":  # where FLOPs are counted
+                noted.append((logits.clone(), y.clone()))
+
+    engine, data = Recording(), new_data(1, 60)
+    fit(Noting(Net, CLASSES, optimizer=sgd, epochs=2), data, rounds=2, engine=engine)
+    steps = 2 * len(data.client(0).train_dataloader())
+    assert len(noted) == 2 * steps
+    for (_, update), batches in zip(engine.fits(), (noted[:steps], noted[steps:]), strict=True):
+        logits, y = (torch.cat(each) for each in zip(*batches, strict=True))
+        labels = y.unique()
+        expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
+        torch.testing.assert_close(update.state[ROWS], expected)
+        assert update.state[COUNTS].tolist() == [int((y == label).sum()) for label in labels]
+        assert torch.equal(labels_of(update.state, CLASSES).nonzero().flatten(), labels)
+
+
+# ----------------------------------------------------------------------------------------------------------------- the rounds
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
+    ours = fit(FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
+    assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
+
+
+def test_with_it_it_is_not() -> None:
+    ours, theirs = fit(FD(NETWORKS, CLASSES, optimizer=sgd)), fit(Standalone(NETWORKS, CLASSES, sgd))
+    mine, alone = private_states(ours), private_states(theirs)
+    assert not any(same(mine[client], alone[client]) for client in alone)
+
+
+def test_a_lone_client_is_standalone_bit_for_bit() -> None:
+    ours = fit(FD(NoisyNet, CLASSES, optimizer=momentum), new_data(1, 60))
+    assert_same_networks(ours, fit(Standalone(NoisyNet, CLASSES, momentum), new_data(1, 60)))
+
+
+def test_clients_without_a_label_in_common_are_standalone_bit_for_bit() -> None:
+    ours = fit(FD(NETWORKS, CLASSES, optimizer=momentum), apart())
+    assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum), apart()))
+
+
+def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, epochs: int) -> list[State]:
+    """The method once more, from its card: everybody's network after the rounds."""
+    data = new_data(3, 120)
+    data.setup()
+    networks = [NETWORKS[k % 2](CLASSES) for k in range(3)]
+    for network, state in zip(networks, initial, strict=True):
+        network.load_state_dict({name.removeprefix("backbone."): t for name, t in state.items()})
+    means: dict[int, dict[int, Tensor]] = {}
+    for round, cohort in enumerate(cohorts, start=1):
+        new: dict[int, dict[int, Tensor]] = {}
+        for k in cohort:
+            teacher = {}
+            for label in range(CLASSES):
+                others = [rows[label] for j, rows in means.items() if j != k and label in rows]
+                if others:
+                    teacher[label] = torch.stack(others).mean(dim=0)
+            client, optimizer = data.client(k), momentum(networks[k].parameters())
+            client.order_seed = seed_all(0, TURN, round, k)
+            outputs: dict[int, list[Tensor]] = {}
+            for _ in range(epochs):
+                for x, y in client.train_dataloader():
+                    optimizer.zero_grad()
+                    logits = networks[k](x)
+                    loss = cross_entropy(logits, y)
+                    for out, label in zip(logits, y.tolist(), strict=True):
+                        if label in teacher:
+                            loss = loss + gamma * cross_entropy(out[None], teacher[label][None]) / len(y)
+                        outputs.setdefault(label, []).append(out.detach().softmax(dim=0))
+                    loss.backward()
+                    optimizer.step()
+            new[k] = {label: torch.stack(rows).mean(dim=0) for label, rows in outputs.items()}
+        means = new
+    return [{f"backbone.{name}": t for name, t in network.state_dict().items()} for network in networks]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
+    engine = Recording()
+    federation = fit(FD(NETWORKS, CLASSES, 0.5, optimizer=momentum, epochs=2), participation=participation, engine=engine)
+    cohorts = [[turn.client.id for turn, _ in engine.fits(round)] for round in (1, 2, 3)]
+    initial = [FD(NETWORKS, CLASSES).for_client(client).private_state() for client in federation.run.clients]
+    expected = bare_rounds(initial, cohorts, 0.5, 2)
+    for client, private in private_states(federation).items():
+        for name, tensor in private.items():
+            torch.testing.assert_close(tensor, expected[client][name], rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------------- the wire
+
+
+def test_traffic_of_two_labels_of_ten() -> None:
+    """2 × 10 floats each way and no more; up, two counts and ten bits, down ten bits."""
+    counts = (3, 0, 0, 0, 2, 0, 0, 0, 0, 0)
+    module = FD(Net, 10).for_client(ClientInfo(0, 5, 0, 0, counts))
+    module.note(torch.randn(5, 10), torch.tensor([0, 0, 4, 0, 4]))
+    assert (count_floats(module.update_state()), count_bytes(module.update_state())) == (20, 80 + 8 + 2)
+    server = DistillationServer(torch.zeros(10, 10), "uniform")
+    server.keep_in(ClientStore(Path("kept"), 1), ScratchStore(Path("scratch"), 1))
+    everything = {ROWS: torch.full((10, 10), 0.1), LABELS: pack_bits(torch.ones(10).bool()), COUNTS: torch.ones(10).int()}
+    merge(server, 1, ClientUpdate(0, 1, module.update_state()), ClientUpdate(1, 1, everything))
+    down = server.broadcast(ClientInfo(0, 5, 0, 0, counts)).state
+    assert (count_floats(down), count_bytes(down)) == (20, 80 + 2)
+
+
+def test_traffic_of_a_run_is_what_is_sent() -> None:
+    engine = Recording()
+    history = fit(FD(NETWORKS, CLASSES, optimizer=sgd), engine=engine).run.history
+    assert history[0]["traffic/down_bytes"] == 0
+    for row in history:
+        fits = engine.fits(int(row["round"]))
+        assert row["traffic/up_bytes"] == sum(count_bytes(update.state) for _, update in fits)
+        assert row["traffic/down_parameters"] == sum(count_floats(turn.broadcast.state) for turn, _ in fits)
+    assert history[1]["traffic/up_parameters"] == 3 * CLASSES * CLASSES  # whatever the networks
+    assert history[1]["traffic/up_bytes"] == 3 * (4 * CLASSES * CLASSES + 4 * CLASSES + 1)
+
+
+def test_a_stopped_run_goes_on_with_its_teachers() -> None:
+    model = partial(FD, NETWORKS, CLASSES, optimizer=momentum)
+    whole = fit(model(), rounds=4, participation=0.7, evaluate_every=1)
+    for rounds in (2, 4):
+        stopped = new_federation(rounds, "runs", participation=0.7, evaluate_every=1)
+        stopped.fit(model(), new_data(3, 120), ckpt_path="last")
+    assert_same_networks(whole, stopped)
+    ours, theirs = kept_states(whole), kept_states(stopped)
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def test_data_whose_labels_are_no_classes_are_refused() -> None:
+    with pytest.raises(
+        FederationError, match="FD needs data whose labels are the 4 classes that are predicted, but client 3 counts 2"
+    ):
+        FD(Net, CLASSES).configure_server([info(0), info(3, (1, 2))])
+    with pytest.raises(FederationError, match="it teaches probabilities of classes"):
+        FD(Net, CLASSES, task="regression")
+
+
+def test_a_broadcast_that_does_not_fit_is_refused() -> None:
+    module = FD(Net, CLASSES).for_client(INFO)
+    with pytest.raises(FederationError, match=r"The payload for FD has 'outputs/rows' of shape \(3, 4\), expected \(1, 4\)"):
+        module.load_broadcast(
+            Broadcast({ROWS: torch.ones(3, CLASSES), LABELS: pack_bits(torch.tensor([True, False, False, False]))})
+        )

@@ -1,0 +1,394 @@
+"""FedAMP against its paper, and a loop in plain PyTorch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    momentum,
+    new_data,
+    new_federation,
+    new_trainer,
+    private_states,
+    same,
+    sgd,
+)
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import lightning_fed.kept
+from lightning_fed.engines.worker import QUIET
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, State, count_bytes, count_floats
+from lightning_fed.federation import Federation
+from lightning_fed.kept import flatten
+from lightning_fed.methods import FedAMP, Standalone
+from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
+from lightning_fed.models import CNN1
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import TURN, seed_all, seeded
+from lightning_fed.storage.client_store import ClientStore, ScratchStore
+
+INFO = new_data().clients[1]
+LIVELY = {"alpha": 1.0, "sigma": 5.0}
+"""Settings with which the clients of these tests notice each other."""
+
+
+def fixed_net(num_classes: int) -> Net:
+    with seeded(17):
+        return Net(num_classes)
+
+
+def fit(model: FederatedModule, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
+    federation.fit(model, new_data(3, 120))
+    return federation
+
+
+def info(client: int) -> ClientInfo:
+    return ClientInfo(client, 1, 0, 0, ())
+
+
+def new_server(models: list[Tensor], tmp_path: Path, round: int = 1, **options: Any) -> CloudServer:
+    """A server that has got these parameters, in a round that begins with everybody taking part."""
+    state = {"model/a": models[0][:2].clone(), "model/b": models[0][2:].clone()}
+    given = {"step_size": lambda round: 0.8, "sigma": 2.0, "self_weight": None, "simplex": False} | options
+    server = CloudServer(state, **given)
+    server.keep_in(ClientStore(tmp_path / "kept", 1), ScratchStore(tmp_path / "scratch", 1))
+    for client, model in enumerate(models):
+        server.kept.put(client, {MODEL: model}, round)
+    server.open_round(round + 1, [info(client) for client in range(len(models))])
+    return server
+
+
+def xi(server: CloudServer) -> Tensor:
+    everybody = list(server.kept)
+    return server.weights(server.vectors(everybody), everybody)
+
+
+def clouds(server: CloudServer) -> list[Tensor]:
+    return [flatten(server.broadcast(info(client)).state) for client in server.kept]
+
+
+@pytest.fixture
+def models() -> list[Tensor]:
+    torch.manual_seed(2)
+    return [torch.randn(7) for _ in range(5)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- the server
+
+
+def test_weights_are_those_of_the_paper(models: list[Tensor], tmp_path: Path) -> None:
+    found = xi(new_server(models, tmp_path))
+    for i, one in enumerate(models):
+        for j, other in enumerate(models):
+            if i != j:
+                distance = (one.double() - other.double()).square().sum()
+                assert found[i, j].item() == pytest.approx((0.8 / 2.0 * torch.exp(-distance / 2.0)).item(), rel=1e-12)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(5, dtype=torch.float64))
+    off = found - found.diag().diag()
+    torch.testing.assert_close(off, off.T, rtol=1e-12, atol=0)
+
+
+def test_clouds_are_the_weighted_sums(models: list[Tensor], tmp_path: Path) -> None:
+    server = new_server(models, tmp_path)
+    expected = xi(server) @ torch.stack(models).double()
+    torch.testing.assert_close(torch.stack(clouds(server)).double(), expected, rtol=1e-6, atol=1e-6)
+    assert server.broadcast(info(0)).state.keys() == {"model/a", "model/b"}
+
+
+def test_without_a_step_everybody_keeps_its_own(models: list[Tensor], tmp_path: Path) -> None:
+    server = new_server(models, tmp_path, step_size=lambda round: 0.0)
+    assert torch.equal(xi(server), torch.eye(5, dtype=torch.float64))
+    assert all(torch.equal(cloud, model) for cloud, model in zip(clouds(server), models, strict=True))
+
+
+def test_with_a_wide_scale_clouds_are_the_plain_mean(models: list[Tensor], tmp_path: Path) -> None:
+    """σ → ∞ with α = σ / N."""
+    server = new_server(models, tmp_path, sigma=1e12, step_size=lambda round: 1e12 / 5)
+    for cloud in clouds(server):
+        torch.testing.assert_close(cloud, torch.stack(models).mean(dim=0))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1e4])
+def test_equal_models_stay_bit_for_bit(models: list[Tensor], tmp_path: Path, alpha: float) -> None:
+    """However far from 0 the weights are."""
+    server = new_server(models[:1] * 40, tmp_path, sigma=100.0, step_size=lambda round: alpha)
+    assert xi(server).diag().min() == pytest.approx(1 - 39 * alpha / 100)
+    assert all(torch.equal(cloud, models[0]) for cloud in clouds(server))
+
+
+def test_the_heuristic(models: list[Tensor], tmp_path: Path) -> None:
+    found = xi(new_server(models, tmp_path, self_weight=0.3, sigma=4.0))
+    cosines = torch.cosine_similarity(torch.stack(models).double()[:, None], torch.stack(models).double()[None], dim=2)
+    for i in range(5):
+        others = [j for j in range(5) if j != i]
+        torch.testing.assert_close(found[i, others], 0.7 * (4.0 * cosines[i, others]).softmax(dim=0))
+    torch.testing.assert_close(found.diag(), torch.full((5,), 0.3, dtype=torch.float64))
+
+
+def test_alone_the_heuristic_keeps_its_own(models: list[Tensor], tmp_path: Path) -> None:
+    server = new_server(models[:1], tmp_path, self_weight=0.3)
+    assert xi(server).tolist() == [[1.0]]
+
+
+def test_negative_weights_may_be_put_on_the_simplex(models: list[Tensor], tmp_path: Path) -> None:
+    wild, tame = (
+        xi(new_server(models, tmp_path / str(simplex), simplex=simplex, step_size=lambda round: 60.0)) for simplex in (False, True)
+    )
+    assert wild.diag().min() < 0
+    assert tame.min() >= 0
+    torch.testing.assert_close(tame.sum(dim=1), torch.ones(5, dtype=torch.float64))
+    assert torch.equal(tame, on_simplex(wild))
+
+
+def test_the_projection_is_the_nearest_point() -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(20, 6, dtype=torch.float64) * 3
+    nearest = on_simplex(weights)
+    far = (weights - nearest).norm(dim=1)
+    for _ in range(200):
+        other = torch.rand(20, 6, dtype=torch.float64).pow(3)
+        other /= other.sum(dim=1, keepdim=True)
+        assert ((weights - other).norm(dim=1) >= far - 1e-12).all()
+    inside = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
+    torch.testing.assert_close(on_simplex(inside), inside)
+
+
+def test_who_has_sent_nothing_counts_for_nobody_and_has_the_first_model(models: list[Tensor], tmp_path: Path) -> None:
+    server = new_server(models[:2], tmp_path)
+    server.open_round(3, [info(1), info(9)])
+    found = server.weights(server.vectors([1, 9]), [1, 9])
+    assert found.shape == (2, 3)
+    assert found[0, 2] == 0
+    distances = [(models[0] - model).double().square().sum() for model in models[:2]]  # client 9 has models[0], as all had at first
+    torch.testing.assert_close(found[1, :2], 0.4 * torch.exp(-torch.stack(distances) / 2.0))
+
+
+def test_participants_a_few_at_a_time(models: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = clouds(new_server(models, tmp_path / "whole"))
+    monkeypatch.setattr(lightning_fed.kept, "BLOCK", 4)  # two vectors at a time, and a column
+    server = new_server(models, tmp_path / "parts")
+    for client in (4, 0, 1, 2, 3, 4):
+        assert len(server._ready) <= 2
+        torch.testing.assert_close(flatten(server.broadcast(info(client)).state), whole[client])
+
+
+# ----------------------------------------------------------------------------------------------------------------- the client
+
+
+def moved(module: FedAMP) -> dict[str, Tensor]:
+    """Send a cloud model and go far from it; returns the differences."""
+    module.load_broadcast(Broadcast(module.update_state()))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return {name: p.detach() - module.cloud[name] for name, p in module.named_parameters()}
+
+
+def test_the_gradient_of_the_second_term() -> None:
+    """λ / α (w - u): what re-implementations lose that make the term of data without a gradient, and so train alone."""
+    module, batch = (
+        FedAMP(Net, CLASSES, 0.7, alpha=0.2, proximal="gradient").for_client(INFO),
+        (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES),
+    )
+    away = moved(module)
+    own = dict(module.named_parameters())
+    [phase] = module.phases()
+    assert phase.penalty is not None
+    slopes = torch.autograd.grad(phase.penalty(), list(own.values()))
+    for (name, _), slope in zip(own.items(), slopes, strict=True):
+        torch.testing.assert_close(slope, 0.7 / 0.2 * away[name])
+        assert slope.abs().max() > 0.1
+    both = torch.autograd.grad(phase.loss(batch) + phase.penalty(), list(own.values()))
+    alone = torch.autograd.grad(module.client_loss(batch), list(own.values()))
+    assert not any(torch.equal(one, other) for one, other in zip(both, alone, strict=True))
+
+
+def test_made_of_data_the_term_has_no_gradient() -> None:
+    """The fault in question: what is learned then is what Standalone learns."""
+    module, batch = FedAMP(Net, CLASSES).for_client(INFO), (torch.randn(8, 3, 4, 4), torch.arange(8) % CLASSES)
+    moved(module)
+    own = dict(module.named_parameters())
+    term = sum((p.data - module.cloud[name]).square().sum() for name, p in own.items())
+    assert term > 1
+    loss = module.client_loss(batch)
+    cut_off, alone = (torch.autograd.grad(each, list(own.values()), retain_graph=True) for each in (loss + 1e3 * term, loss))
+    assert all(torch.equal(one, other) for one, other in zip(cut_off, alone, strict=True))
+
+
+def test_the_closed_form_is_the_proximal_step() -> None:
+    """It minimises |w - v|² / 2η + λ/2α |w - u|², v being where the optimizer's step ends."""
+    rate, lam, alpha = 0.1, 0.7, 0.2
+    module = FedAMP(Net, CLASSES, lam, alpha=alpha, optimizer=sgd).for_client(INFO)
+    plain = FedAMP(Net, CLASSES, 0.0, optimizer=sgd).for_client(INFO)
+    away = moved(module)
+    start = {name: p.detach().clone() for name, p in module.named_parameters()}
+    plain.load_state_dict(start, strict=False)
+    for each in (module, plain):
+        new_trainer(**QUIET, max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(each, datamodule=new_data().client(1))
+    ends = dict(plain.named_parameters())
+    for name, parameter in module.named_parameters():
+        u, v = start[name] - away[name], ends[name].detach()
+        torch.testing.assert_close(
+            parameter.detach(), (v / rate + lam / alpha * u) / (1 / rate + lam / alpha), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("proximal", "stable"), [("closed_form", True), ("gradient", False)])
+def test_the_closed_form_is_stable_where_the_gradient_is_not(proximal: Any, stable: bool) -> None:
+    """c = η λ / α = 5."""
+    module = FedAMP(Net, CLASSES, 1.0, alpha=0.02, proximal=proximal, optimizer=sgd, epochs=10).for_client(INFO)
+    moved(module)
+    new_trainer(**QUIET, max_epochs=10, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
+    away = [(p.detach() - module.cloud[name]).abs().max().item() for name, p in module.named_parameters()]
+    assert (max(away) < 1) == stable
+
+
+def test_the_step_size_shrinks_in_steps() -> None:
+    module = FedAMP(Net, CLASSES)
+    assert [module.step_size(round) for round in (1, 30, 31, 60, 61)] == pytest.approx([1e4, 1e4, 1e3, 1e3, 1e2])
+    module.rounds_before = 30
+    assert module.strength() == pytest.approx(1e-3)
+
+
+def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
+    """Adapting before measuring is not."""
+    plain, drawn = (
+        fit(FedAMP(Net, CLASSES, lam, **LIVELY, optimizer=sgd, epochs=0, adapt_epochs=1), rounds=2) for lam in (0.0, 1.0)
+    )
+    assert plain.run.results == drawn.run.results
+
+
+# ----------------------------------------------------------------------------------------------------------------- the rounds
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
+    ours = fit(FedAMP(fixed_net, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
+    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2), participation=participation)
+    assert ours.run.results == theirs.run.results
+    mine, alone = private_states(ours), private_states(theirs)
+    assert mine.keys() == alone.keys()
+    assert all(same(mine[client], alone[client]) for client in mine)
+
+
+def test_with_it_it_is_not() -> None:
+    ours = fit(FedAMP(fixed_net, CLASSES, 1.0, **LIVELY, optimizer=momentum, epochs=2))
+    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2))
+    mine, alone = private_states(ours), private_states(theirs)
+    assert not any(torch.equal(mine[0][name], tensor) for name, tensor in alone[0].items())
+
+
+def bare_rounds(model: FedAMP, initial: State, rounds: int, cohorts: list[list[int]]) -> list[State]:
+    """The method once more, from its card: everybody's parameters after some rounds."""
+    data = new_data(3, 120)
+    data.setup()
+    own = [{name: tensor.clone() for name, tensor in initial.items()} for _ in range(3)]
+    sent: dict[int, State] = {}
+    for round in range(1, rounds + 1):
+        alpha = model.alpha * model.alpha_decay ** ((round - 1) // model.alpha_every)
+        anchors: dict[int, State] = {}
+        for i in cohorts[round - 1]:
+            u = {name: tensor.double() for name, tensor in own[i].items()}
+            for j, theirs in sent.items():
+                if j != i:
+                    distance = sum((own[i][name].double() - theirs[name].double()).square().sum() for name in theirs)
+                    weight = alpha / model.sigma * torch.exp(-torch.as_tensor(distance) / model.sigma)
+                    u = {name: u[name] + weight * (theirs[name].double() - own[i][name].double()) for name in u}
+            anchors[i] = {name: tensor.float() for name, tensor in u.items()}
+        for i in cohorts[round - 1]:
+            client = data.client(i)
+            network = Net(CLASSES)
+            network.load_state_dict(own[i])
+            optimizer = momentum(network.parameters())
+            client.order_seed = seed_all(0, TURN, round, i)
+            for _ in range(model.epochs):
+                for x, y in client.train_dataloader():
+                    optimizer.zero_grad()
+                    loss = cross_entropy(network(x), y)
+                    if model.proximal == "gradient":
+                        far = sum((p - anchors[i][name]).square().sum() for name, p in network.named_parameters())
+                        loss = loss + model.lam / (2 * alpha) * far
+                    loss.backward()
+                    optimizer.step()
+                    if model.proximal == "closed_form":
+                        c = 0.1 * model.lam / alpha
+                        with torch.no_grad():
+                            for name, p in network.named_parameters():
+                                p.copy_((p + c * anchors[i][name]) / (1 + c))
+            own[i] = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        sent |= {i: own[i] for i in cohorts[round - 1]}
+    return own
+
+
+@pytest.mark.parametrize("proximal", ["closed_form", "gradient"])
+@pytest.mark.parametrize("participation", [1.0, 0.7])
+def test_rounds_are_those_of_a_bare_loop(proximal: Any, participation: float) -> None:
+    def model() -> FedAMP:
+        return FedAMP(Net, CLASSES, 1.0, **LIVELY, alpha_every=2, proximal=proximal, optimizer=momentum, epochs=1)
+
+    engine = Recording()
+    federation = fit(model(), participation=participation, engine=engine)
+    cohorts = [[turn.client.id for turn, _ in engine.fits(round)] for round in (1, 2, 3)]
+    initial = {name.removeprefix("model/backbone."): t for name, t in federation.run.server.state_dict().items()}
+    expected = bare_rounds(model(), initial, 3, cohorts)
+    for client, private in private_states(federation).items():
+        for name, tensor in private.items():
+            torch.testing.assert_close(tensor, expected[client][name.removeprefix("backbone.")], rtol=1e-4, atol=1e-5)
+
+
+def test_clouds_of_a_round_are_of_what_was_there_before_it() -> None:
+    """Whatever arrives while others are still being sent theirs."""
+    engine = Recording()
+    fit(FedAMP(Net, CLASSES, **LIVELY, optimizer=sgd), engine=engine, rounds=2)
+    sent = [flatten(turn.broadcast.state) for turn, _ in engine.fits(1)]
+    assert all(torch.equal(one, sent[0]) for one in sent)  # the first model, although clients had trained by then
+    assert not torch.equal(*[flatten(turn.broadcast.state) for turn, _ in engine.fits(2)][:2])
+
+
+def test_the_first_anchor_is_the_first_model_and_the_cloud_may_be_the_start() -> None:
+    with_own, with_cloud = (
+        fit(FedAMP(Net, CLASSES, 0.0, self_weight=0.5, start=start, optimizer=sgd), rounds=rounds)
+        for start, rounds in (("own", 1), ("cloud", 1))
+    )
+    assert with_own.run.results == with_cloud.run.results
+    engine = Recording()
+    fit(FedAMP(Net, CLASSES, 0.0, self_weight=0.5, start="cloud", optimizer=sgd, epochs=0), engine=engine, rounds=2)
+    turn, update = engine.fits(2)[1]
+    assert same(update.state, turn.broadcast.state)
+
+
+# ------------------------------------------------------------------------------------------------------------------- the wire
+
+
+def test_as_much_travels_as_with_fedavg_and_no_buffers() -> None:
+    module = FedAMP(CNN1).for_client(ClientInfo(0, 1, 0, 0, (1,) * 10))
+    assert count_floats(module.update_state()) == 2_621_558
+    assert count_bytes(module.update_state()) == 4 * 2_621_558
+    row = fit(FedAMP(NoisyNet, CLASSES, optimizer=sgd), rounds=1).run.history[0]
+    assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == 3 * sum(p.numel() for p in NoisyNet().parameters())
+    assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * row["traffic/up_parameters"]
+
+
+def test_batch_norm_stays_with_its_client() -> None:
+    """Mixed with negative weights, variances could be negative."""
+    federation = fit(FedAMP(NoisyNet, CLASSES, **LIVELY, optimizer=sgd))
+    means = [private_states(federation)[client]["backbone.norm.running_mean"] for client in range(3)]
+    assert not torch.equal(means[0], means[1])
+    assert not any("running" in name for name in federation.run.server.state_dict())
+
+
+def test_a_broadcast_that_does_not_fit_is_refused() -> None:
+    module = FedAMP(Net, CLASSES).for_client(INFO)
+    state = module.update_state()
+    state.pop("model/backbone.head.bias")
+    with pytest.raises(FederationError, match=r"The payload for FedAMP lacks 'model/backbone\.head\.bias'"):
+        module.load_broadcast(Broadcast(state))

@@ -1,0 +1,243 @@
+"""FML: two networks that teach each other, each as if the other one were data."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same, sgd
+from tiny_loops import batches, fixed, mean_of
+from tiny_rounds import UniformFedAvg
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout, kl_div, log_softmax
+
+from lightning_fed.data import IID, InMemory
+from lightning_fed.engines import InProcess, Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FML, Standalone
+from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import INITIAL, seeded
+
+HETEROGENEOUS = [Net, WideNet]
+INFO = new_data().clients[1]
+X, Y = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
+
+
+class StillNet(NoisyNet):
+    """Batch norm, but no dropout."""
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return self.norm(Net.encode(self, x))
+
+
+class WildNet(Net):
+    """Dropout, but no batch norm."""
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return dropout(super().encode(x), 0.5, self.training)
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 2, "evaluate_every": 0} | options)
+    federation.fit(model, data or new_data(3, 120))
+    return federation
+
+
+def stripped(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Without what names begin with, all of them."""
+    assert all(name.startswith(prefix) for name in state)
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+# ------------------------------------------------------------------------------------- the algorithm, once more, bare
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "engine"),
+    [(0.5, 0.5, InProcess), (0.9, 0.2, InProcess), (0.9, 0.2, partial(Processes, workers=2, threads=1))],
+    ids=["equal", "different", "worker processes"],
+)
+def test_rounds_are_those_of_a_bare_loop(alpha: float, beta: float, engine: Any) -> None:
+    data, rounds, epochs = new_data(), 2, 2
+    adam = partial(torch.optim.Adam, lr=0.01)
+    model = FML(HETEROGENEOUS, CLASSES, WideNet, alpha, beta, optimizer=momentum, meme_optimizer=adam, epochs=epochs)
+    federation = fit(model, data, rounds=rounds, engine=engine())
+
+    with seeded(0, INITIAL):
+        template = FML(HETEROGENEOUS, CLASSES, WideNet)
+        template.configure_model()
+    theta: nn.Module = template.shared
+    networks = [template.for_client(client).backbone for client in data.clients]
+    for round in range(1, rounds + 1):
+        memes: list[nn.Module] = []
+        for k, personal in enumerate(networks):
+            meme = copy.deepcopy(theta)
+            optimizers = momentum(personal.parameters()), adam(meme.parameters())
+            for epoch in range(epochs):
+                for x, y in batches(data, k, round, epoch):
+                    p, q = personal(x), meme(x)
+                    log_p, log_q = log_softmax(p, dim=1), log_softmax(q, dim=1)
+                    q_over_p = kl_div(log_p, log_q.detach(), log_target=True, reduction="batchmean")
+                    p_over_q = kl_div(log_q, log_p.detach(), log_target=True, reduction="batchmean")
+                    loss_personal = alpha * cross_entropy(p, y) + (1 - alpha) * q_over_p
+                    loss_meme = beta * cross_entropy(q, y) + (1 - beta) * p_over_q
+                    for optimizer in optimizers:
+                        optimizer.zero_grad()
+                    loss_personal.backward(retain_graph=True)
+                    loss_meme.backward()
+                    for optimizer in optimizers:
+                        optimizer.step()
+            memes.append(meme)
+        theta = copy.deepcopy(theta)
+        theta.load_state_dict(mean_of(memes))
+
+    assert same(stripped(federation.run.server.state_dict(), "shared."), dict(theta.state_dict()))
+    for k, network in enumerate(networks):
+        assert same(stripped(dict(federation.run.store.get(k)), "backbone."), dict(network.state_dict()))
+
+
+# ----------------------------------------------------------------------------------------------------- degenerate cases
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_alpha_1_is_standalone_bit_for_bit(beta: float) -> None:
+    """Whatever the meme does, and draws: with dropout in both, with clipping, with another optimizer for the meme."""
+    options = {"rounds": 3, "participation": 0.7}
+    adam = partial(torch.optim.Adam, lr=0.05)
+    common = {"epochs": 2, "gradient_clip": 0.5}
+    ours = fit(FML([NoisyNet, Net], CLASSES, NoisyNet, 1, beta, momentum, adam, **common), **options)
+    alone = fit(Standalone([NoisyNet, Net], CLASSES, momentum, **common), **options)
+    theirs, mine = private_states(alone), private_states(ours)
+    assert mine.keys() == theirs.keys()
+    assert all(same(mine[client], theirs[client]) for client in theirs)
+    assert ours.run.results == alone.run.results
+
+
+def test_less_alpha_is_not_standalone() -> None:
+    ours, alone = fit(FML(Net, CLASSES, alpha=0.9, optimizer=momentum)), fit(Standalone(Net, CLASSES, momentum))
+    assert not same(private_states(ours)[0], private_states(alone)[0])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_beta_1_is_fedavg_of_the_meme_bit_for_bit(alpha: float) -> None:
+    """Whatever the personal networks do, and draw; with batch norm in the meme, and clipping. Both hold at once."""
+    options = {"rounds": 3, "participation": 0.7}
+    common = {"epochs": 2, "gradient_clip": 0.5}
+    meme = fixed(StillNet)
+    ours = fit(FML([WildNet, NoisyNet], CLASSES, meme, alpha, 1, sgd, momentum, **common), **options)
+    theirs = fit(UniformFedAvg(meme, CLASSES, momentum, **common), **options)
+    assert same(stripped(ours.run.server.state_dict(), "shared."), stripped(theirs.run.server.state_dict(), "backbone."))
+    if alpha == 1:
+        alone = private_states(fit(Standalone([WildNet, NoisyNet], CLASSES, sgd, **common), **options))
+        assert all(same(private_states(ours)[client], state) for client, state in alone.items())
+
+
+def gradients(module: FML, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the personal network and of the meme."""
+    own, meme = list(module.backbone.parameters()), list(module.shared.parameters())
+    found = torch.autograd.grad(module.client_loss((X, targets)), [*own, *meme])
+    return list(found[: len(own)]), list(found[len(own) :])
+
+
+def test_alpha_0_does_not_look_at_labels() -> None:
+    """A step of the personal network; the meme's does, in which there are some."""
+    module = FML(Net, CLASSES, WideNet, alpha=0, beta=0.5).for_client(INFO)
+    (own, meme), (own_too, meme_too) = gradients(module, Y), gradients(module, Y.flip(0))
+    assert all(map(torch.equal, own, own_too))
+    assert not any(map(torch.equal, meme, meme_too))
+    assert all(gradient.any() for gradient in own)
+
+
+# ------------------------------------------------------------------------------------------------------------- the loss
+
+
+def test_each_gradient_is_that_of_its_own_loss_with_the_peer_as_data() -> None:
+    module = FML(Net, CLASSES, WideNet, alpha=0.7, beta=0.4).for_client(INFO).double()
+    x = X.double()
+    p, q = module.backbone(x).softmax(dim=1), module.shared(x).softmax(dim=1)
+
+    def loss(mine: Tensor, peer: Tensor, weight: float) -> Tensor:
+        return -weight * mine[range(8), Y].log().mean() + (1 - weight) * (peer * (peer.log() - mine.log())).sum(dim=1).mean()
+
+    own, meme = list(module.backbone.parameters()), list(module.shared.parameters())
+    found = torch.autograd.grad(module.client_loss((x, Y)), [*own, *meme], retain_graph=True)
+    expected = [
+        *torch.autograd.grad(loss(p, q.detach(), 0.7), own, retain_graph=True),
+        *torch.autograd.grad(loss(q, p.detach(), 0.4), meme, retain_graph=True),
+    ]
+    torch.testing.assert_close(list(found), expected)
+    attached = torch.autograd.grad(loss(p, q, 0.7) + loss(q, p, 0.4), [*own, *meme])
+    assert not torch.allclose(attached[0], expected[0])  # each network would also be taught to be easy to follow
+
+
+def test_the_mean_over_entries_would_be_as_many_times_too_small_as_there_are_classes() -> None:
+    p, q = torch.randn(8, CLASSES).log_softmax(dim=1), torch.randn(8, CLASSES).log_softmax(dim=1)
+    with pytest.warns(UserWarning, match="batchmean"):
+        entries = kl_div(p, q, log_target=True)
+    torch.testing.assert_close(CLASSES * entries, (q.exp() * (q - p)).sum(dim=1).mean())
+
+
+def test_the_shared_network_draws_anew_in_each_step() -> None:
+    """Though nothing else draws in between: two steps on one batch drop different features."""
+    seen: list[Tensor] = []
+
+    class Watched(WildNet):
+        def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+            features = super().encode(x)
+            if self.training and not x.is_meta:  # which FLOPs are counted on
+                seen.append(features.detach())
+            return features
+
+    # the learning rate is 0, and a batch holds all
+    still = partial(torch.optim.SGD, lr=0.0)
+    fit(FML(Net, CLASSES, Watched, optimizer=still, epochs=4), new_data(1, 20, batch_size=64), rounds=2)
+    dropped = [frozenset((features == 0).flatten().nonzero().flatten().tolist()) for features in seen[-8:]]
+    assert len(set(dropped)) == 8
+
+
+# ------------------------------------------------------------------------------------------------------- what is private
+
+
+def test_personal_networks_stay_and_aggregation_does_not_touch_them() -> None:
+    engine = Recording()
+    federation = fit(FML(HETEROGENEOUS, CLASSES, optimizer=sgd), engine=engine)
+    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
+    assert all(name.startswith("shared.") for state in states for name in state)
+    for client, state in private_states(federation).items():
+        assert same(stripped(state, "backbone."), dict(federation.client_module(client).backbone.state_dict()))
+    row = federation.run.history[-1]
+    assert row["before/test_accuracy/mean"] == row["after/test_accuracy/mean"]
+
+
+def test_the_personal_network_predicts() -> None:
+    module = FML(Net, CLASSES, WideNet).for_client(INFO)
+    assert torch.equal(module(X), module.backbone(X))
+
+
+def test_the_meme_is_the_first_network_unless_it_is_named() -> None:
+    for meme, expected in ((None, Net), (WideNet, WideNet), (WideNet(), WideNet)):
+        modules = [FML(HETEROGENEOUS, CLASSES, meme).for_client(client) for client in new_data(2).clients]
+        assert [type(module.backbone) for module in modules] == [Net, WideNet]
+        assert [type(module.shared) for module in modules] == [expected, expected]
+
+
+# ------------------------------------------------------------------------------------------------------ traffic, errors
+
+
+@pytest.mark.parametrize(("networks", "meme", "values"), [(CNN1, None, 2_621_558), ([CNN1, CNN2, CNN3, CNN4, CNN5], CNN5, 670_058)])
+def test_traffic_is_the_meme(networks: Any, meme: Any, values: int) -> None:
+    labels = torch.arange(10).repeat(10)
+    images = torch.zeros(len(labels), 3, 32, 32, dtype=torch.uint8)
+    data = InMemory(images, labels, 10, num_clients=5, partition=IID())
+    row = fit(FML(networks, 10, meme, epochs=0), data, rounds=1).run.history[0]
+    assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == values * 5
+    assert row["traffic/down_bytes"] == row["traffic/up_bytes"] == 4 * values * 5
+
+
+@pytest.mark.parametrize("weights", [{"alpha": -0.1}, {"beta": 1.1}, {"alpha": float("nan")}])
+def test_weights_outside_0_and_1_are_refused(weights: dict[str, float]) -> None:
+    with pytest.raises(FederationError, match=r"(alpha|beta) is .*: give a weight in \[0, 1\]"):
+        FML(Net, CLASSES, **weights)

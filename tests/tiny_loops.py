@@ -1,0 +1,33 @@
+"""What loops in plain PyTorch have in common that are held against rounds of a federation."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from lightning_fed.data import InMemory
+from lightning_fed.seeding import TURN, derive_seed, seeded
+
+
+def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches that a client's turn sees."""
+    client_data = data.client(client)
+    client_data.order_seed = derive_seed(0, TURN, round, client)
+    loader = client_data.train_dataloader()
+    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+    yield from loader
+
+
+def mean_of(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """The mean of their tensors, everybody counting the same."""
+    states = [network.state_dict() for network in networks]
+    return {name: (sum(state[name].double() for state in states) / len(states)).to(t.dtype) for name, t in states[0].items()}  # type: ignore[union-attr]
+
+
+def fixed(network: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+    """The network with the same initial weights for everybody."""
+
+    def build(num_classes: int) -> nn.Module:
+        with seeded(17):
+            return network(num_classes)
+
+    return build
