@@ -24,7 +24,7 @@ from lightning_fed.data.batches import (
     join,
     take,
 )
-from lightning_fed.data.client import ClientDataModule
+from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.partition.natural import by_name
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of
@@ -215,9 +215,12 @@ class FederatedDataModule(L.LightningDataModule):
         split = union(self._splits)
         return self._datamodule(self._describe(-1, split, labels), split)
 
-    def public_set(self) -> ClientDataModule:
+    def public_set(self, batch_size: int | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
-        each example, from 0.
+        each example, from 0. Held out for validation and test is what everybody has.
+
+        Args:
+            batch_size: of training; None: the clients'.
 
         Raises:
             FederationError: if there is none.
@@ -229,17 +232,7 @@ class FederatedDataModule(L.LightningDataModule):
                 "or to a share of the training set ({share: 0.1})."
             )
         data, rows = self._public
-        info = ClientInfo(-1, len(rows), 0, 0, (), num_clients=self.num_clients)
-        return ClientDataModule(
-            info,
-            data,
-            (rows, rows[:0], rows[:0]),
-            self._transform(),
-            self.batch_size,
-            self.eval_batch_size,
-            order_seed=self.seed,
-            lone_example=self.lone_example,
-        )
+        return PublicDataModule(self.pooled(), data, rows, batch_size or self.batch_size)
 
     @property
     def num_labels(self) -> int:
