@@ -48,7 +48,7 @@ class Federation:
     """Trains a federated module on the clients of a federated data module.
 
     ``fit``, ``validate`` and ``test`` are Lightning's verbs. A run writes to ``run_dir/version_<n>``: TensorBoard events,
-    ``metrics.csv``, ``clients.csv``, for LoRA methods ``ranks.csv``, and checkpoints.
+    ``metrics.csv``, ``clients.csv``, ``run.json``, for LoRA methods ``ranks.csv``, and checkpoints.
 
     Args:
         rounds: communication rounds.

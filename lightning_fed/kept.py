@@ -102,15 +102,18 @@ def squared_distances(vectors: Vectors, rows: Sequence[int]) -> Tensor:
     for start, stop in vectors.blocks():
         block = vectors.columns(start, stop)
         block -= block[:1].clone()  # which loses fewer digits: models that began as one are near each other
-        norms = block.square().sum(dim=1)
-        total += norms[list(rows), None] + norms - 2 * block[list(rows)] @ block.T
+        norms = _squared_norms(block)
+        total += norms[list(rows), None] + norms - 2 * (block[list(rows)] @ block.T)
     return total.clamp_(min=0)
 
 
 def squared_norms(vectors: Vectors) -> Tensor:
     """Squared Euclidean lengths of n vectors, ``(n,)`` in float64."""
-    parts = [vectors.columns(start, stop).square().sum(dim=1) for start, stop in vectors.blocks()]
-    return torch.stack(parts).sum(dim=0)
+    return torch.stack([_squared_norms(vectors.columns(start, stop)) for start, stop in vectors.blocks()]).sum(dim=0)
+
+
+def _squared_norms(block: Tensor) -> Tensor:
+    return torch.einsum("ij,ij->i", block, block)  # without another block for the squares
 
 
 def at_a_time(length: int) -> int:

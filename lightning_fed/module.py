@@ -2,41 +2,34 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import safetensors.torch
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
 
+from lightning_fed.adapting import AdaptedModule
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
 from lightning_fed.hparams import StoredHyperparameters
+from lightning_fed.measured import Loss, Metrics
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
 from lightning_fed.models.given import with_weights
 from lightning_fed.models.transformer import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, PhasedModule, Progress, default_optimizer
+from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
-from lightning_fed.tasks import TASKS, TaskName
-
-if TYPE_CHECKING:
-    Loss = Callable[[Tensor, Tensor], Tensor]
-    Metrics = dict[str, Metric]
-else:
-    # The command line would list all subclasses of a narrower type, and know no function.
-    Loss = Callable[..., Any]
-    Metrics = dict[str, Callable[..., Any]]
+from lightning_fed.tasks import TaskName
 
 
-class FederatedModule(StoredHyperparameters, PhasedModule):
+class FederatedModule(StoredHyperparameters, AdaptedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -78,11 +71,6 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         adapt_when: before every measurement; or ``last``: clients are measured as they are, and in the last round a second time,
             adapted (``adapted/…``), as papers tune everybody's head at the end. An export is adapted in both cases.
         adapt_optimizer: how. Default: ``optimizer``.
-    """
-
-    headline_metric = ""
-    """The metric of :meth:`configure_metrics` that progress, tables and model selection use, if no other was chosen; empty: the
-    task's, accuracy of classes.
     """
 
     headline_model: Literal["clients", "global"] = "clients"
@@ -148,7 +136,21 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         adapt_when: Literal["always", "last"] = "always",
         adapt_optimizer: OptimizerCallable | None = None,
     ) -> None:
-        super().__init__(gradient_clip, lr_scheduler, lr_interval)
+        super().__init__(
+            adapt_epochs=adapt_epochs,
+            adapt_steps=adapt_steps,
+            adapt_layers=adapt_layers,
+            adapt_when=adapt_when,
+            adapt_optimizer=adapt_optimizer or optimizer,
+            num_classes=num_classes,
+            loss=loss,
+            metrics=metrics,
+            metric=metric,
+            task=task,
+            gradient_clip=gradient_clip,
+            lr_scheduler=lr_scheduler,
+            lr_interval=lr_interval,
+        )
         self.store_hyperparameters(inspect.currentframe())
         self.backbone_factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
@@ -158,21 +160,8 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
                 f"{type(self).__name__} got {len(self.backbone_factories)} different backbones, but it averages their weights: "
                 "give one backbone, or use a method for heterogeneous models (PFedLoRA, LGFedAvg, Standalone)."
             )
-        self.num_classes = num_classes
         self.optimizer = optimizer
         self.epochs = epochs
-        if task not in TASKS:
-            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
-        self.task: TaskName = task
-        self.loss_function = of_its_own(loss)
-        self.more_metrics = dict(metrics or {})
-        if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
-            raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
-        self.metric = metric
-        self.adapt_epochs, self.adapt_steps, self.adapt_layers = adapt_epochs, adapt_steps, adapt_layers
-        self.adapt_when: Literal["always", "last"] = adapt_when
-        self.adapt_optimizer = adapt_optimizer or optimizer
-        self._check_adaptation()
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._payload = self._given = self.frozen_names
@@ -451,41 +440,6 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         """Logits ``(B, num_classes)``, what a client predicts with."""
         return self.backbone(x)
 
-    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        """What a network takes of a batch, and what it is to predict. A batch is a pair of these; or a dict of what a network takes
-        by name and ``labels``, as collators of the transformers library make it.
-        """
-        if not isinstance(batch, Mapping):
-            inputs, targets = batch
-            return inputs, targets
-        if "labels" not in batch:
-            raise FederationError(f"A batch has {', '.join(batch)}, but no labels: give what is to be predicted under that name.")
-        inputs = dict(batch)
-        targets = inputs.pop("labels")
-        return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
-
-    def client_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch: :meth:`criterion` of outputs and targets."""
-        x, y = self.unpack(batch)
-        return self.criterion(self(x), y)
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of outputs: the one that was given, or the task's."""
-        task = TASKS[self.task]
-        prepared = task.prepared(outputs, targets)
-        return task.loss(*prepared) if self.loss_function is None else self.loss_function(*prepared)
-
-    def needs_cross_entropy(self, why: str) -> None:
-        """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
-
-        Args:
-            why: what that is, and how to do without, to complete the error.
-        """
-        given = self.loss_function
-        if self.task != "multiclass" or not (given is None or isinstance(given, nn.CrossEntropyLoss)):
-            what = f"task {self.task!r}" if given is None or self.task != "multiclass" else f"the loss {type(given).__name__}"
-            raise FederationError(f"{type(self).__name__} got {what}, but {why}")
-
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
         return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
@@ -520,43 +474,6 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         """
         return []
 
-    def adaptation(self) -> list[Phase]:
-        """How a federation adapts a client's model before it is measured or exported: like training, on :meth:`client_loss`, from
-        the random stream of (seed, round, client). What comes of it is thrown away. Default: ``adapt_epochs`` or ``adapt_steps``
-        on what learns; or on a part of it alone, the head or what is private, everything else in eval mode, so that nothing else
-        changes. Empty: as it is.
-        """
-        if not (self.adapt_epochs or self.adapt_steps):
-            return []
-        length = {"epochs": self.adapt_epochs} if self.adapt_epochs else {"steps": self.adapt_steps}
-        learning = [(name, p) for name, p in self.named_parameters() if name not in self.frozen_names]
-        if self.adapt_layers == "all":
-            return [Phase("adapt", [p for _, p in learning], self.client_loss, self.adapt_optimizer, **length)]
-        part = self._private if self.adapt_layers == "private" else self._head_names()
-        if not (parameters := [p for name, p in learning if name in part]):
-            what = "nothing private" if self.adapt_layers == "private" else "no head"
-            raise FederationError(
-                f"adapt_layers is {self.adapt_layers}, but {type(self).__name__} has {what} that learns: set it to all."
-            )
-        return [Phase("adapt", parameters, self.client_loss, self.adapt_optimizer, eval_modules=[self], **length)]
-
-    def _head_names(self) -> set[str]:
-        networks = [(name, module) for name, module in self.named_modules() if isinstance(module, Backbone | Transformer)]
-        return {f"{name}.{own}" for name, network in networks for own in network.head_names()}
-
-    def _check_adaptation(self) -> None:
-        if self.adapt_epochs and self.adapt_steps:
-            raise FederationError(f"Got adapt_epochs={self.adapt_epochs} and adapt_steps={self.adapt_steps}: give one of them.")
-        adapts = self.adapt_epochs or self.adapt_steps or type(self).adaptation is not FederatedModule.adaptation
-        if self.adapt_when == "last" and not adapts:
-            raise FederationError("adapt_when is last, but nothing is adapted: say for how long with adapt_epochs or adapt_steps.")
-        own_step = type(self).compute_gradients is not PhasedModule.compute_gradients
-        if (self.adapt_epochs or self.adapt_steps) and own_step:
-            raise FederationError(
-                f"{type(self).__name__} has a training step of its own, and adapting before measuring has another: leave "
-                "adapt_epochs and adapt_steps out."
-            )
-
     # ---------------------------------------------------------------------------------------------------------- what was received
 
     def _learning_shared(self) -> State:
@@ -573,65 +490,3 @@ class FederatedModule(StoredHyperparameters, PhasedModule):
         """Add where the fit started from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT]["received"] = dict(self.received.items()) if self.keeps_received else {}
-
-    # ---------------------------------------------------------------------------------------------------------- evaluation
-
-    def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the task's usual ones (accuracy of classes), the headline, and those that
-        were given.
-        """
-        task = TASKS[self.task]
-        names = dict.fromkeys((*task.always, *(name for name in task.measures if name == self.metric)))
-        metrics = {name: task.measures[name](self.num_classes) for name in names}
-        return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
-
-    def choose_headline(self) -> str:
-        """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else
-        :attr:`headline_metric`, else the task's; where these are not measured, any that is.
-        """
-        measured = [str(name) for name in self.test_metrics.keys(keep_base=True)]
-        if self.metric is not None and self.metric not in measured:
-            known = ", ".join({**TASKS[self.task].measures, **self.more_metrics})
-            raise FederationError(
-                f"metric is {self.metric!r}, but what can be measured is {known}: choose one of these, or give yours in metrics."
-            )
-        wanted = (self.metric, type(self).headline_metric, TASKS[self.task].always[0], *measured)
-        return next(name for name in wanted if name in measured)
-
-    @property
-    def more_is_better(self) -> bool:
-        """Whether the headline is to be large; an error, say, is not. Metrics know."""
-        metrics = dict(self.test_metrics.items(keep_base=True, copy_state=False))
-        return getattr(metrics.get(self.headline_metric), "higher_is_better", None) is not False
-
-    def inspect(self) -> dict[str, float]:
-        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
-        Default: nothing.
-        """
-        return {}
-
-    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into the metrics."""
-        x, y = self.unpack(batch)
-        metrics.update(*TASKS[self.task].measured(self(x), y))
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``val/…`` metrics."""
-        self.update_metrics(self.val_metrics, batch)
-        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``test/…`` metrics."""
-        self.update_metrics(self.test_metrics, batch)
-        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
-
-
-def of_its_own(loss: Loss | None) -> Loss | None:
-    """A loss that a module can hold: a copy whose buffers (class weights) go where the module goes, and are in no state dict."""
-    if not isinstance(loss, nn.Module):
-        return loss
-    loss = copy.deepcopy(loss)
-    for module in loss.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, buffer, persistent=False)
-    return loss

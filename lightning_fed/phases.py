@@ -1,25 +1,22 @@
 """Training in phases: a LightningModule in which different parameters learn one after the other. It knows no client."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fed.errors import FederationError
+from lightning_fed.phase import Phase, Progress
+from lightning_fed.resuming import CHECKPOINT, ContinuedModule
 from lightning_fed.schedules import Interval, Schedule
-from lightning_fed.seeding import random_state, set_random_state
 
-CHECKPOINT = "phases"
-"""Where a checkpoint of Lightning's has what this module adds."""
+__all__ = ["CHECKPOINT", "MOMENTS", "Phase", "PhasedModule", "Progress", "default_optimizer"]
 
 MOMENTS = "optimizer/"
 """What names of persistent optimizers' state begin with; no name of a module does."""
@@ -30,82 +27,7 @@ def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """A stretch of training in which one set of parameters learns and everything else is frozen.
-
-    Args:
-        name: how the phase is called in metrics (``train/<name>_loss``).
-        parameters: what learns. Everything else has ``requires_grad=False`` and no optimizer entry, so it stays bit-identical.
-        loss: the loss of a batch, a scalar. It depends on the module and the batch alone and has no data-dependent control flow.
-        optimizer: builds the phase's optimizer, fresh each time the phase starts.
-        epochs: passes over the data. Give either epochs or steps.
-        steps: optimizer steps, across epochs if need be. The next phase starts with a new epoch.
-        eval_modules: modules that are in eval mode during the phase (dropout off, batch-norm statistics fixed).
-        persistent: whether the optimizer's state (moments) is kept from one fit to the next: in a federation it is private state,
-            and stays with the client. Else each fit begins with an empty one.
-        lr_scheduler: builds the schedule of the optimizer's learning rate; None: the module's, if it has one.
-        lr_interval: what the schedule counts; see :class:`lightning_fed.schedules.Schedule`. None: the module's.
-        penalty: of the parameters, a scalar that is added to the loss. It is logged apart, so that losses of methods with and
-            without one can be compared. None: there is none.
-        terms: of how many losses the loss is the sum. Logged is their mean, which compares with the loss of a method that has one.
-        gradient_clip: largest gradient norm of a step; None: the module's.
-    """
-
-    name: str
-    parameters: Sequence[nn.Parameter]
-    loss: Callable[[Any], Tensor]
-    optimizer: OptimizerCallable
-    epochs: int | None = None
-    steps: int | None = None
-    eval_modules: Sequence[nn.Module] = ()
-    persistent: bool = False
-    lr_scheduler: LRSchedulerCallable | None = None
-    lr_interval: Interval | None = None
-    penalty: Callable[[], Tensor] | None = None
-    terms: int = 1
-    gradient_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
-
-    def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
-        """Epochs that the phase spans, the last one possibly cut short."""
-        return self.epochs if self.epochs is not None else -(-(self.steps or 0) * batches_per_step // batches_per_epoch)
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a phase is. An object beside the module: to set an attribute of a module takes long, next to a small step.
-
-    Args:
-        phase: its name; None: no phase is running.
-        steps_left: of a phase that is counted in steps.
-        batches: of the running epoch, which the end of such a phase cuts short.
-        waiting: batches of a step that waits for more.
-        last_step: the batch, or the batches, of the last call of ``training_step`` if it stepped.
-        optimizer: the phase's.
-        losses: of the epoch's steps.
-        sizes: number of examples of each.
-    """
-
-    phase: str | None = None
-    steps_left: int | None = None
-    batches: int | None = None
-    waiting: list[Any] = field(default_factory=list)
-    last_step: Any = None
-    optimizer: LightningOptimizer | None = None
-    losses: list[Tensor] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a stopped training needs to go on."""
-        names = ("phase", "steps_left", "batches", "waiting", "losses", "sizes")
-        return {name: getattr(self, name) for name in names}
-
-
-class PhasedModule(L.LightningModule):
+class PhasedModule(ContinuedModule):
     """A LightningModule that learns in phases, by manual optimisation.
 
     A subclass says in :meth:`phases` what learns when, on which loss and with which optimizer. The base class freezes what is
@@ -144,15 +66,10 @@ class PhasedModule(L.LightningModule):
         self.lr_scheduler = lr_scheduler
         self.lr_interval: Interval = lr_interval
         self.frozen_names: frozenset[str] | None = None
-        self.progress = Progress()
         self.rounds_before = 0  # runs through the phases before this fit; a federation says how many
         self._phase: Phase | None = None
-        self._phases: list[Phase] = []
         self._schedules: dict[str, Schedule] = {}
         self._playing: Sequence[Phase] | None = None
-        self._moments: dict[str, Tensor] = {}
-        self._stopped: dict[str, Any] | None = None  # from a checkpoint that is about to be continued
-        self._epoch_to_start = False
         self._epoch_batches = 0  # of an epoch that is not cut short
 
     def phases(self) -> list[Phase]:
@@ -234,41 +151,17 @@ class PhasedModule(L.LightningModule):
         """
         return frozenset(name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the training is."""
-        checkpoint[CHECKPOINT] = {
-            "phases": [phase.name for phase in self._phases],
-            "epoch": self.current_epoch,
-            "progress": self.progress.state_dict(),
-            "moments": dict(self._moments),
-            "random_state": random_state(),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remember where the training was, in case that it is continued."""
-        self._stopped = checkpoint.get(CHECKPOINT)
-
     def on_fit_start(self) -> None:
         """Refuse what cannot be trained with."""
         self.progress = Progress()  # an earlier fit left its own
-        if not self.trainer.ckpt_path:
-            self._stopped = None  # a checkpoint was loaded, but is not continued
-        if self._stopped:
-            self._moments = {name: tensor.to("cpu") for name, tensor in self._stopped["moments"].items()}
-            theirs, ours = (", ".join(names) for names in (self._stopped["phases"], [phase.name for phase in self._phases]))
-            if theirs != ours:
-                raise FederationError(
-                    f"The checkpoint was made with the phases {theirs}, but {type(self).__name__} has {ours}: continue with the "
-                    "settings that it was made with."
-                )
+        self._remember()
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
                 f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
                 "bf16-mixed or 32-true."
             )
-        if (clips := [clip for phase in self._phases if (clip := self.clip_of(phase)) is not None]) and (
-            self.trainer.precision == "16-mixed"
-        ):
+        clips = [clip for phase in self._phases if (clip := self.clip_of(phase)) is not None]
+        if clips and self.trainer.precision == "16-mixed":
             raise FederationError(
                 f"gradient_clip is {clips[0]} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
@@ -286,21 +179,7 @@ class PhasedModule(L.LightningModule):
                 "The training data have no length, by which phases are counted: give the Trainer limit_train_batches."
             )
         self._epoch_batches = int(self.trainer.num_training_batches)
-        stopped, self._stopped = self._stopped, None
-        if stopped is None:
-            return
-        progress: dict[str, Any] = move_data_to_device(stopped["progress"], self.device)
-        if progress["phase"] is not None:
-            place = stopped["phases"].index(progress["phase"])
-            self.progress = Progress(**progress, optimizer=self._optimizer(place))
-            self._set_learning(self._phases[place])
-            self._cut_epoch(progress["batches"])
-            if self.trainer.fit_loop.restarted_mid_epoch and self.current_epoch > stopped["epoch"]:
-                # From the last batch of an epoch Lightning goes on with the next one, but calls no hook between them. It still has
-                # to see that the last one was the last, so that the next epoch starts with its first batch.
-                self._step_schedule("epoch")
-                self._epoch_to_start = True
-        set_random_state(stopped["random_state"])  # last: until here, loaders and others may have drawn
+        self._go_on()
 
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
@@ -327,6 +206,16 @@ class PhasedModule(L.LightningModule):
     def _optimizer(self, place: int) -> LightningOptimizer:
         optimizers = self.optimizers()
         return optimizers[place] if isinstance(optimizers, list) else optimizers
+
+    def _reenter(self, phase: Phase, progress: Progress) -> None:
+        self.progress = progress
+        progress.optimizer = self._optimizer(self._phases.index(phase))
+        self._set_learning(phase)
+        assert progress.batches is not None  # of a phase that was running
+        self._cut_epoch(progress.batches)
+
+    def _pass_epoch(self) -> None:
+        self._step_schedule("epoch")
 
     def _enter(self, phase: Phase, round: int) -> None:
         place = self._phases.index(phase)

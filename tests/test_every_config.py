@@ -19,6 +19,32 @@ CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if not path
 assert CONFIGS
 
 
+def classes_in(settings: Any) -> set[str]:
+    """Names of the classes that a configuration is made of."""
+    if isinstance(settings, list):
+        return set().union(*map(classes_in, settings))
+    if not isinstance(settings, dict):
+        return set()
+    own = {str(value) for key, value in settings.items() if key in ("class_path", "backbone") and isinstance(value, str)}
+    return own.union(*map(classes_in, settings.values()))
+
+
+def with_something_new(paths: list[Path]) -> set[Path]:
+    """Those that have a class which is in none before them."""
+    known, found = set[str](), set[Path]()
+    for path in paths:
+        if not (classes := classes_in(yaml.safe_load(path.read_text()))) <= known:
+            found.add(path)
+        known |= classes
+    return found
+
+
+RUN_OFTEN = with_something_new(CONFIGS)
+"""What is played in the default tests. The others have other numbers, which parsing checks."""
+
+each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+
+
 class Stand(InMemory):
     """A few examples that look like those of a data set, two of each class and client."""
 
@@ -102,17 +128,23 @@ def made_small(path: Path) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 class TestConfig:
+    @each_config
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == f"# lightning-fed fit --config {path.relative_to(ROOT)}"
 
+    @each_config
     def test_parses_as_it_is(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as error:
             main(["fit", "--config", str(path), "--print_config"])
         assert error.value.code == 0
         assert yaml.safe_load(capsys.readouterr().out)["federation"]["run_dir"].startswith("runs/")
 
+    @pytest.mark.parametrize(
+        "path",
+        [pytest.param(path, marks=() if path in RUN_OFTEN else pytest.mark.slow) for path in CONFIGS],
+        ids=lambda path: str(path.relative_to(ROOT / "configs")),
+    )
     def test_runs(self, path: Path) -> None:
         config = made_small(path)
         main(["fit", "--config", "config.yaml"])
@@ -123,6 +155,7 @@ class TestConfig:
         assert 0 <= history[-1][f"after/test_{metric}/mean"] <= (1 if metric != "rmse" else 3)
 
     @pytest.mark.slow
+    @each_config
     def test_runs_alike_on_worker_processes(self, path: Path) -> None:
         made_small(path)
         for engine, run_dir in (("InProcess", "here"), ("Processes", "there")):

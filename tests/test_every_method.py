@@ -24,13 +24,13 @@ assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
 
 
 @cache
-def checks(name: str) -> list[Check]:
-    """Of one method; the run that they compare with is played once."""
+def subject(name: str) -> Subject:
+    """A method; the run that others are compared with is played once."""
     tunes = issubclass(getattr(lightning_fed.methods, name), FineTuning)  # a transformer, not any network
-    return list(checks_of(Subject(partial(new_method, name), partial(data_for, name), any_network=not tunes)))
+    return Subject(partial(new_method, name), partial(data_for, name), any_network=not tunes)
 
 
-@pytest.mark.parametrize(("name", "check"), [(name, check) for name in METHODS for check in checks(name)], ids=str)
+@pytest.mark.parametrize(("name", "check"), [(name, check) for name in METHODS for check in checks_of(subject(name))], ids=str)
 def test_every_method(name: str, check: Check) -> None:
     check()
 
@@ -62,13 +62,11 @@ def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
         called.append(name)
         return method.client_loss(self, batch) * 2
 
-    losses = []
-    for changes in ({"client_loss": client_loss}, {}):
-        model = new_method(name)
-        model.__class__ = type(f"{name}Twice", (method,), changes)  # the command line finds methods by their names
-        history = new_federation(1, participation=0.7, evaluate_every=0).fit(model, data_for(name, num_clients=3, size=100))
-        losses.append({key: value for key, value in history[0].items() if key.startswith("train/")})
-    changed, plain = losses
+    model = new_method(name)
+    model.__class__ = type(f"{name}Twice", (method,), {"client_loss": client_loss})  # the command line finds methods by their names
+    history = new_federation(1, participation=0.7, evaluate_every=0).fit(model, subject(name).new_data())
+    federation, *_ = subject(name).recorded
+    changed, plain = ({k: v for k, v in row.items() if k.startswith("train/")} for row in (history[0], federation.run.history[0]))
     assert called
     assert changed.keys() == plain.keys()
     assert any(changed[key] != pytest.approx(value) for key, value in plain.items())

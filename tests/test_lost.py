@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -89,48 +89,56 @@ def fits_of(round: int, *clients: int) -> Callable[[Turn], bool]:
 # ----------------------------------------------------------------------------------------------------------- every method
 
 
+def everybody(name: str) -> set[int]:
+    return {SERVER} if new_method(name).centralised else {0, 1, 2}
+
+
+@cache
+def losing(name: str) -> tuple[Federation, Losing, Watch]:
+    """Four rounds; one client is lost in the second, all are in the third."""
+    one, all_of_them = fits_of(2, max(everybody(name) - {2})), fits_of(3, *everybody(name))
+    return fit(name, lambda turn: one(turn) or all_of_them(turn), rounds=4)
+
+
 @each_method
 def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) -> None:
-    federation, _, watch = fit(name, fits_of(2, SERVER, 0, 1, 2))
-    first, second, third = watch.servers
-    assert same(first, second)
+    federation, _, watch = losing(name)
+    _, before, after, later = watch.servers
+    assert same(before, after)
     for states in (watch.privates, watch.kept):
-        assert states[0].keys() == states[1].keys()
-        assert all(same(states[0][client], state) for client, state in states[1].items())
-    assert watch.since[0] == watch.since[1] == dict.fromkeys(watch.since[0], 1)
-    row = federation.run.history[1]
+        assert states[1].keys() == states[2].keys()
+        assert all(same(states[1][client], state) for client, state in states[2].items())
+    assert watch.since[1] == watch.since[2]
+    row = federation.run.history[2]
     assert row["round/lost"] == federation.run.cohort_size
     assert row["traffic/up_bytes"] == row["compute/flops"] == 0
-    assert row["traffic/down_bytes"] == federation.run.history[2]["traffic/down_bytes"]  # it was sent all the same
+    assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"]  # it was sent all the same
     assert not any(column.startswith("train/") for column in row)
     assert all(math.isfinite(value) for value in row.values())
-    assert watch.since[2] == dict.fromkeys(watch.since[0], 3)
+    assert watch.since[3] == dict.fromkeys(everybody(name), 4)
     if federation.run.model.shared_names() and not federation.run.model.centralised:
-        assert not same(second, third)
+        assert not same(after, later)
 
 
 @each_method
 def test_who_is_lost_keeps_its_private_state(name: str) -> None:
     """And what it is told the next time: of which round that state is."""
-    centralised = new_method(name).centralised
-    everybody, one = ({SERVER}, SERVER) if centralised else ({0, 1, 2}, 1)
-    federation, engine, watch = fit(name, fits_of(2, one))
+    federation, engine, watch = losing(name)
+    one = max(everybody(name) - {2})
+    others = sorted(everybody(name) - {one})
     before, after = watch.privates[0], watch.privates[1]
-    assert before.keys() == after.keys() <= everybody
+    assert before.keys() == after.keys() <= everybody(name)
     assert {client for client in before if not same(before[client], after[client])} == before.keys() - {one}
-    assert watch.since == [
-        dict.fromkeys(everybody, 1),
-        {client: 1 if client == one else 2 for client in everybody},
-        dict.fromkeys(everybody, 3),
-    ]
+    assert watch.since[0] == dict.fromkeys(everybody(name), 1)
+    assert watch.since[1] == {one: 1} | dict.fromkeys(others, 2)
     assert {(turn.round, turn.since) for turn in engine.turns if turn.client.id == one and turn.verb == "fit"} == {
         (1, 0),
         (2, 1),
         (3, 1),
+        (4, 1),
     }
-    assert [row.get("round/lost", 0) for row in federation.run.history] == [0, 1, 0]
-    others = sorted(everybody - {one})
-    assert watch.received == [*sorted(everybody), *others, *sorted(everybody)]
+    assert [row.get("round/lost", 0) for row in federation.run.history] == [0, 1, len(everybody(name)), 0]
+    assert watch.received == [*sorted(everybody(name)), *others, *sorted(everybody(name))]
 
 
 # ---------------------------------------------------------------------------------------------------------- what is merged

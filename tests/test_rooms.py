@@ -17,8 +17,8 @@ MACHINERY = {
 METHODS = {"families", "methods"}
 
 OTHERS = {
-    *("aggregation", "data", "errors", "exchange", "hparams", "kept", "models", "module", "nn", "options", "phases", "schedules"),
-    *("seeding", "server", "tasks"),
+    *("adapting", "aggregation", "data", "errors", "exchange", "hparams", "kept", "measured", "models", "module", "nn", "options"),
+    *("phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
 }
 """What both build on."""
 
@@ -131,7 +131,8 @@ def test_nothing_below_the_federation_imports_callbacks() -> None:
 
 def test_phases_know_no_federation() -> None:
     """They are of use to any LightningModule."""
-    assert reach("lightning_fed.phases") == {f"lightning_fed.{name}" for name in ("errors", "schedules", "seeding")}
+    below = {f"lightning_fed.{name}" for name in ("errors", "phase", "resuming", "schedules", "seeding")}
+    assert reach("lightning_fed.phases") == below
     assert imports("lightning_fed") == set()  # the package itself, which comes with each of its modules
 
 

@@ -110,10 +110,11 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
             per_phase.append(module.compute_gradients(batch).item())
         losses.append(per_phase)
     # Penalties and what peers say are not multiplied, and inner steps are longer.
-    inexact = {"FML": 0.7, "FedKD": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}.get(name, 1e-4)
+    rough = {"FML": 0.7, "FedKD": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "FedHMDelta": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}
+    inexact = rough.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
-    if name in ("FedRoD", "FedKD") or issubclass(method, CapacityModule):
+    if name in ("FedRoD", "FD", "FedKD") or issubclass(method, CapacityModule):
         with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but it"):
             new_method(name, loss=nn.MultiMarginLoss())
     else:
@@ -244,13 +245,15 @@ def test_a_target_below_is_reached_from_above() -> None:
 REFUSING = {
     "FedRoD": "its balanced softmax",
     "FedHM": "its mask",
+    "FedHMDelta": "its mask",
     "HeteroFL": "its mask",
     "FedRolex": "its mask",
     "SplitMix": "its mask",
     "FML": "its networks teach each other",
     "FedKD": "its networks teach each other",
+    "FD": "its teachers are probabilities",
 }
-NO_MASK = {"FedRoD", "FML", "FedKD"}
+NO_MASK = {"FedRoD", "FML", "FedKD", "FD"}
 
 
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])

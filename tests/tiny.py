@@ -83,8 +83,11 @@ TINY_VIT = {
 tiny_vit = partial(VisionTransformer, config=TINY_VIT)
 """An image classifier with random weights for the images of :func:`new_data`; builds for a number of classes."""
 
-ON_IMAGES = {"FedHMLoRA", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
+ON_IMAGES = {"FedHMLoRA", "FedHMLoRADelta", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
 """Methods of fine-tuning that are tested on a vision transformer."""
+
+AS_LARGE_AS_IMAGES: dict[str, dict[str, Any]] = {"PFedGate": {"input_shape": (3, 4, 4)}}
+"""What methods are told that have something to learn for each pixel."""
 
 tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 """A text classifier with random weights and dropout; builds for a number of classes."""
@@ -138,6 +141,7 @@ def new_method(name: str, **options: Any) -> FederatedModule:
         return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "local_steps": 2} | options)
     plain = name == "SCAFFOLD"  # which is for plain SGD
     options = {"num_classes": CLASSES, "optimizer": sgd if plain else momentum} | options
+    options = AS_LARGE_AS_IMAGES.get(name, {}) | options
     if "backbone" not in options:
         # Batch norm where there is something special about it.
         options["backbone"] = [Net, WideNet] if method.heterogeneous else NoisyNet if issubclass(method, CapacityModule) else Net

@@ -5,7 +5,10 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+from torch import nn
+
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.models.making import name_of
 from lightning_fed.run import Run
 
 
@@ -55,7 +58,11 @@ def headline(run: Run) -> str:
     return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
 
 
-def network_name(factory: Callable[..., Any]) -> str:
-    """What a network is called: its class, also where a configuration or ``functools.partial`` binds arguments to it."""
+def network_name(factory: Callable[..., Any] | nn.Module) -> str:
+    """What a network is called: its class, also where a configuration or ``functools.partial`` binds arguments to it, or it is
+    there already.
+    """
+    if isinstance(factory, nn.Module):
+        return name_of(factory)
     parts = (factory, getattr(factory, "func", None), *getattr(factory, "args", ()))
     return next((part.__name__ for part in parts if isinstance(part, type)), getattr(factory, "__name__", "a network"))

@@ -1,5 +1,6 @@
 """Config to objects: one LightningCLI subclass."""
 
+import contextlib
 import copy
 import inspect
 import warnings
@@ -21,6 +22,8 @@ from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.run import Run
+
+VERBS = ["fit", "validate", "test", "export"]
 
 PER_CLIENT_TRAINER_ONLY = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
@@ -44,6 +47,7 @@ class FederationCLI(LightningCLI):
     """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
 
     def __init__(self, args: Sequence[str]) -> None:
+        self.verbs = [verb for verb in VERBS if args and args[0] == verb] or VERBS
         super().__init__(
             FederatedModule,
             FederatedDataModule,
@@ -65,10 +69,11 @@ class FederationCLI(LightningCLI):
         """
         return type(None), ()
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The verbs, and which of their arguments are no options."""
-        return {verb: {"model", "datamodule"} for verb in ("fit", "validate", "test", "export")}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The verb that is asked for, or all, and which of their arguments are no options. Each has a parser with all the options
+        of Trainer and federation, which takes a while to build.
+        """
+        return {verb: {"model", "datamodule"} for verb in self.verbs}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The federation's block, and what one block knows of another."""
@@ -117,8 +122,28 @@ class SaveConfig(FederationCallback):
 
 
 def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
-    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them."""
-    return L.Trainer(**copy.deepcopy(settings) | overrides)
+    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them.
+
+    Raises:
+        FederationError: where Lightning builds none of these settings, but would if one of them were not given.
+    """
+    try:
+        return L.Trainer(**copy.deepcopy(settings) | overrides)
+    except Exception as error:
+        if (key := at_fault(settings, overrides)) is None:
+            raise
+        said = " ".join(str(error).split())
+        raise FederationError(f"trainer.{key} is {settings[key]!r}, of which Lightning builds no Trainer: {said}") from error
+
+
+def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
+    """The setting without which a Trainer can be built; None if it is not one alone."""
+    for key, parameter in inspect.signature(L.Trainer).parameters.items():
+        if key in settings and settings[key] != parameter.default:
+            with contextlib.suppress(Exception):
+                L.Trainer(**copy.deepcopy(settings) | {key: parameter.default} | overrides)
+                return key
+    return None
 
 
 def run(args: Sequence[str]) -> None:

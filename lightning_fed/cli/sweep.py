@@ -36,6 +36,8 @@ def run(args: Sequence[str]) -> None:
     given = options(args)
     console = Console()
     sweep = read_sweep(given.config)
+    if not sweep.base.is_file():
+        raise FederationError(f"{given.config}: there is no base {sweep.base}: give a configuration of fit, from where you are.")
     jobs = checked(sweep, console)
     if given.dry_run:
         for job in jobs:
@@ -72,21 +74,35 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 
 def checked(sweep: Sweep, console: Console) -> list[CellJob]:
-    """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts."""
-    jobs, built = list[CellJob](), set[tuple[str, str]]()
+    """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts.
+
+    Raises:
+        SystemExit: with code 2, after a line for every method and setting in which something is wrong.
+    """
+    jobs, built, wrong = list[CellJob](), set[tuple[str, str]](), dict[tuple[str, str], FederationError]()
     with console.status("Checking the runs…"):
         from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
 
         for cell in sweep.cells:
+            kind = (cell.method, cell.setting)
+            if kind in wrong:
+                continue  # as it is with other seeds
             folder = CellFolder(sweep.folder / cell.name)
             args = arguments(sweep, cell, folder.path)
-            settings = read(cell.name, args)
-            if folder.run is not None:
-                refuse_other(folder, folder.run, settings)
-            if (cell.method, cell.setting) not in built and folder.status != "finished":
-                rehearse(cell.name, args)
-                built.add((cell.method, cell.setting))
-            jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
+            try:
+                settings = read(cell.name, args)
+                if folder.run is not None:
+                    refuse_other(folder, folder.run, settings)
+                if kind not in built and folder.status != "finished":
+                    rehearse(cell.name, args)
+                    built.add(kind)
+                jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
+            except FederationError as error:
+                wrong[kind] = error
+    for what in wrong.values():
+        print(f"lightning-fed: error: {what}", file=sys.stderr)
+    if wrong:
+        raise SystemExit(2)
     return jobs
 
 

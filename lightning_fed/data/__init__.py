@@ -12,6 +12,7 @@ from lightning_fed.data.own.image_folder import ImageFolder
 from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
+from lightning_fed.data.partition.given_shares import GivenShares
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.partition.similarity import BySimilarity
 from lightning_fed.data.partition.ways_and_shots import NWayKShot
@@ -51,6 +52,7 @@ __all__ = [
     "DirichletPerClient",
     "FashionMNIST",
     "FederatedDataModule",
+    "GivenShares",
     "HFDataset",
     "ImageFiles",
     "ImageFolder",

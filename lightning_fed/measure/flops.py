@@ -17,13 +17,16 @@ from lightning_fed.module import FederatedModule
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
 
+SMALL = 2**18
+"""Parameters up to which a copy costs next to nothing, and a step less than finding out its shapes."""
+
 
 class FlopMeter(L.Callback):
     """Counts the FLOPs of training steps, forward and backward.
 
-    A kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module on the meta device, which computes
-    shapes and no numbers; training itself only notes which kinds of step it did. Modules that look at numbers while they run are
-    counted on an ordinary copy. The optimizer's own arithmetic and evaluation are not counted.
+    A kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module; training itself only notes which
+    kinds of step it did. The copy of a large module is on the meta device, which computes shapes and no numbers; small ones, and
+    those that look at numbers while they run, have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
     """
 
     def __init__(self) -> None:
@@ -69,14 +72,16 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> int:
     """FLOPs of a step."""
-    if module.flops_on_meta:
+    small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
+    if module.flops_on_meta and not small:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied = _real_copy(module)
-    if module.flops_on_meta:
-        step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
-    with FlopCounterMode(display=False) as counter, isolate_rng():
-        step(copied, batch)
+    with isolate_rng():
+        if module.flops_on_meta or small:
+            step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
+        with FlopCounterMode(display=False) as counter:
+            step(copied, batch)
     return counter.get_total_flops()
 
 
@@ -98,7 +103,7 @@ def _meta_copy(module: FederatedModule) -> FederatedModule:
 
     Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
     """
-    memo = _plain_attributes(module)
+    memo = _not_copied(module)
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
@@ -108,10 +113,12 @@ def _meta_copy(module: FederatedModule) -> FederatedModule:
 
 def _real_copy(module: FederatedModule) -> FederatedModule:
     """The module as it is in its phase, with numbers of its own where they may change, for networks that look at numbers."""
-    memo = _plain_attributes(module)
+    memo = _not_copied(module)
     memo |= {id(parameter): parameter for name, parameter in module.named_parameters() if name in module.frozen_names}
     return copy.deepcopy(module, memo)
 
 
-def _plain_attributes(module: FederatedModule) -> dict[int, Any]:
-    return {id(value): value for name, value in vars(module).items() if name not in TENSORS}
+def _not_copied(module: FederatedModule) -> dict[int, Any]:
+    """What a copy shares, by its id: plain attributes; and what it does without: metrics."""
+    metrics = {id(module.val_metrics): None, id(module.test_metrics): None}
+    return {id(value): value for name, value in vars(module).items() if name not in TENSORS} | metrics

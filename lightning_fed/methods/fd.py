@@ -76,7 +76,7 @@ class FD(FederatedModule):
         self.weighting = weighting
         self.is_taught = False
         self.outputs, self.counts = torch.zeros(num_classes, num_classes, dtype=torch.float64), torch.zeros(num_classes).long()
-        self.needs_cross_entropy("it teaches probabilities of classes: use CrossEntropyLoss, or Standalone.")
+        self.needs_cross_entropy("its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state
 

@@ -228,7 +228,9 @@ class CloudServer(Server):
         self._weights, self._ready = None, {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The client's cloud model."""
+        """The client's cloud model: what all began with, as long as nobody has sent anything."""
+        if next(iter(self.kept), None) is None:
+            return Broadcast(self.state)
         if client.id not in self._ready:
             place, size = self._cohort.index(client.id), at_a_time(len(self.initial))
             self._ready = self.clouds(slice(place - place % size, place - place % size + size))

@@ -35,7 +35,7 @@ def rendered(page: Path) -> str:
         if sweep:
             _refuse_others(page.parent / match["runs"], runs, sweep)
         asked, published = (sweep.report, sweep.published) if sweep else (Asked(), ())
-        layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal)
+        layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
         return match[1] + "\n" + "\n".join(layout.markdown() for layout in layouts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())

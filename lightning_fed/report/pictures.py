@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lightning_fed.report.views import measure_of
+from lightning_fed.report.views import in_percent, measure_of
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -78,7 +78,7 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         ends: what is reported of each method, if it is not the mean when last measured.
     """
     column, label, unit = AXES[over]
-    percent = measure_of(metric) == "accuracy"
+    percent = in_percent(metric)
     scale, digits = (100, 1) if percent else (1, 3)
     with rc_context(STYLE):
         figure, axes = _new()
@@ -105,7 +105,7 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
                 axes.set_xscale("log")
             axes.xaxis.set_major_formatter(EngFormatter(unit) if unit else lambda x, _: f"{x:.2g}".replace("e+", "e"))
         axes.set(xlabel=label, ylabel=_called(metric, percent))
-        _legend(axes, len(styles))
+        _legend(figure, axes)
         return figure
 
 
@@ -155,9 +155,12 @@ def _called(metric: str, percent: bool) -> str:
     return f"test {measure_of(metric).replace('_', ' ')}" + (" (%)" if percent else "")
 
 
-def _legend(axes: Axes, methods: int) -> None:
-    """Inside while there is room, above when there are many."""
-    if methods <= 4:
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Inside while there is room; above when there are many, in a picture that is higher by that."""
+    labels = axes.get_legend_handles_labels()[1]
+    if len(labels) <= 4:
         axes.legend(loc="best")
-    else:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.5, columnspacing=0.8)
+        return
+    columns = 3 if max(map(len, labels)) <= 16 else 2
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, handlelength=1.5, columnspacing=0.8)
+    figure.set_figheight(HEIGHT + 0.12 * -(-len(labels) // columns))

@@ -15,7 +15,7 @@ from lightning_fed.report.layout import Layout
 from lightning_fed.report.page import page
 from lightning_fed.report.runs import load_clients, load_rounds, load_runs
 from lightning_fed.report.table import tables, unfinished
-from lightning_fed.report.views import Cost, View, measure_of
+from lightning_fed.report.views import Cost, View, measure_of, stage_of
 from lightning_fed.sweep.plan import Asked, Sweep, file_name
 
 Format = Literal["md", "tex", "csv"]
@@ -67,7 +67,7 @@ class Report:
         for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
             (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
         drawn = {}
-        rounds, metric = self._one_metric(rounds)
+        rounds, clients, metric = self._of_one_metric(rounds, clients)
         ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
         for name, figure in pictures(rounds, clients, metric, ends):
             figure.savefig(output / f"{file_name(name)}.pdf")
@@ -78,14 +78,15 @@ class Report:
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
         (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
 
-    def _one_metric(self, rounds: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-        """The rounds, and the column that is drawn: where methods are measured by different ones, one that has each by its own."""
+    def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+        """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
         metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
+        usual = str(metrics.mode().iloc[0])
+        column = usual if metrics.map(stage_of).nunique() == 1 else f"headline/test_{measure_of(usual)}"
         if metrics.nunique() == 1:
-            return rounds, str(metrics.iloc[0])
-        column = f"headline/test_{measure_of(metrics.iloc[0])}"
-        parts = [group.assign(**{column: group[metrics[key]]}) for key, group in rounds.groupby(metrics.index.names, sort=False)]
-        return pd.concat(parts), column
+            return rounds, clients, column
+        measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")
+        return _gathered(rounds, metrics, column), _gathered(clients, measured, f"test/{measure_of(usual)}"), column
 
     def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of runs that are in the tables."""
@@ -103,6 +104,7 @@ def report_on(
     vary: Collection[str] = (),
     at: str | None = None,
     equal: Cost | None = None,
+    room: Sequence[str] | None = None,
 ) -> Report:
     """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
 
@@ -115,15 +117,16 @@ def report_on(
         vary: see :func:`lightning_fed.report.folders.run_folders`.
         at: see :class:`.View`.
         equal: see :func:`lightning_fed.report.load_runs`.
+        room: see :func:`lightning_fed.report.table.tables`.
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
-    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal}
+    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
     asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
     commands = [str(command) for table in cells for command in table["command"]]
-    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal)
+    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
     return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
 
 
@@ -138,6 +141,12 @@ def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
                     "report them apart."
                 )
     return Asked(**(said | dict(given)))
+
+
+def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:
+    """A table with a column that has, of each run, the one that is named for it."""
+    parts = table.groupby(list(columns.index.names), sort=False, dropna=False)
+    return pd.concat([group.assign(**{name: group[columns[key]]}) for key, group in parts])
 
 
 def as_csv(table: pd.DataFrame) -> str:

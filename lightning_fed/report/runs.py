@@ -10,7 +10,7 @@ import pandas as pd
 
 from lightning_fed.errors import FederationError
 from lightning_fed.report.folders import RunFolder, run_folders
-from lightning_fed.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, up_to
+from lightning_fed.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
 HEADLINE = "headline"
 """The metric that each run's method reports itself by."""
@@ -29,8 +29,8 @@ def load_runs(
     Args:
         folders: folders of runs, of sweeps, or above them.
         metric: column of ``metrics.csv``, with or without ``/mean``; ``headline``: for each run what its method reports itself by.
-            None: the headline where all runs have the same; else what all of them have, the clients' mean after aggregation of the
-            measure that the runs select by, ``after/test_accuracy/mean`` for classification.
+            None: the same, unless some report the clients' mean and others a global model; then what all of them have, the clients'
+            mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for classification.
         target: value of the metric of which to find when it was first reached.
         vary: see :func:`lightning_fed.report.folders.run_folders`.
         at: which round is reported; see :class:`.View`.
@@ -85,8 +85,9 @@ def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
                 "metrics.csv as the metric."
             )
         return [str(headline) for headline in headlines]
-    if metric is None and None not in headlines and len(set(headlines)) == 1:
-        metric = headlines[0]
+    known = [headline for headline in headlines if headline is not None]
+    if metric is None and len(known) == len(runs) and len(set(map(stage_of, known))) == 1:
+        return known
     return [_column(runs, metric)] * len(runs)
 
 
@@ -151,8 +152,8 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
 
 
 def work_of(facts: Mapping[str, Any]) -> str:
-    """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on lora + 3 on global``, ``10 steps``; and what it takes to
-    adapt it before it is measured.
+    """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and what it
+    takes to adapt it before it is measured.
     """
     said = _lengths(facts["training"]) or "0"
     return said + (f", adapted {_lengths(facts['adaptation'])}" if facts["adaptation"] else "")

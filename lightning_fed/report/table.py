@@ -8,7 +8,8 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.report.comparison import Difference, best_group, difference
 from lightning_fed.report.layout import Entry, Layout
-from lightning_fed.report.views import Cost, View, lower_is_better, measure_of
+from lightning_fed.report.room import with_room
+from lightning_fed.report.views import Cost, View, in_percent, lower_is_better, stage_of
 from lightning_fed.sweep.plan import Published
 
 BLANK = Entry("")
@@ -21,6 +22,7 @@ def tables(
     published: Sequence[Published] = (),
     at: str = "last",
     equal: Cost | None = None,
+    room: Sequence[str] | None = None,
 ) -> list[Layout]:
     """A table per setting.
 
@@ -32,6 +34,7 @@ def tables(
         at: which round is reported; see :class:`.View`. The last round and, if there is one, that which is best on validation data
             stand beside it.
         equal: compare at equal cost, which the runs must have been loaded with; see :func:`lightning_fed.report.load_runs`.
+        room: two methods, the lower and the upper reference between which the others stand; None: no such column.
 
     Raises:
         FederationError: if there is no such baseline, no finished run, or if the runs were loaded without what is to be shown.
@@ -42,10 +45,12 @@ def tables(
     for option, value, column in (("at", View(at).at, at), ("equal", equal, f"equal_{equal}")):
         if value is not None and column not in runs:
             raise FederationError(f"The table of runs has no column {column}: write it with {option} {value}.")
-    return [
-        _table(group, str(setting), baseline, pooled, [entry for entry in published if entry.setting == setting], View(at), equal)
-        for setting, group in finished.groupby("setting", sort=False)
-    ]
+    shown = []
+    for setting, group in finished.groupby("setting", sort=False):
+        theirs = [entry for entry in published if entry.setting == setting]
+        layout = _table(group, str(setting), baseline, pooled, theirs, View(at), equal)
+        shown.append(with_room(layout, group, room, f"equal_{equal}" if equal else at) if room else layout)
+    return shown
 
 
 def unfinished(runs: pd.DataFrame) -> list[str]:
@@ -74,17 +79,18 @@ def _table(
     equal: Cost | None,
 ) -> Layout:
     metrics, reference = list(runs["metric"].unique()), baseline_of(runs, baseline)
-    scale, unit = (100.0, " (%)") if {measure_of(metric) for metric in metrics} == {"accuracy"} else (1.0, "")
+    scale, unit = (100.0, " (%)") if all(map(in_percent, metrics)) else (1.0, "")
     by_method = {str(method): group.set_index("seed") for method, group in runs.groupby("method", sort=False)}
     headers = _headers(runs, view, equal, pooled)
-    mixed = len(metrics) > 1
-    best = {name: _best({m: group[name] for m, group in by_method.items()}, metrics) for name in headers}
+    mixed = len({stage_of(metric) for metric in metrics}) > 1
+    values = {name: {method: group[name] for method, group in by_method.items()} for name in headers}
+    best = {name: set[str]() if mixed else best_group(of, lower_is_better(metrics[0])) for name, of in values.items()}
     compared = next(iter(headers))
     theirs_by = by_method[reference]
     apart = {
         method: difference(group[compared], theirs_by[compared])
         for method, group in by_method.items()
-        if method != reference and group["metric"].iloc[0] == theirs_by["metric"].iloc[0]
+        if method != reference and stage_of(group["metric"].iloc[0]) == stage_of(theirs_by["metric"].iloc[0])
     }
     seeds = sorted(runs["seed"].unique())
     costs = _costs(runs)
@@ -128,18 +134,15 @@ def _headers(runs: pd.DataFrame, view: View, equal: Cost | None, pooled: bool) -
     return {name: called for name, called in headers.items() if runs[name].notna().any()}
 
 
-def _best(values: dict[str, pd.Series], metrics: Sequence[str]) -> set[str]:
-    """Who stands out in a column; nobody where methods are measured by different things."""
-    return best_group(values, lower_is_better(metrics[0])) if len(metrics) == 1 else set()
-
-
 def _notes(
     runs: pd.DataFrame, seeds: Sequence[int], shown: Sequence[str], view: View, differences: bool, theirs: Iterable[Published]
 ) -> list[str]:
     """What must be known to read the table."""
     metrics = list(runs["metric"].unique())
     listed, several = ", ".join(map(str, seeds)), len(seeds) > 1
-    what = metrics[0] if len(metrics) == 1 else "Each method by its own headline"
+    usual = runs["metric"].mode().iloc[0]
+    others = {str(m): str(group["metric"].iloc[0]) for m, group in runs[runs["metric"] != usual].groupby("method", sort=False)}
+    what = ", ".join([usual, *(f"of {method} {metric}" for method, metric in others.items())])
     notes = [f"{what}: {f'mean ± standard deviation over seeds {listed}' if several else f'seed {listed} alone'}."]
     if view.at == "best":
         notes.append(
@@ -156,8 +159,8 @@ def _notes(
             "column and what is not separated from it."
         )
     if len(metrics) == 1 and "headline" in runs:
-        others = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
-        for headline, group in others.groupby("headline", sort=False):
+        apart = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
+        for headline, group in apart.groupby("headline", sort=False):
             notes.append(f"The headline of {', '.join(group['method'].unique())} is {headline} (metric: headline shows it).")
     sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
     return notes + ([f"Published: {', '.join(sources)}."] if sources else [])

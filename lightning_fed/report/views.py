@@ -24,6 +24,16 @@ def measure_of(metric: str) -> str:
     return match[1] if match else metric
 
 
+def stage_of(metric: str) -> str:
+    """Whose a number is, and when: ``after``, of the clients' models after aggregation, or ``global``, say."""
+    return metric.partition("/")[0]
+
+
+def in_percent(metric: str) -> bool:
+    """Whether a column is an accuracy."""
+    return measure_of(metric).endswith("accuracy")
+
+
 def lower_is_better(metric: str) -> bool:
     """Whether small values of a column are good ones."""
     return measure_of(metric) in LOWER_IS_BETTER

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -70,12 +70,13 @@ class Asked:
     """What the table of a comparison shows, as the options of ``lightning-fed report`` say it.
 
     Args:
-        metric: column of ``metrics.csv``, or ``headline``; None: the headline where all methods have the same.
+        metric: column of ``metrics.csv``, or ``headline``; None: see :func:`lightning_fed.report.load_runs`.
         at: which round: ``last``, ``selected``, ``best``, ``mean10``.
         baseline: the method that differences are to.
         target: value of which to say when it was reached.
         pooled: also the accuracy over all clients' examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
+        room: two methods, the lower and the upper reference between which the others stand.
     """
 
     metric: str | None = None
@@ -84,6 +85,7 @@ class Asked:
     target: float | None = None
     pooled: bool = False
     equal: Literal["rounds", "bytes", "flops"] | None = None
+    room: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
         raise FederationError(f"{path}: report.equal is {asked.equal!r}, expected rounds, bytes or flops.")
     if not VIEWS.fullmatch(str(asked.at)):
         raise FederationError(f"{path}: report.at is {asked.at!r}, expected last, selected, best or, say, mean10.")
+    if asked.room is not None and (not isinstance(asked.room, list) or len(asked.room) != 2):
+        raise FederationError(f"{path}: report.room is {asked.room!r}, expected a list of two methods, the lower one first.")
     return asked
 
 

@@ -5,6 +5,7 @@ import torch
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.measure.meters import Metrics
+from lightning_fed.run import Run
 
 
 def same(one: State, other: State) -> bool:
@@ -14,11 +15,12 @@ def same(one: State, other: State) -> bool:
 
 def private_states(federation: Federation) -> dict[int, State]:
     """The private state of every client that has one."""
-    return {
-        client.id: dict(federation.run.store.get(client.id))
-        for client in federation.run.clients
-        if client.id in federation.run.store
-    }
+    return states_of(federation.run)
+
+
+def states_of(run: Run) -> dict[int, State]:
+    """The private state of every client that has one."""
+    return {client.id: dict(run.store.get(client.id)) for client in run.clients if client.id in run.store}
 
 
 def kept_states(federation: Federation) -> dict[int, State]:
@@ -29,12 +31,18 @@ def kept_states(federation: Federation) -> dict[int, State]:
 def assert_same(one: Federation, other: Federation) -> None:
     """Two runs found the same, bit for bit."""
     assert without_seconds(one.run.history) == without_seconds(other.run.history)
-    assert one.run.results == other.run.results
-    assert same(one.run.server.state_dict(), other.run.server.state_dict())
-    for states in (private_states, kept_states):
-        ours, theirs = states(one), states(other)
-        assert ours.keys() == theirs.keys()
-        assert all(same(ours[client], theirs[client]) for client in ours)
+    assert same_end(one, other)
+
+
+def same_end(one: Federation, other: Federation) -> bool:
+    """Whether two runs ended alike, bit for bit: what was measured last, what the server has and keeps, and what clients keep."""
+    pairs = [(states(one), states(other)) for states in (private_states, kept_states)]
+    return (
+        one.run.results == other.run.results
+        and same(one.run.server.state_dict(), other.run.server.state_dict())
+        and all(ours.keys() == theirs.keys() for ours, theirs in pairs)
+        and all(same(ours[client], theirs[client]) for ours, theirs in pairs for client in ours)
+    )
 
 
 def without_seconds(history: list[Metrics]) -> list[Metrics]:

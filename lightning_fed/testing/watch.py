@@ -61,6 +61,6 @@ class Shuffled(InProcess):
         """What comes of the turns, in their order."""
         waiting = list(turns)
         order = list(range(len(waiting)))
-        random.Random(7).shuffle(order)
+        random.Random(4).shuffle(order)  # which exchanges also two, unlike some seeds
         done = {place: next(iter(super(Shuffled, self).run([waiting[place]]))) for place in order}
         yield from (done[place] for place in range(len(waiting)))

@@ -7,6 +7,7 @@ import pytest
 from tiny import Net, WideNet, new_data, new_federation, new_method
 
 from lightning_fed.callbacks.lines import network_name
+from lightning_fed.models import Backbone
 
 
 def test_a_line_at_the_start_one_per_round_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +40,4 @@ def test_a_continued_run_says_so_and_estimates_by_the_rounds_that_it_plays(capsy
 def test_a_network_is_called_by_its_class_whatever_is_bound_to_it() -> None:
     assert [network_name(factory) for factory in (Net, partial(WideNet, num_classes=2))] == ["Net", "WideNet"]
     assert network_name(lambda classes: Net(classes)) == "<lambda>"
+    assert network_name(Backbone.wrap(Net(2))) == network_name(Net(2)) == "Net"

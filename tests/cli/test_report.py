@@ -34,10 +34,26 @@ def test_formats(format: str, start: str, capsys: pytest.CaptureFixture[str]) ->
     assert "Standalone" in said
 
 
+def test_options_go_before_what_the_sweep_says(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("sweep/sweep.yaml")
+    path.write_text(path.read_text() + "report: {at: best, equal: bytes}\n")
+    main(["report", "sweep", "--format", "md"])
+    best = "best measured round, chosen on test data"
+    assert f"| at equal bytes sent (200 B), {best} (%) | {best} (%) | last round (%) |" in capsys.readouterr().out
+    main(["report", "sweep", "--format", "md", "--at", "mean2", "--equal", "rounds"])
+    mean = "mean of the last 2 measured rounds"
+    assert f"| at equal rounds (2), {mean} (%) | {mean} (%) | last round (%) |" in capsys.readouterr().out
+    write_sweep(Path("other"), {"FedPer": [0.7, 0.7]}, report={"at": "selected"})
+    with pytest.raises(SystemExit):
+        main(["report", "sweep", "other"])
+    assert "sweep reports at 'best', another one 'selected': say which, as an option" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["nowhere"], "No run below nowhere"),
+        (["sweep", "--at", "first"], "at is 'first', expected last, selected, best or, say, mean10"),
         ([], "the following arguments are required: FOLDER"),
         (["sweep", "--form", "md"], "unrecognized arguments: --form md; see lightning-fed report --help"),
         (["sweep", "other"], "differ in model.mu (None and 0.5), which was not to vary"),

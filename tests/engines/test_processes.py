@@ -67,7 +67,13 @@ def worker_pids(engine: Processes) -> dict[int, int]:
     return {worker: slot.process.pid for worker, slot in engine._crew._slots.items() if slot.process.pid is not None}
 
 
-@pytest.mark.parametrize("name", METHODS)
+OFTEN = {"PFedLoRA", "FedHM", "SCAFFOLD", "HETLoRA"}
+"""What is tried in the default tests: networks and sizes of one's own, statistics, a payload, texts. The rest is slow: that any
+method's turns are the same where its recipe has travelled to, tests/engines/test_worker.py holds without processes.
+"""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in METHODS])
 def test_numbers_are_those_of_one_process(name: str, engine: Processes) -> None:
     """Also with a store without memory."""
     assert_same(fit(engine, name, store_limit_mb=1e-6), fit(InProcess(threads=1), name))

@@ -274,10 +274,9 @@ def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
-    """On another worker, from last to first; and on one that was made from what can travel, in some other order."""
+    """On another worker, that was made from what can travel, in another order."""
     engine, travelled = noted(name)
     assert {turn.verb for turn, _, _ in engine.taken} >= {"fit", "evaluate"}
-    assert_a_function(engine.recipe.worker(), reversed(engine.taken))
     taken = list(engine.taken)
     random.Random(3).shuffle(taken)
     recipe = pickle.loads(travelled)

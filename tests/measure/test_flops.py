@@ -11,6 +11,13 @@ from lightning_fed.models import CNN1, Backbone
 from lightning_fed.module import FederatedModule
 
 
+@pytest.fixture(autouse=True, params=["on the meta device", "on a copy"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All as if networks were large, and as they are."""
+    if request.param == "on the meta device":
+        monkeypatch.setattr("lightning_fed.measure.flops.SMALL", 0)
+
+
 class Linear(Backbone):
     """A head on the pixels."""
 

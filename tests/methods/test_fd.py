@@ -20,9 +20,11 @@ from tiny import (
     same,
     sgd,
 )
+from tiny_loops import batches
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.aggregation import check_update
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, count_bytes, count_floats, pack_bits
@@ -30,7 +32,6 @@ from lightning_fed.federation import Federation
 from lightning_fed.methods import FD, Standalone
 from lightning_fed.methods.fd import COUNTS, LABELS, ROWS, DistillationServer, labels_of
 from lightning_fed.module import FederatedModule
-from lightning_fed.seeding import TURN, seed_all
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 INFO = new_data().clients[1]
@@ -168,8 +169,6 @@ def test_a_mean_may_count_by_its_outputs(rows: list[dict[int, Tensor]], tmp_path
 def test_an_update_that_contradicts_itself_is_refused(
     change: State, message: str, rows: list[dict[int, Tensor]], tmp_path: Path
 ) -> None:
-    from lightning_fed.aggregation import check_update
-
     server, update = new_server(tmp_path), sent(0, rows[0])
     check_update(update, server.expected(update, Broadcast({})))
     wrong = ClientUpdate(0, 1, update.state | change)
@@ -253,8 +252,8 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
     fit(Noting(Net, CLASSES, optimizer=sgd, epochs=2), data, rounds=2, engine=engine)
     steps = 2 * len(data.client(0).train_dataloader())
     assert len(noted) == 2 * steps
-    for (_, update), batches in zip(engine.fits(), (noted[:steps], noted[steps:]), strict=True):
-        logits, y = (torch.cat(each) for each in zip(*batches, strict=True))
+    for (_, update), seen in zip(engine.fits(), (noted[:steps], noted[steps:]), strict=True):
+        logits, y = (torch.cat(each) for each in zip(*seen, strict=True))
         labels = y.unique()
         expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
         torch.testing.assert_close(update.state[ROWS], expected)
@@ -303,11 +302,10 @@ def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, ep
                 others = [rows[label] for j, rows in means.items() if j != k and label in rows]
                 if others:
                     teacher[label] = torch.stack(others).mean(dim=0)
-            client, optimizer = data.client(k), momentum(networks[k].parameters())
-            client.order_seed = seed_all(0, TURN, round, k)
+            optimizer = momentum(networks[k].parameters())
             outputs: dict[int, list[Tensor]] = {}
-            for _ in range(epochs):
-                for x, y in client.train_dataloader():
+            for epoch in range(epochs):
+                for x, y in batches(data, k, round, epoch):
                     optimizer.zero_grad()
                     logits = networks[k](x)
                     loss = cross_entropy(logits, y)
@@ -379,7 +377,7 @@ def test_data_whose_labels_are_no_classes_are_refused() -> None:
         FederationError, match="FD needs data whose labels are the 4 classes that are predicted, but client 3 counts 2"
     ):
         FD(Net, CLASSES).configure_server([info(0), info(3, (1, 2))])
-    with pytest.raises(FederationError, match="it teaches probabilities of classes"):
+    with pytest.raises(FederationError, match="its teachers are probabilities of classes"):
         FD(Net, CLASSES, task="regression")
 
 

@@ -18,6 +18,7 @@ from tiny import (
     same,
     sgd,
 )
+from tiny_loops import batches, fixed
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -31,17 +32,11 @@ from lightning_fed.methods import FedAMP, Standalone
 from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
 from lightning_fed.models import CNN1
 from lightning_fed.module import FederatedModule
-from lightning_fed.seeding import TURN, seed_all, seeded
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 INFO = new_data().clients[1]
 LIVELY = {"alpha": 1.0, "sigma": 5.0}
 """Settings with which the clients of these tests notice each other."""
-
-
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
 
 
 def fit(model: FederatedModule, **options: Any) -> Federation:
@@ -272,8 +267,8 @@ def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
-    ours = fit(FedAMP(fixed_net, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
-    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2), participation=participation)
+    ours = fit(FedAMP(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
+    theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2), participation=participation)
     assert ours.run.results == theirs.run.results
     mine, alone = private_states(ours), private_states(theirs)
     assert mine.keys() == alone.keys()
@@ -281,8 +276,8 @@ def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: flo
 
 
 def test_with_it_it_is_not() -> None:
-    ours = fit(FedAMP(fixed_net, CLASSES, 1.0, **LIVELY, optimizer=momentum, epochs=2))
-    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2))
+    ours = fit(FedAMP(fixed(Net), CLASSES, 1.0, **LIVELY, optimizer=momentum, epochs=2))
+    theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2))
     mine, alone = private_states(ours), private_states(theirs)
     assert not any(torch.equal(mine[0][name], tensor) for name, tensor in alone[0].items())
 
@@ -305,13 +300,11 @@ def bare_rounds(model: FedAMP, initial: State, rounds: int, cohorts: list[list[i
                     u = {name: u[name] + weight * (theirs[name].double() - own[i][name].double()) for name in u}
             anchors[i] = {name: tensor.float() for name, tensor in u.items()}
         for i in cohorts[round - 1]:
-            client = data.client(i)
             network = Net(CLASSES)
             network.load_state_dict(own[i])
             optimizer = momentum(network.parameters())
-            client.order_seed = seed_all(0, TURN, round, i)
-            for _ in range(model.epochs):
-                for x, y in client.train_dataloader():
+            for epoch in range(model.epochs):
+                for x, y in batches(data, i, round, epoch):
                     optimizer.zero_grad()
                     loss = cross_entropy(network(x), y)
                     if model.proximal == "gradient":
@@ -333,7 +326,7 @@ def bare_rounds(model: FedAMP, initial: State, rounds: int, cohorts: list[list[i
 @pytest.mark.parametrize("participation", [1.0, 0.7])
 def test_rounds_are_those_of_a_bare_loop(proximal: Any, participation: float) -> None:
     def model() -> FedAMP:
-        return FedAMP(Net, CLASSES, 1.0, **LIVELY, alpha_every=2, proximal=proximal, optimizer=momentum, epochs=1)
+        return FedAMP(Net, CLASSES, 1.0, **LIVELY, alpha_every=2, proximal=proximal, optimizer=momentum, epochs=2)
 
     engine = Recording()
     federation = fit(model(), participation=participation, engine=engine)

@@ -27,6 +27,7 @@ from tiny import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
 from lightning_fed.engines import InProcess
@@ -310,6 +311,34 @@ def test_weight_decay_leaves_the_factors_alone() -> None:
         states.append(module.shared_state())
     unchanged = {name for name, tensor in states[0].items() if torch.equal(tensor, states[1][name])}
     assert unchanged == {f"backbone.{layer}.{which}.weight" for layer in ("fc1", "fc2") for which in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("decay", "weight_decay", "expected"), [(None, 0.3, 0.3), (None, 0.0, None), (0.2, 0.3, 0.2), (0.0, 0.3, None)]
+)
+def test_frobenius_decay_is_the_optimizer_s_weight_decay_unless_it_is_given(
+    decay: float | None, weight_decay: float, expected: float | None
+) -> None:
+    module = low_rank_client(new_data(1, 60), decay=decay, optimizer=partial(sgd, weight_decay=weight_decay))
+    [phase] = module.phases()
+    products = sum(layer.recover().square().sum().item() for layer in module.modules() if isinstance(layer, Factorised))
+    assert (phase.penalty is None) == (expected is None)
+    if phase.penalty is not None and expected is not None:
+        assert phase.penalty().item() == pytest.approx(expected / 2 * products, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr"), [("FedHM", 0.1), ("FedHMDelta", 0.1), ("HeteroFL", 0.1), ("FedRolex", 0.1), ("SplitMix", 0.01)]
+)
+def test_default_optimizers_are_the_authors(name: str, lr: float) -> None:
+    method = getattr(lightning_fed.methods, name)(Net, CLASSES)
+    optimizer = method.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert {key: optimizer.defaults[key] for key in ("lr", "momentum", "weight_decay")} == {
+        "lr": lr,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+    }
 
 
 def test_frobenius_decay_is_logged_apart_from_the_loss() -> None:

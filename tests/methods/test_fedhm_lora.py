@@ -216,7 +216,7 @@ def test_at_full_rank_with_equal_weights_the_changes_are_averaged_exactly() -> N
         mean = torch.stack([fused_changes(update.state)[name] for update in updates]).mean(dim=0)
         torch.testing.assert_close(server.state[name], mean.float(), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(change, mean, rtol=1e-5, atol=1e-5)
-    assert metrics == {"server/energy_rank_8": pytest.approx(1, abs=1e-6)}
+    assert metrics == {"server/energy_rank_8": pytest.approx(1, abs=1e-6), "server/energy_tail": pytest.approx(0, abs=1e-6)}
 
 
 def test_products_are_averaged_and_not_factors() -> None:
@@ -288,6 +288,7 @@ def test_a_rank_gets_the_best_factors_of_its_rank(targets: str) -> None:
         spectra = [torch.linalg.svdvals(change.double()).square() for name, change in server.state.items() if "change" in name]
         energy = sum(values[:rank].sum() for values in spectra) / sum(values.sum() for values in spectra)
         assert metrics[f"server/energy_rank_{rank}"] == pytest.approx(energy.item(), abs=1e-6)
+    assert metrics["server/energy_tail"] == 1 - metrics["server/energy_rank_8"]
     assert metrics["server/energy_rank_1"] < 0.9 < 1 - 1e-6 < metrics["server/energy_rank_8"]
 
 
@@ -302,7 +303,7 @@ def test_at_first_everybody_starts_as_lora_does_with_the_same_numbers() -> None:
             assert torch.equal(state[a_of(layer)], whole[:rank])
     assert not torch.equal(sent[2][a_of(QUERY)], sent[2][a_of(OUTPUT)])
     assert not any(tensor.any() for state in sent for name, tensor in state.items() if ".lora_B." in name)
-    assert server.energy(2) == 1.0
+    assert server.aggregate([])["server/energy_rank_2"] == 1.0
 
 
 def test_ranks_that_the_change_lacks_can_learn() -> None:

@@ -9,6 +9,7 @@ import torch
 import torchvision
 import transformers
 from tiny import (
+    AS_LARGE_AS_IMAGES,
     CLASSES,
     METHODS,
     ON_IMAGES,
@@ -295,8 +296,8 @@ def test_methods_say_what_they_cannot_take() -> None:
 @pytest.mark.parametrize("build", [torchvision_vit, hub_vit, Plain], ids=["torchvision", "transformers", "own"])
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "FedRolex"])  # which has to know what is hidden
 def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: Any) -> None:
-    options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else {}
-    if name == "FedHM":
+    options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(AS_LARGE_AS_IMAGES.get(name, {}))
+    if name in ("FedHM", "FedHMDelta"):
         network = backbone_of(build, CLASSES)
         layers = [key for key, layer in network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         layer = layers[len(layers) // 2]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.models import ResNet8, ResNet10, ResNet18, ResNet34
+from lightning_fed.errors import FederationError
+from lightning_fed.models import CIFARResNet, ResNet8, ResNet10, ResNet18, ResNet34
+from lightning_fed.nn import factorise
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,30 @@ def test_a_width_multiplies_the_hidden_channels_and_nothing_else() -> None:
     assert narrow["stages.1.downsample.0.weight"] == (45, 22, 1, 1)
     assert narrow["stages.2.bn1.weight"] == (90,)
     assert narrow["head.weight"] == (7, 90)
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "parameters"),
+    [(8, 1.0, 78_042), (8, 0.66, 34_324), (8, 0.54, 23_533), (8, 0.45, 16_044), (20, 1.0, 272_474), (56, 1.0, 855_770)],
+)
+def test_the_thin_networks_for_cifar(depth: int, width: float, parameters: int) -> None:
+    """Depths 20 and 56 have the sizes that are known of them with projections in the shortcuts."""
+    model = CIFARResNet(10, depth, width)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    shortcuts = {layer for layer in model.modules() if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)}
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear) and layer not in shortcuts]
+    assert len(layers) == depth
+    assert model(torch.rand(2, 3, 16, 16)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("ratio", "parameters"), [(1 / 2, 35_802), (1 / 4, 22_362), (1 / 8, 15_642)])
+def test_low_rank_versions_of_the_thin_network_leave_its_first_block(ratio: float, parameters: int) -> None:
+    model = CIFARResNet(10, depth=8)
+    factorise(model, model.factorisable, ratio)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("depth", [2, 9, 18])
+def test_a_depth_that_there_is_not_is_refused(depth: int) -> None:
+    with pytest.raises(FederationError, match=rf"^depth is {depth}: give 6n \+ 2, such as 8, 14 or 20"):
+        CIFARResNet(10, depth)

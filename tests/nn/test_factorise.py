@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import CNN1, ResNet18, ResNet34
-from lightning_fed.nn import FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
+from lightning_fed.nn import Energy, FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,20 @@ def test_what_cannot_be_done_is_refused() -> None:
         factorise(nn.Sequential(nn.ReLU()), ["0"], 0.5)
     with pytest.raises(FederationError, match="rank ratio of 0"):
         factorise(nn.Sequential(nn.Linear(2, 2)), ["0"], 0)
+
+
+def test_the_energy_is_what_approximations_keep_of_all_matrices_together() -> None:
+    matrices, energy = [torch.randn(6, 4), torch.randn(5, 9)], Energy()
+    ranks = [{0.5: 2, 0.25: 1}, {0.5: 4, 0.25: 2}]
+    for matrix, of_ratio in zip(matrices, ranks, strict=True):
+        energy.add(Spectrum.of(matrix), of_ratio)
+    total = sum(matrix.double().square().sum() for matrix in matrices)
+    for ratio in (0.5, 0.25):
+        kept = sum(torch.linalg.svdvals(m.double())[: r[ratio]].square().sum() for m, r in zip(matrices, ranks, strict=True))
+        assert energy.shares()[ratio] == pytest.approx((kept / total).item())
+
+
+def test_of_nothing_everything_is_kept() -> None:
+    energy = Energy()
+    energy.add(Spectrum.of(torch.zeros(3, 3)), {1: 1})
+    assert energy.shares() == {1: 1.0}

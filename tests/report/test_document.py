@@ -10,7 +10,7 @@ from written_runs import write_sweep
 from lightning_fed.errors import FederationError
 from lightning_fed.report import load_runs
 from lightning_fed.report.document import BLOCK, rendered
-from lightning_fed.report.report import as_csv
+from lightning_fed.report.report import as_csv, report_on
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text())]
@@ -51,3 +51,14 @@ def test_a_file_without_a_run_of_its_sweep_is_refused(page: Path) -> None:
     Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | {"seeds": [0, 1, 2]}))
     with pytest.raises(FederationError, match=r"runs.csv and its sweep differ in the run \('FedAvg', '', 2\)"):
         rendered(page)
+
+
+def test_a_table_shows_what_its_sweep_asks_for(page: Path) -> None:
+    sweep = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
+    asked = {"report": {"at": "best", "baseline": "FedAvg", "equal": "flops"}}
+    Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | asked))
+    with pytest.raises(FederationError, match="has no column equal_flops"):
+        rendered(page)
+    Path("runs.csv").write_text(report_on([Path("sweep")]).text("csv"))
+    assert "chosen on test data" in rendered(page)
+    assert "equal flops, minus FedAvg" in rendered(page)

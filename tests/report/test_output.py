@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from written_runs import write_sweep
+from written_runs import write_run, write_sweep
 
 from lightning_fed.report import load_clients, load_rounds
 from lightning_fed.report.pictures import WIDTH, pictures
@@ -76,7 +76,7 @@ def test_pictures_are_as_wide_as_a_column_and_nothing_is_cut_off(sweep: Path) ->
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -> None:
     over_rounds = dict(pictures(load_rounds(sweep), load_clients(sweep), METRIC))["over_rounds"]
     [axes] = over_rounds.axes
-    line = next(line for line in axes.lines if line.get_label() == "FedAvg")
+    line = next(line for line in axes.lines if line.get_label() == "FedAvg (82.0)")
     assert line.get_ydata() == pytest.approx([41.0, 82.0])
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (pytest.approx(40.0), pytest.approx(84.0))
@@ -87,12 +87,26 @@ def test_who_sends_nothing_is_a_line_across(sweep: Path) -> None:
     rounds = load_rounds(sweep)
     rounds.loc[rounds["method"] == "Standalone", "traffic/total_bytes"] = 0
     [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_bytes"].axes
-    line = next(line for line in axes.lines if line.get_label() == "Standalone (sends nothing)")
+    line = next(line for line in axes.lines if line.get_label() == "Standalone (51.3, sends nothing)")
     assert line.get_ydata() == pytest.approx([100 * sum(VALUES["Standalone"]) / 3] * 2)
+
+
+def test_each_method_is_drawn_by_its_own_headline() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6], "HOMLoRA")
+    write_run(Path("runs/b"), [0.7, 0.8], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    clients = Path("runs/b/clients.csv")
+    clients.write_text(clients.read_text().replace("test/accuracy", "test/adapted_accuracy"))
+    report = report_on([Path("runs")])
+    tables = (load_rounds("runs"), load_clients("runs"))
+    rounds, of_clients, metric = report._of_one_metric(*tables)
+    assert rounds.loc[rounds["method"] == "PerFedAvgLoRA", metric].tolist() == pytest.approx([0.6, 0.7])
+    assert of_clients["test/accuracy"].tolist() == [0.5, 1.0] * 2
+    report.write(Path("out"))
+    assert Path("out/clients.png").is_file()
 
 
 def test_a_round_that_was_not_measured_is_no_gap(sweep: Path) -> None:
     rounds = load_rounds(sweep)
     rounds.loc[rounds["round"] == 1, METRIC] = np.nan
     [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_rounds"].axes
-    assert next(line for line in axes.lines if line.get_label() == "FedAvg").get_ydata() == pytest.approx([82.0])
+    assert next(line for line in axes.lines if line.get_label() == "FedAvg (82.0)").get_ydata() == pytest.approx([82.0])

@@ -119,3 +119,55 @@ def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
 
 def test_sizes() -> None:
     assert [sized(n) for n in (0, 999, 1234, 24_536_000, 5e13)] == ["0 B", "999 B", "1.23 kB", "24.5 MB", "50 TB"]
+
+
+def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_beside_it(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, at="best"), at="best")
+    assert layout.columns[1:4] == ["best measured round, chosen on test data (%)", "last round (%)", "best on validation (%)"]
+    assert "best, minus Standalone" in layout.columns
+    assert "worst tenth of clients, last round (%)" in layout.columns
+    assert any("chosen by its accuracy on the test data" in note for note in layout.notes)
+    assert not any("on the test data" in note for note in tables(load_runs(sweep))[0].notes)
+
+
+def test_a_mean_over_rounds(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, at="mean2"), at="mean2")
+    assert rows_of(layout)["FedAvg"]["mean of the last 2 measured rounds (%)"].text == "61.50 ± 1.50"  # of half and the whole
+    with pytest.raises(FederationError, match="has no column mean3: write it with at mean3"):
+        tables(load_runs(sweep), at="mean3")
+
+
+def test_at_equal_cost(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, equal="flops"), equal="flops")
+    assert layout.columns[1:3] == ["at equal training FLOPs (2.00e3) (%)", "last round (%)"]
+    assert "equal flops, minus Standalone" in layout.columns
+    with pytest.raises(FederationError, match="has no column equal_bytes: write it with equal bytes"):
+        tables(load_runs(sweep), equal="bytes")
+
+
+def test_clients_means_of_different_measures_are_compared_and_named() -> None:
+    for seed in (0, 1):
+        write_run(Path(f"runs/a{seed}"), [0.5 + seed / 100], "HOMLoRA", seed)
+        write_run(Path(f"runs/b{seed}"), [0.5], "HETLoRA", seed)
+        write_run(Path(f"runs/c{seed}"), [0.8 + seed / 100], "PerFedAvgLoRA", seed, headline="after/test_adapted_accuracy/mean")
+    [layout] = tables(load_runs("runs"), baseline="HOMLoRA")
+    row = rows_of(layout)["PerFedAvgLoRA"]
+    assert (row["last round (%)"], row["last, minus HOMLoRA"].text) == (Entry("70.50 ± 0.71", bold=True), "+20.00 ± 0.00")
+    assert layout.notes[0].startswith("after/test_accuracy/mean, of PerFedAvgLoRA after/test_adapted_accuracy/mean: mean ±")
+
+
+def test_of_methods_with_different_headlines_none_is_the_best() -> None:
+    for seed in (0, 1):
+        write_run(Path(f"runs/a{seed}"), [0.6 + seed / 100], "FedAvg", seed)
+        write_run(Path(f"runs/b{seed}"), [0.5 + seed / 90], "FedPer", seed)
+        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, headline="global/test_accuracy")
+    [layout] = tables(load_runs("runs", metric="headline"), baseline="FedAvg")
+    rows = rows_of(layout)
+    measured = {name: row["measured"].text for name, row in rows.items()}
+    assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", "global/test_accuracy")
+    assert (rows["FedHM"]["last round (%)"], rows["FedHM"]["last, minus FedAvg"].text) == (Entry("80.00 ± 0.00"), "another measure")
+    assert rows["FedPer"]["last, minus FedAvg"].text.startswith("−")
+    assert not any(entry.bold for row in layout.rows for entry in row)
+    [layout] = tables(load_runs("runs"))
+    assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
+    assert "The headline of FedHM is global/test_accuracy (metric: headline shows it)." in layout.notes

@@ -3,7 +3,9 @@
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from written_runs import write_run, write_sweep
@@ -11,16 +13,19 @@ from written_runs import write_run, write_sweep
 from lightning_fed.errors import FederationError
 from lightning_fed.report import load_clients, load_rounds, load_runs, read_runs
 from lightning_fed.report.report import as_csv
+from lightning_fed.report.runs import work_of
+from lightning_fed.report.views import COSTS
 
 
 def test_a_row_per_run() -> None:
     accuracies = [i / 20 for i in range(20)]
-    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=accuracies, head_epochs=4, mu=0.1)
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=accuracies)
     [row] = load_runs("runs", target=0.5).to_dict("records")
     assert row == {
         **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
-        **{"epochs": "epochs 1, head_epochs 4", "metric": "after/test_accuracy/mean"},
-        **{"last": 0.6, "selected": 0.8, "selected_round": 2, "worst_tenth": 0.025, "majority": 0.25},
+        **{"epochs": "1", "metric": "after/test_accuracy/mean", "headline": "after/test_accuracy/mean"},
+        **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
+        **{"worst_tenth": 0.025, "majority": 0.25},
         "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
         **{"bytes": 300, "flops": 3000, "seconds": 9.0, "target_round": 2, "target_bytes": 200, "target_flops": 2000},
         "folder": "runs/version_0",
@@ -137,3 +142,68 @@ def test_a_csv_file_is_read_as_it_was_written() -> None:
     Path("runs.csv").write_text(as_csv(runs))
     assert as_csv(read_runs("runs.csv")) == as_csv(runs)
     assert read_runs("runs.csv")["setting"].tolist() == ["", ""]
+
+
+def cheaper(path: str, cost: str, share: float) -> None:
+    """Have a run spend less."""
+    rounds = pd.read_csv(path)
+    rounds.assign(**{cost: share * rounds[cost]}).to_csv(path, index=False)
+
+
+def test_each_method_may_be_reported_by_its_own_headline() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6], "FedAvg")
+    write_run(Path("runs/b"), [0.7, 0.8], "FedHM", headline="global/test_accuracy")
+    assert load_runs("runs")[["metric", "last"]].to_numpy().tolist() == [["after/test_accuracy/mean", v] for v in (0.6, 0.8)]
+    own = load_runs("runs", metric="headline")
+    assert own["metric"].tolist() == own["headline"].tolist() == ["after/test_accuracy/mean", "global/test_accuracy"]
+    assert own["last"].tolist() == [0.6, pytest.approx(0.7)]
+    assert load_runs("runs/b")["metric"].tolist() == ["global/test_accuracy"]  # what all of them have in common
+
+
+def test_clients_means_of_different_measures_stand_side_by_side() -> None:
+    write_run(Path("runs/a"), [0.5], "HOMLoRA")
+    write_run(Path("runs/b"), [0.7], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    runs = load_runs("runs")
+    assert runs["metric"].tolist() == ["after/test_accuracy/mean", "after/test_adapted_accuracy/mean"]
+    assert runs["last"].tolist() == [0.5, pytest.approx(0.6)]
+
+
+def test_a_run_of_an_earlier_version_is_read_by_its_options() -> None:
+    write_run(Path("runs/a"), [0.5], headline=None, head_epochs=4, adapt_epochs=0, mu=0.1)
+    [row] = load_runs("runs").to_dict("records")
+    assert (row["epochs"], row["metric"], row["headline"]) == ("epochs 1, head_epochs 4", "after/test_accuracy/mean", "")
+    with pytest.raises(FederationError, match="runs/a does not say what its headline is"):
+        load_runs("runs", metric="headline")
+
+
+@pytest.mark.parametrize(
+    ("training", "adaptation", "said"),
+    [
+        ([{"phase": "local", "epochs": 5}], [], "5"),
+        ([{"phase": "local", "steps": 10}], [], "10 steps"),
+        ([{"phase": "lora", "epochs": 2}, {"phase": "global", "epochs": 3}], [], "2 on lora + 3 on global"),
+        ([{"phase": "local", "epochs": 1}], [{"phase": "adapt", "epochs": 1}], "1, adapted 1"),
+        ([], [], "0"),
+    ],
+)
+def test_what_a_client_does_in_a_round(training: list[dict[str, Any]], adaptation: list[dict[str, Any]], said: str) -> None:
+    assert work_of({"training": training, "adaptation": adaptation}) == said
+
+
+def test_at_equal_cost_everybody_has_spent_what_all_of_them_have() -> None:
+    write_run(Path("runs/a"), [0.1, 0.2, 0.3, 0.4], "FedAvg")
+    write_run(Path("runs/b"), [0.5, 0.6, 0.7, 0.6], "FedPer")
+    write_run(Path("runs/c"), [0.9], "FedRep", rounds=4)  # who is not finished does not decide
+    cheaper("runs/b/metrics.csv", "compute/total_flops", 0.5)
+    for at, expected in (("last", [0.2, 0.6, 0.9]), ("best", [0.2, 0.7, 0.9]), ("mean2", [0.15, 0.65, math.nan])):
+        runs = load_runs("runs", at=at, equal="flops")
+        assert runs["equal_flops"].tolist() == pytest.approx(expected, nan_ok=True), at
+    assert [load_runs("runs", equal=cost)[f"equal_{cost}_budget"].iloc[0] for cost in COSTS] == [4, 400, 2000]
+
+
+def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
+    write_run(Path("runs/a"), [0.1, 0.2, 0.3], "FedAvg")
+    write_run(Path("runs/b"), [0.5, 0.6, 0.7], "Standalone")
+    cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
+    runs = load_runs("runs", equal="bytes")
+    assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]

@@ -58,7 +58,8 @@ def client_files(run_folder: Path = Path("run")) -> set[str]:
 
 def referred_to(checkpoints: Checkpoints) -> set[str]:
     """Names of the files of private states that the checkpoints there are need."""
-    return {record["file"] for path in checkpoints.paths() for record in checkpoints.load(path).clients.values()}
+    loaded = [checkpoints.load(path) for path in checkpoints.paths()]
+    return {record["file"] for checkpoint in loaded for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
@@ -119,7 +120,7 @@ def test_keep(store: ClientStore, keep: int) -> None:
 
 
 class Played:
-    """A run of random turns, which remembers what every client had after every round.
+    """A run of random turns, which remembers what every client had after every round, and what the server kept for it.
 
     Args:
         keep: how many checkpoints to keep.
@@ -132,6 +133,7 @@ class Played:
         self.keep, self.every, self.memory_limit, self.improving = keep, every, 8 * memory_limit, improving
         self.best: int | None = None
         self.expected: dict[int, dict[int, State]] = {0: {}}
+        self.expected_kept: dict[int, dict[int, State]] = {0: {}}
         self.since: dict[int, int] = {}
         self.stream = random.Random(keep)
         self.open(None)
@@ -140,9 +142,11 @@ class Played:
         """Begin, or go on from a checkpoint, as a new process does."""
         self.checkpoints = Checkpoints(Path("run"), checkpoint, self.keep)
         self.store = ClientStore(self.checkpoints.clients_folder, self.memory_limit)
+        self.kept = ClientStore(self.checkpoints.clients_folder, self.memory_limit, "server")
         self.round = 0
         if checkpoint:
             self.store.restore(checkpoint.clients)
+            self.kept.restore(checkpoint.kept)
             self.round, self.best = checkpoint.manifest.round, checkpoint.manifest.best
             self.since = {}
             self.checkpoints.discard_after(checkpoint)
@@ -152,15 +156,20 @@ class Played:
         for _ in range(rounds):
             self.round += 1
             self.expected[self.round] = dict(self.expected[self.round - 1])
+            self.expected_kept[self.round] = dict(self.expected_kept[self.round - 1])
             for client in self.stream.sample(range(8), 3):
                 state = {"x": torch.rand(2)}
                 self.store.put(client, state, self.round)
                 self.expected[self.round][client] = state
                 self.since[client] = self.round
+                if client % 2:
+                    self.kept.put(client, {"y": torch.rand(3)}, self.round)
+                    self.expected_kept[self.round][client] = self.kept.get(client)
             if self.stream.random() < self.improving:
                 self.best = self.round
             if self.round % self.every == 0 or self.best == self.round:
-                self.checkpoints.save(self.round, IDENTITY, 1, history(self.round), STATE, self.store, self.since, self.best)
+                rows = history(self.round)
+                self.checkpoints.save(self.round, IDENTITY, 1, rows, STATE, self.store, self.since, self.best, self.kept)
                 self.since = {}
                 self.check()
 
@@ -171,6 +180,9 @@ class Played:
             expected = self.expected[checkpoint.manifest.round]
             assert checkpoint.clients.keys() == checkpoint.since.keys() == expected.keys()
             assert all(same(read_state(Path("run/clients"), checkpoint.clients[client]), expected[client]) for client in expected)
+            kept = self.expected_kept[checkpoint.manifest.round]
+            assert checkpoint.kept.keys() == kept.keys()
+            assert all(same(read_state(Path("run/clients"), checkpoint.kept[client]), kept[client]) for client in kept)
             assert checkpoint.history == history(checkpoint.manifest.round)
         assert client_files() == referred_to(self.checkpoints)
         recent = [int(path.name.removeprefix("round_")) for path in self.checkpoints.paths()][-self.keep :]

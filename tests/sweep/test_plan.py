@@ -19,6 +19,7 @@ CONTENT = {
         "data.init_args.partition.init_args.alpha": [0.1, 1.0],
         "size": {"small": {"model.init_args.backbone": ["CNN5"], "data.init_args.augment": None}, "as it is": {}},
     },
+    "report": {"at": "mean10", "target": 0.8},
     "published": [{"method": "FedAvg", "setting": "alpha=0.1, small", "mean": 88.09, "std": 0.29, "source": "a paper"}],
 }
 
@@ -77,6 +78,10 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
         ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of values"),
         ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
+        ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
+        ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
+        ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
+        ({"report": {"round": "last"}}, "report has the key 'round', expected metric, at, baseline"),
         ({"published": [{"method": "FedAvg"}]}, "expected method, mean, std, setting, source"),
     ],
 )

@@ -257,7 +257,7 @@ class Remembering(FedAvg):
         type(self).turns += 1
 
     def client_loss(self, batch: Any) -> Tensor:
-        return super().client_loss(batch) * (1 + self.turns)
+        return super().client_loss(batch) * (1 + self.turns / 100)
 
 
 def failed(group: ExceptionGroup) -> set[str]:
@@ -281,6 +281,6 @@ def test_a_method_that_sends_what_is_private_is_found_out() -> None:
 def test_a_method_that_carries_something_from_turn_to_turn_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ExceptionGroup) as found:
         check_method(Remembering)
-    assert {"two runs are bit identical", "the order of turns changes nothing"} <= failed(found.value)
+    [name] = failed(found.value) & {"another order memory and measuring change nothing"}
     assert "states fit back in" not in failed(found.value)
-    assert "FAILED two runs are bit identical" in capsys.readouterr().out
+    assert f"FAILED {name}: The run is another one when played again, or in another order of turns" in capsys.readouterr().out

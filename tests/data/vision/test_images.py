@@ -22,16 +22,18 @@ real = pytest.mark.skipif(
 )
 
 
-def write_parquet(path: Path, count: int, image: str = "img", label: str = "label", size: int = 32) -> np.ndarray:
-    """Random PNG images in the hub's schema; returns them."""
+def write_parquet(
+    path: Path, count: int, image: str = "img", label: str = "label", size: int = 32, channels: int = 3
+) -> np.ndarray:
+    """Random PNG images in the hub's schema, grey ones with one channel; returns them."""
     datasets = pytest.importorskip("datasets")
     from PIL import Image
 
-    images = np.random.default_rng(0).integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (count, channels, size, size), dtype=np.uint8)
     files = []
     for pixels in images:
         png = BytesIO()
-        Image.fromarray(pixels.transpose(1, 2, 0)).save(png, "PNG")
+        Image.fromarray(pixels.transpose(1, 2, 0).squeeze()).save(png, "PNG")
         files.append({"bytes": png.getvalue(), "path": None})
     features = datasets.Features({image: datasets.Image(decode=False), label: datasets.Value("int64")})
     table = datasets.Dataset.from_dict({image: files, label: [k % 10 for k in range(count)]}, features=features)
@@ -122,6 +124,16 @@ def test_parquet_files(tmp_path: Path, kind: Any, image: str, label: str) -> Non
     assert np.array_equal(images.numpy(), np.concatenate([train, test]))
     assert labels.tolist() == [k % 10 for k in range(50)] + [k % 10 for k in range(20)]
     assert [c.num_test for c in data.clients] == [10, 10]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_parquet_files(tmp_path: Path, channels: int) -> None:
+    train = write_parquet(tmp_path / "train-00000-of-00001.parquet", 30, "image", size=28, channels=1)
+    test = write_parquet(tmp_path / "test-00000-of-00001.parquet", 20, "image", size=28, channels=1)
+    data = MNIST(str(tmp_path), num_clients=2, partition=IID(), image_size=28, channels=channels)
+    images, _ = everything(data)
+    assert images.is_contiguous()
+    assert np.array_equal(images.numpy(), np.concatenate([train, test]).repeat(channels, axis=1))
 
 
 def test_parquet_files_leave_the_cache_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -1,0 +1,199 @@
+"""What a turn costs over the bare loops of what it computes, method by method.
+
+    python bench/method_turns.py                    # all of them
+    python bench/method_turns.py --methods FML FedKD
+
+A turn is one client's: its state and the broadcast loaded, its epochs trained, its update and its private state taken. The bare
+loop trains the same networks on batches of the same sizes, from the same kind of images, with the same optimizers, and computes
+what a client of the method has to compute besides, as one would write it by hand; and nothing else. Turn and loop alternate in one
+process; the ratio of each pair is what counts.
+"""
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, kl_div, mse_loss
+
+from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.worker import Worker
+from lightning_fed.exchange import Turn
+from lightning_fed.lean import lean_lightning
+from lightning_fed.methods.fedkd import FedKD
+from lightning_fed.methods.fml import FML
+from lightning_fed.methods.pfedgate import PFedGate
+from lightning_fed.models import CNN1, CNN5, ResNet8
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.energy import compressed
+from lightning_fed.quiet import quiet_lightning
+
+GOAL = 1.15
+SAMPLES, BATCH, EPOCHS = 500, 50, 2
+
+sgd = partial(torch.optim.SGD, lr=0.01)
+
+Batch = tuple[Tensor, Tensor]
+
+
+def new_data() -> InMemory:
+    """Random images of one client."""
+    total = SAMPLES * 10 // 8
+    images, labels = torch.randint(0, 256, (total, 3, 32, 32), dtype=torch.uint8), torch.arange(total) % 10
+    return InMemory(images, labels, num_classes=10, num_clients=1, partition=IID(), batch_size=BATCH)
+
+
+def batches(epochs: int = EPOCHS) -> Iterator[Batch]:
+    """What a bare loop sees, normalised as the data are."""
+    images, labels = IMAGES
+    for _ in range(epochs):
+        for rows in torch.randperm(SAMPLES).split(BATCH):
+            yield (images[rows].float().div_(255) - 0.5) / 0.5, labels[rows]
+
+
+IMAGES = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8), torch.arange(SAMPLES) % 10
+
+
+def train(loss: Callable[[Batch], Tensor], *networks: nn.Module) -> None:
+    """Epochs on a loss, with an optimizer for each network."""
+    optimizers = [sgd(network.parameters()) for network in networks]
+    for batch in batches():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss(batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL of two softmaxes, the mean over a batch."""
+    return kl_div(student.log_softmax(dim=1), teacher.detach().log_softmax(dim=1), log_target=True, reduction="batchmean")
+
+
+# ---------------------------------------------------------------------------------------------------------- the bare loops
+
+
+class Mutual:
+    """FML: two networks."""
+
+    def __init__(self) -> None:
+        self.personal, self.meme = CNN1(10), CNN5(10)
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.personal, self.meme)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of both networks."""
+        x, y = batch
+        p, q = self.personal(x), self.meme(x)
+        return (cross_entropy(p, y) + cross_entropy(q, y) + divergence(q, p) + divergence(p, q)) / 2
+
+
+class Distilling:
+    """FedKD: two networks, and the factors of what has changed in one of them."""
+
+    def __init__(self) -> None:
+        self.mentor, self.mentee = CNN1(10), CNN5(10)
+        self.projection = nn.Linear(500, 500, bias=False)
+
+    def __call__(self) -> None:
+        """A turn."""
+        before = copy.deepcopy(self.mentee.state_dict())
+        train(self.loss, self.mentor, self.mentee, self.projection)
+        compressed({name: tensor - before[name] for name, tensor in self.mentee.state_dict().items()}, 0.95)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of both networks."""
+        x, y = batch
+        h_t, h_s = self.mentor.encode(x), self.mentee.encode(x)
+        t, s = self.mentor.head(h_t), self.mentee.head(h_s)
+        own = cross_entropy(t, y) + cross_entropy(s, y)
+        return own + (divergence(t, s) + divergence(s, t) + mse_loss(self.projection(h_s), h_t)) / own.detach()
+
+
+class Gated:
+    """pFedGate: one network and a gate."""
+
+    def __init__(self) -> None:
+        made = PFedGate(ResNet8)
+        made.configure_model()
+        self.network, self.gate, self.blocks = made.backbone, made.gate, made.blocks
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.network, self.gate)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of the sparse network."""
+        x, y = batch
+        importance, scale = self.gate(x)
+        by = scale * self.blocks.keep(importance, 0.5) * (1 + (importance - importance.detach()))
+        return cross_entropy(functional_call(self.network, self.blocks.scaled(dict(self.network.named_parameters()), by), (x,)), y)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, the bare loop of what it computes, and what that is."""
+
+    method: Callable[[], FederatedModule]
+    bare: Callable[[], Callable[[], None]]
+    networks: str
+
+
+CASES = {
+    "FML": Case(lambda: FML(CNN1, meme=CNN5, epochs=EPOCHS), Mutual, "CNN-1 and CNN-5"),
+    "FedKD": Case(lambda: FedKD(CNN1, mentee=CNN5, epochs=EPOCHS), Distilling, "CNN-1 and CNN-5, and factors"),
+    "PFedGate": Case(lambda: PFedGate(ResNet8, epochs=EPOCHS), Gated, "ResNet-8 and a gate"),
+}
+
+
+def compare(name: str, case: Case, pairs: int) -> None:
+    """Print the paired ratio of one method."""
+    data, template, bare = new_data(), case.method(), case.bare()
+    data.setup()
+    template.configure_model()
+    server = template.configure_server(data.clients)
+    worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
+    ratios, seconds, private = [], [], None
+    for number in range(pairs + 1):
+        start = perf_counter()
+        private = worker.take(Turn("fit", data.clients[0], number + 1, server.broadcast(data.clients[0])), private).private
+        federated = perf_counter() - start
+        start = perf_counter()
+        bare()
+        by_hand = perf_counter() - start
+        if number:  # the first pair warms up
+            ratios.append(federated / by_hand)
+            seconds.append((federated, by_hand))
+    turn, loop = (statistics.median(times) for times in zip(*seconds, strict=True))
+    print(
+        f"{name} ({case.networks}): turn {turn:.2f} s, bare loop {loop:.2f} s (medians); ratio: median "
+        f"{statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}; at most {GOAL}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Print a line per method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
+    with quiet_lightning(), lean_lightning():
+        for name in options.methods:
+            compare(name, CASES[name], options.pairs)
+
+
+if __name__ == "__main__":
+    main()

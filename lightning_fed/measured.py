@@ -1,0 +1,154 @@
+"""What a module is to learn and how it is measured: the loss of a batch, metrics, and which of them is the headline."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from lightning_fed.errors import FederationError
+from lightning_fed.phases import PhasedModule
+from lightning_fed.tasks import TASKS, TaskName
+
+if TYPE_CHECKING:
+    Loss = Callable[[Tensor, Tensor], Tensor]
+    Metrics = dict[str, Metric]
+else:
+    # The command line would list all subclasses of a narrower type, and know no function.
+    Loss = Callable[..., Any]
+    Metrics = dict[str, Callable[..., Any]]
+
+
+class MeasuredModule(PhasedModule):
+    """A module that learns in phases, with a loss and metrics of outputs and targets.
+
+    Args:
+        num_classes: number of classes, or of labels or values that are predicted.
+        loss: of outputs and targets; None: the task's.
+        metrics: more metrics of outputs and targets, by name.
+        metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
+        task: what is predicted. See :mod:`lightning_fed.tasks`.
+        **kwargs: see :class:`.PhasedModule`.
+    """
+
+    headline_metric = ""
+    """The metric of :meth:`configure_metrics` that progress, tables and model selection use, if no other was chosen; empty: the
+    task's, accuracy of classes.
+    """
+
+    val_metrics: MetricCollection
+    test_metrics: MetricCollection
+
+    def __init__(
+        self, num_classes: int, loss: Loss | None, metrics: Metrics | None, metric: str | None, task: TaskName, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        if task not in TASKS:
+            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
+        self.num_classes = num_classes
+        self.task: TaskName = task
+        self.loss_function = of_its_own(loss)
+        self.more_metrics = dict(metrics or {})
+        if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
+            raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
+        self.metric = metric
+
+    # ------------------------------------------------------------------------------------------------------------ loss
+
+    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
+        """What a network takes of a batch, and what it is to predict. A batch is a pair of these; or a dict of what a network takes
+        by name and ``labels``, as collators of the transformers library make it.
+        """
+        if not isinstance(batch, Mapping):
+            inputs, targets = batch
+            return inputs, targets
+        if "labels" not in batch:
+            raise FederationError(f"A batch has {', '.join(batch)}, but no labels: give what is to be predicted under that name.")
+        inputs = dict(batch)
+        targets = inputs.pop("labels")
+        return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch: :meth:`criterion` of outputs and targets."""
+        x, y = self.unpack(batch)
+        return self.criterion(self(x), y)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs: the one that was given, or the task's."""
+        task = TASKS[self.task]
+        prepared = task.prepared(outputs, targets)
+        return task.loss(*prepared) if self.loss_function is None else self.loss_function(*prepared)
+
+    def needs_cross_entropy(self, why: str) -> None:
+        """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
+
+        Args:
+            why: what that is, and how to do without, to complete the error.
+        """
+        given = self.loss_function
+        if self.task != "multiclass" or not (given is None or isinstance(given, nn.CrossEntropyLoss)):
+            what = f"task {self.task!r}" if given is None or self.task != "multiclass" else f"the loss {type(given).__name__}"
+            raise FederationError(f"{type(self).__name__} got {what}, but {why}")
+
+    # ------------------------------------------------------------------------------------------------------------ metrics
+
+    def configure_metrics(self) -> MetricCollection:
+        """Metrics of validation and test data. Default: the task's usual ones (accuracy of classes), the headline, and those that
+        were given.
+        """
+        task = TASKS[self.task]
+        names = dict.fromkeys((*task.always, *(name for name in task.measures if name == self.metric)))
+        metrics = {name: task.measures[name](self.num_classes) for name in names}
+        return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
+
+    def choose_headline(self) -> str:
+        """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else
+        :attr:`headline_metric`, else the task's; where these are not measured, any that is.
+        """
+        measured = [str(name) for name in self.test_metrics.keys(keep_base=True)]
+        if self.metric is not None and self.metric not in measured:
+            known = ", ".join({**TASKS[self.task].measures, **self.more_metrics})
+            raise FederationError(
+                f"metric is {self.metric!r}, but what can be measured is {known}: choose one of these, or give yours in metrics."
+            )
+        wanted = (self.metric, type(self).headline_metric, TASKS[self.task].always[0], *measured)
+        return next(name for name in wanted if name in measured)
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the headline is to be large; an error, say, is not. Metrics know."""
+        metrics = dict(self.test_metrics.items(keep_base=True, copy_state=False))
+        return getattr(metrics.get(self.headline_metric), "higher_is_better", None) is not False
+
+    def inspect(self) -> dict[str, float]:
+        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
+        Default: nothing.
+        """
+        return {}
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch into the metrics."""
+        x, y = self.unpack(batch)
+        metrics.update(*TASKS[self.task].measured(self(x), y))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``val/…`` metrics."""
+        self.update_metrics(self.val_metrics, batch)
+        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``test/…`` metrics."""
+        self.update_metrics(self.test_metrics, batch)
+        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+
+
+def of_its_own(loss: Loss | None) -> Loss | None:
+    """A loss that a module can hold: a copy whose buffers (class weights) go where the module goes, and are in no state dict."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    loss = copy.deepcopy(loss)
+    for module in loss.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, buffer, persistent=False)
+    return loss

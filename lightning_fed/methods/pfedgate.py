@@ -1,0 +1,239 @@
+"""pFedGate (Chen et al., ICML 2023, https://arxiv.org/abs/2305.02776)."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lightning_fed.aggregation import WeightedMean
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, pack_bits, unpack_bits
+from lightning_fed.models import Backbones
+from lightning_fed.module import FederatedModule
+from lightning_fed.nn.blocks import Blocks
+from lightning_fed.nn.joint_optimizer import jointly
+from lightning_fed.nn.switch_norm import SwitchNorm2d
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import Server
+
+MOVED = "moved_blocks"
+"""The mask on the wire: a bit per block."""
+
+PREFIX = "backbone."
+
+
+class PFedGate(FederatedModule):
+    r"""One dense network for everybody; a private gate makes a sparse one of it for each batch.
+
+    The parameters :math:`\theta` are cut into blocks. Of a batch, the client's gate :math:`\phi_i` gives each block an importance
+    and a scale :math:`g_l`, both in (0, 1). The blocks :math:`m_l` that are kept are chosen by importance within a budget, see
+    :meth:`lightning_fed.nn.blocks.Blocks.keep`, and the client predicts with :math:`\theta'_l = g_l m_l \theta_l`. The gate's
+    importance learns through the blocks that are kept (straight through: as if :math:`m_l` grew with it), and through :math:`g`.
+
+    In a turn :math:`\theta` and :math:`\phi_i` learn together. Blocks of :math:`\theta` that are not kept get no gradient; with
+    momentum or weight decay they move all the same. The client sends the blocks that moved in the turn and a bit per block; the
+    server fills in the rest, averages, weighted by training examples, and sends all. The gate stays.
+
+    Importance and scale are means over a batch: what is predicted for an example depends on the others in its batch, also when it
+    is measured, with the gate in eval mode. Headline: accuracy after aggregation.
+
+    Args:
+        backbone: the network of every client.
+        num_classes: number of classes; the command line takes it from the data.
+        densities: s, the share of :math:`\theta` that may be kept; client ``k`` has entry ``k mod len(list)``. The authors: 1, 0.5,
+            0.3. With 1 all blocks are kept, and scaled.
+        blocks: B, into how many blocks a tensor is cut at most; the authors: 5.
+        input_shape: channels, height and width of the images: the gate is a linear layer on all pixels.
+        separate_scale: whether a second branch of the gate gives the scale; else it is the importance.
+        alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta` does, as the paper describes it; else
+            both at once, as in the authors' scripts.
+        absentees: what counts for clients that do not take part: ``"left_out"``, or ``"stale"``, the previous :math:`\theta`, as in
+            the authors' code.
+        optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
+        gate_optimizer: of the gate. Default: the same as ``optimizer``.
+        epochs: local epochs per round; the authors: 1.
+        **kwargs: see :class:`.FederatedModule`. ``gradient_clip``, which the authors set to 10, is of each of both on its own.
+    """
+
+    flops_on_meta = False  # which blocks are kept depends on numbers
+    keeps_received = True
+    payload_varies = True
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        densities: Sequence[PositiveFloat] = (0.5,),
+        blocks: PositiveInt = 5,
+        input_shape: Sequence[PositiveInt] = (3, 32, 32),
+        separate_scale: bool = False,
+        alternating: bool = False,
+        absentees: Literal["left_out", "stale"] = "left_out",
+        optimizer: OptimizerCallable = default_optimizer,
+        gate_optimizer: OptimizerCallable | None = None,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        if not densities or any(not 0 < density <= 1 for density in densities):
+            raise FederationError(f"densities is {list(densities)}: give at least one share in (0, 1].")
+        if len(input_shape) != 3:
+            raise FederationError(f"input_shape is {list(input_shape)}: give channels, height and width of the images.")
+        self.densities = list(densities)
+        self.blocks_per_tensor = blocks
+        self.input_shape = tuple(input_shape)
+        self.separate_scale = separate_scale
+        self.alternating = alternating
+        self.absentees = absentees
+        self.gate_optimizer = gate_optimizer or optimizer
+        self._moved: Tensor | None = None
+
+    # ------------------------------------------------------------------------------------------------------------ the state
+
+    def build(self) -> None:
+        """The network and, drawn after it, the gate."""
+        super().build()
+        self.blocks = Blocks(self.backbone, self.blocks_per_tensor)
+        self.gate = Gate(self.input_shape, len(self.blocks), self.separate_scale)
+
+    def shared_names(self) -> set[str]:
+        """The network; the gate stays."""
+        return {name for name in super().shared_names() if name.startswith(PREFIX)}
+
+    def payload(self) -> State:
+        """Which blocks have moved; nothing before the client has trained."""
+        return {} if self._moved is None else {MOVED: pack_bits(self._moved)}
+
+    def load_payload(self, payload: State) -> None:
+        """There is none on the way down: a new turn begins."""
+        self._moved = None
+
+    def after_training(self, reviewed: State) -> None:
+        """Find the blocks that have moved."""
+        before = {name.removeprefix(PREFIX): tensor for name, tensor in self.received.items()}
+        self._moved = self.blocks.moved(dict(self.backbone.named_parameters()), before)
+
+    def update_state(self) -> State:
+        """The blocks that have moved, of each parameter in a row, and buffers as they are."""
+        state = super().update_state()
+        if self._moved is None:
+            return state
+        parameters = {name: state[f"{PREFIX}{name}"] for name, _ in self.backbone.named_parameters()}
+        return state | {f"{PREFIX}{name}": part for name, part in self.blocks.cut(parameters, self._moved).items()}
+
+    # --------------------------------------------------------------------------------------------------------- the training
+
+    @property
+    def density(self) -> float:
+        """The share that this client may keep."""
+        return self.densities[self.client.id % len(self.densities) if self.client else 0]
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        """By what each block is multiplied for a batch, ``(L,)``; 0 for those that are not kept."""
+        if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self.input_shape:
+            got = tuple(x.shape[1:]) if isinstance(x, Tensor) else f"{type(x).__name__}s"
+            raise FederationError(f"The gate was built for images of shape {self.input_shape}, got {got}: set input_shape.")
+        importance, scale = self.gate(x)
+        if self.density == 1:
+            return scale
+        importance = importance.clamp(min=self.blocks.least(self.density))
+        kept = self.blocks.keep(importance, self.density).to(scale)
+        return scale * kept * (1 + (importance - importance.detach()))  # the last factor is 1, and has a gradient
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, C)`` of the sparse network for this batch."""
+        weights = self.blocks.scaled(dict(self.backbone.named_parameters()), self.coefficients(x))
+        return functional_call(self.backbone, weights, (x,))
+
+    def phases(self) -> list[Phase]:
+        """Network and gate at once; or the gate, then the network."""
+        network, gate = list(self.backbone.parameters()), list(self.gate.parameters())
+        if self.alternating:
+            return [
+                Phase("gate", gate, self.client_loss, self.gate_optimizer, self.epochs),
+                Phase("local", network, self.client_loss, self.optimizer, self.epochs),
+            ]
+        both = jointly((self.optimizer, network), (self.gate_optimizer, gate))
+        return [Phase("local", [*network, *gate], self.client_loss, both, self.epochs)]
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Fills in what was not sent, and averages."""
+        names = [name for name, _ in self.backbone.named_parameters()]
+        total = sum(client.num_train for client in clients) if self.absentees == "stale" else 0
+        return GateServer(self.shared_state(), self.blocks, names, total)
+
+
+class Gate(nn.Module):
+    """What a batch of images says about the blocks of a network.
+
+    Args:
+        shape: channels, height and width of the images.
+        blocks: how many blocks there are.
+        separate_scale: whether scales have a branch of their own, which begins as a copy of the other one.
+    """
+
+    def __init__(self, shape: Sequence[int], blocks: int, separate_scale: bool) -> None:
+        super().__init__()
+        self.norm = SwitchNorm2d(shape[0])
+        pixels = torch.Size(shape).numel()
+        self.importance = nn.Sequential(nn.Flatten(), nn.Linear(pixels, blocks), nn.BatchNorm1d(blocks))
+        self.scale = copy.deepcopy(self.importance) if separate_scale else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Importance and scale of each block, ``(L,)``, in (0, 1): means over the batch."""
+        x = self.norm(x)
+        importance = self.importance(x).sigmoid().mean(dim=0)
+        return importance, importance if self.scale is None else self.scale(x).sigmoid().mean(dim=0)
+
+
+class GateServer(Server):
+    """Sends all of the network, gets the blocks that moved, and averages, weighted by examples.
+
+    Args:
+        state: the initial network.
+        blocks: of its parameters.
+        names: of its parameters, within the network.
+        total: count so many examples, those of absent clients with the previous network; 0 counts the participants only.
+    """
+
+    def __init__(self, state: State, blocks: Blocks, names: Sequence[str], total: int) -> None:
+        super().__init__(state)
+        self.blocks = blocks
+        self.names = names
+        self.total = total
+
+    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """As many values as the mask has blocks, and buffers as they were sent."""
+        mask = torch.empty(-(-len(self.blocks) // 8), dtype=torch.uint8, device="meta")
+        came = update.state.get(MOVED)
+        expected = {MOVED: mask, **sent.state}
+        if came is None or came.shape != mask.shape or came.dtype != mask.dtype:
+            return expected
+        parts = self.blocks.parts(self._parameters(sent.state), unpack_bits(came, len(self.blocks)))
+        return expected | {f"{PREFIX}{name}": part for name, part in parts.items()}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; returns ``server/moved``, the mean share of the parameters that was sent."""
+        mean, examples, shares = WeightedMean(), 0, []
+        own = self._parameters(self.state)
+        for update in updates:
+            moved = unpack_bits(update.state[MOVED], len(self.blocks))
+            whole = self.blocks.filled(self._parameters(update.state), moved, own)
+            state = {name: update.state[name] for name in self.state}
+            mean.add(state | {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}, update.num_examples)
+            examples += update.num_examples
+            shares.append((torch.tensor(self.blocks.sizes) * moved).sum().item() / sum(self.blocks.sizes))
+        if not shares:
+            return {}
+        if examples < self.total:
+            mean.add(self.state, self.total - examples)
+        self.state = mean.result()
+        return {"server/moved": sum(shares) / len(shares)}
+
+    def _parameters(self, state: State) -> State:
+        return {name: state[f"{PREFIX}{name}"] for name in self.names}

@@ -1,0 +1,117 @@
+"""The parameters of a network cut into blocks, of which some are kept."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+
+
+class Blocks:
+    r"""Every parameter, flattened, in contiguous blocks of ``ceil(size / count)`` values; the last one may be smaller.
+
+    Args:
+        network: whose parameters.
+        count: how many blocks a parameter has at most.
+
+    Attributes:
+        sizes: values of each block, in the order of the parameters.
+        first: numbers of the blocks that begin a parameter.
+        groups: numbers of the other blocks, those of linear layers and those of all others.
+    """
+
+    def __init__(self, network: nn.Module, count: int) -> None:
+        linear = {id(p) for layer in network.modules() if isinstance(layer, nn.Linear) for p in layer.parameters(recurse=False)}
+        self.count = count
+        self.sizes: list[int] = []
+        self.first: list[int] = []
+        self.groups: tuple[list[int], list[int]] = ([], [])
+        self._length: dict[str, int] = {}
+        self._place: dict[str, slice] = {}
+        for name, parameter in network.named_parameters():
+            length = -(-parameter.numel() // min(count, parameter.numel()))
+            begin = len(self.sizes)
+            self.sizes += [min(length, parameter.numel() - start) for start in range(0, parameter.numel(), length)]
+            self.first.append(begin)
+            self.groups[id(parameter) not in linear].extend(range(begin + 1, len(self.sizes)))
+            self._length[name], self._place[name] = length, slice(begin, len(self.sizes))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def least(self, density: float) -> float:
+        r"""The share that a network keeps in any case, as it is planned: :math:`s_{min} = \min(\max(1/B, 0.1), s)`."""
+        return min(max(1 / self.count, 0.1), density)
+
+    def keep(self, importance: Tensor, density: float) -> Tensor:
+        r"""Which blocks to keep: all with a density of 1. Else the first one of each parameter, so that no layer is cut off; and of
+        linear layers, and of all others, in the order of importance (in tenths; among equals the earlier one), each that still fits
+        into :math:`(s - s_{min})` times their size.
+
+        Args:
+            importance: of each block, in [0, 1], ``(L,)``.
+            density: s, in (0, 1].
+
+        Returns:
+            Booleans ``(L,)``, on the CPU.
+        """
+        kept = torch.ones(len(self), dtype=torch.bool)
+        if density == 1:
+            return kept
+        tenths = (importance.detach().float() * 10).round().tolist()
+        for group in self.groups:
+            room = round((density - self.least(density)) * sum(self.sizes[block] for block in group))
+            for block in sorted(group, key=lambda block: -tenths[block]):
+                if self.sizes[block] <= room:
+                    room -= self.sizes[block]
+                else:
+                    kept[block] = False
+        return kept
+
+    def scaled(self, parameters: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:
+        """Parameters whose blocks are multiplied by a number each.
+
+        Args:
+            parameters: of the network, by name.
+            by: ``(L,)``.
+        """
+        return {name: parameter * self.spread(name, by, parameter.shape) for name, parameter in parameters.items()}
+
+    def spread(self, name: str, values: Tensor, shape: torch.Size) -> Tensor:
+        """A value per block as one per entry of a parameter.
+
+        Args:
+            name: of the parameter.
+            values: of all blocks, ``(L,)``.
+            shape: of the parameter.
+        """
+        own = values[self._place[name]]
+        return own.unsqueeze(1).expand(-1, self._length[name]).flatten()[: shape.numel()].view(shape)
+
+    def moved(self, parameters: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Tensor:
+        """Which blocks have an entry that is not what it was: booleans ``(L,)``, on the CPU."""
+        found = []
+        for name in self._length:
+            differs = (parameters[name] != before[name]).flatten()
+            found += [block.any() for block in differs.split(self._length[name])]
+        return torch.stack(found).cpu()
+
+    def cut(self, parameters: Tensors, kept: Tensor) -> Tensors:
+        """Of each parameter, the values of the blocks that are kept, in a row."""
+        return {name: tensor.flatten()[self.spread(name, kept, tensor.shape).flatten()] for name, tensor in parameters.items()}
+
+    def filled(self, parts: Tensors, kept: Tensor, rest: Tensors) -> Tensors:
+        """The inverse of :meth:`cut`: parameters, with what was not kept taken from others."""
+        whole = {}
+        for name, part in parts.items():
+            flat = rest[name].flatten().clone()
+            flat[self.spread(name, kept, rest[name].shape).flatten()] = part
+            whole[name] = flat.view(rest[name].shape)
+        return whole
+
+    def parts(self, parameters: Tensors, kept: Tensor) -> Tensors:
+        """Tensors, on the meta device, of the shapes that :meth:`cut` gives."""
+        sizes = torch.tensor(self.sizes) * kept
+        counts = {name: int(sizes[self._place[name]].sum()) for name in parameters}
+        return {name: torch.empty(counts[name], dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()}

@@ -1,0 +1,31 @@
+"""What a run says of itself for those who read its tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import new_data, new_federation, new_method
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "headline", "training", "adaptation"),
+    [
+        ("FedAvg", {"epochs": 2}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 2}], []),
+        (
+            *("FedAvgFT", {"adapt_epochs": 3}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 1}]),
+            [{"phase": "adapt", "epochs": 3}],
+        ),
+        (
+            *("FedDecomp", {}, "after/test_accuracy/mean"),
+            *([{"phase": "low_rank", "epochs": 2}, {"phase": "full_rank", "epochs": 3}], []),
+        ),
+        ("HeteroFL", {}, "global/test_accuracy", [{"phase": "local", "epochs": 1}], []),
+    ],
+)
+def test_headline_and_phases(method: str, options: Any, headline: str, training: Any, adaptation: Any) -> None:
+    federation = new_federation(1, run_dir="runs")
+    history = federation.fit(new_method(method, **options), new_data())
+    facts = json.loads(Path("runs/version_0/run.json").read_text())
+    assert facts == {"headline": headline, "higher_is_better": True, "training": training, "adaptation": adaptation}
+    assert headline in history[-1]
