@@ -106,6 +106,9 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
     and the server says what it :meth:`expects <.Server.expected>`.
     """
 
+    needs_public_data = False
+    """Whether there have to be inputs that belong to nobody; see :meth:`.FederatedDataModule.public_set`."""
+
     public_batch_size: int | None = None
     """Size of the batches of public data; None: that of training."""
 

@@ -93,6 +93,8 @@ class Run:
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
         self.clients = list(engine.clients(data))
         self.participants = self._find_participants(participants)
+        if model.needs_public_data:
+            data.public_set()  # which says what to do if there is none
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
         cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every

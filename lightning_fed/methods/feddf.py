@@ -73,6 +73,7 @@ class FedDF(FederatedModule):
 
     heterogeneous = True
     payload_varies = True  # only a student gets any
+    needs_public_data = True
 
     def __init__(
         self,
