@@ -162,8 +162,9 @@ class Turn:
 
     Args:
         verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"gather"`` passes the training data through it and sends its statistics.
-        client: whose turn it is; id -1 is the server, whose data are everybody's pooled.
+            ``"gather"`` passes the training data through it and sends its statistics. On public data: ``"predict"`` sends what the
+            model says of each example, ``"learn"`` trains it as the server's and sends it.
+        client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
         round: number of the round, from 1.
         broadcast: what the server sent.
         evaluate: whether a fit turn also measures the trained model, before aggregation.
@@ -172,7 +173,7 @@ class Turn:
         adapt: whether an evaluate turn adapts the model first, if the method says how.
     """
 
-    verb: Literal["fit", "evaluate", "gather"]
+    verb: Literal["fit", "evaluate", "gather", "predict", "learn"]
     client: ClientInfo
     round: int
     broadcast: Broadcast

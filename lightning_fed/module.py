@@ -106,6 +106,17 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
     and the server says what it :meth:`expects <.Server.expected>`.
     """
 
+    needs_public_data = False
+    """Whether there have to be inputs that belong to nobody; see :meth:`.FederatedDataModule.public_set`."""
+
+    public_batch_size: int | None = None
+    """Size of the batches of public data; None: that of training."""
+
+    server_validation: tuple[int, int | None] | None = None
+    """Where the server trains: after how many steps it validates, and after how many steps that made it no better it stops (None:
+    not before the end). The model that was best stays. None: the last one stays.
+    """
+
     copies_of: Literal["initial", "first_broadcast"] = "initial"
     """What :meth:`copied_names` are copies of: the shared part as it was before the first round, or as the client first gets it."""
 
@@ -458,6 +469,13 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         Args:
             reviewed: the sums of what :meth:`review_step` returned, on the CPU; empty without one.
         """
+
+    def server_phases(self) -> list[Phase]:
+        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.learn`. It begins with
+        the model that the server names, and learns from the numbers of examples, which a batch has in place of targets, and from
+        what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it does not.
+        """
+        return []
 
     # ---------------------------------------------------------------------------------------------------------- what was received
 

@@ -31,6 +31,7 @@ class Phase:
         penalty: of the parameters, a scalar that is added to the loss. It is logged apart, so that losses of methods with and
             without one can be compared. None: there is none.
         terms: of how many losses the loss is the sum. Logged is their mean, which compares with the loss of a method that has one.
+        gradient_clip: largest gradient norm of a step; None: the module's.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Phase:
     lr_interval: Interval | None = None
     penalty: Callable[[], Tensor] | None = None
     terms: int = 1
+    gradient_clip: float | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

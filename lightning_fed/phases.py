@@ -101,12 +101,16 @@ class PhasedModule(ContinuedModule):
         assert optimizer is not None  # of the running phase
         optimizer.zero_grad()
         loss = self.compute_gradients(batch)
-        if self.gradient_clip is not None:
+        if (clip := self.clip_of(self.phase)) is not None:
             # Of several optimizers that step together each has its own norm: what one network does must not depend on another.
             for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
-                self.clip_gradients(own, self.gradient_clip, "norm")
+                self.clip_gradients(own, clip, "norm")
         optimizer.step()
         return loss
+
+    def clip_of(self, phase: Phase) -> float | None:
+        """The largest gradient norm of a step of a phase."""
+        return self.gradient_clip if phase.gradient_clip is None else phase.gradient_clip
 
     def num_epochs(self, batches_per_epoch: int) -> int:
         """Trainer epochs that one run through the phases takes."""
@@ -156,9 +160,10 @@ class PhasedModule(ContinuedModule):
                 f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
                 "bf16-mixed or 32-true."
             )
-        if self.gradient_clip is not None and self.trainer.precision == "16-mixed":
+        clips = [clip for phase in self._phases if (clip := self.clip_of(phase)) is not None]
+        if clips and self.trainer.precision == "16-mixed":
             raise FederationError(
-                f"gradient_clip is {self.gradient_clip} with precision 16-mixed, whose gradients are scaled when they are clipped: "
+                f"gradient_clip is {clips[0]} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
             )
         if len(self.trainer.lr_scheduler_configs) != sum(phase.name in self._schedules for phase in self._phases):

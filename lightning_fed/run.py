@@ -32,6 +32,7 @@ from lightning_fed.measure.meters import (
 )
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
+from lightning_fed.server import Server, ServerVerb
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
@@ -92,6 +93,8 @@ class Run:
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
         self.clients = list(engine.clients(data))
         self.participants = self._find_participants(participants)
+        if model.needs_public_data:
+            data.public_set()  # which says what to do if there is none
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
         cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
         self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
@@ -170,7 +173,10 @@ class Run:
         updates: list[ClientUpdate] = []  # without payloads
         with self._stopwatch("aggregate"):
             merging = self.server.aggregate(self._received(cohort, measure, updates))
-            check_finite(self.server.state_dict(), f"The server's state after merging round {self.round}")
+        if type(self.server).learn is not Server.learn:
+            with self._stopwatch("server"):
+                merging |= self.server.learn(self._of_models)
+        check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
         arrived = dict.fromkeys((update.client for update in updates), self.round)
         self._merged |= arrived
         self.since |= arrived
@@ -234,6 +240,23 @@ class Run:
         if not ids or not set(ids) <= set(range(len(self.clients))):
             raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
         return [self.clients[k] for k in sorted(set(ids))]
+
+    def _of_models(self, verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
+        """What comes of the server's own turns; see :meth:`.Server.learn`."""
+        info = self.data.pooled().info if verb == "evaluate" else self.data.public_set().info
+        due = 0
+
+        def turns() -> Iterator[Turn]:
+            nonlocal due
+            for model in models:
+                due += 1
+                yield Turn(verb, info, self.round, model)
+
+        for _, update in self._carried_out(turns()):
+            due -= 1
+            yield update
+        if due:
+            raise FederationError(f"The server's own turns of round {self.round} were lost: without them it learns nothing.")
 
     def _open_round(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""

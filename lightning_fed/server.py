@@ -1,11 +1,17 @@
 """What the server keeps, what it sends, and how it merges what comes back."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.kept import Kept, Scratch
+
+ServerVerb = Literal["predict", "learn", "evaluate"]
+"""What can be done with a model of the server's."""
+
+OfModels = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
+"""Has the engine do that with each of some models, and hands on what comes of it, in order."""
 
 
 class Server:
@@ -83,6 +89,18 @@ class Server:
         for update in updates:
             mean.add(update.state, update.num_examples if self.weighting == "examples" else 1)
         self.state = mean.result() or self.state
+        return {}
+
+    def learn(self, of_models: OfModels) -> dict[str, float]:
+        """Learn something of one's own, after :meth:`aggregate`; returns metrics. For methods whose server trains; default:
+        nothing.
+
+        Args:
+            of_models: has the engine do something with each of some models, which are taken and handed on one at a time.
+                ``predict``: the update's state has ``outputs``, what the model says of each example of the public data, ``(M, C)``.
+                ``learn``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the state is the model. The
+                metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is measured on everybody's data.
+        """
         return {}
 
     def state_dict(self) -> State:

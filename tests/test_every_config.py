@@ -110,12 +110,13 @@ def made_small(path: Path) -> dict[str, Any]:
         config["data"]["init_args"] |= {"num_clients": 2}
     else:
         shape = {key: value for key, value in config["data"]["init_args"].items() if key in ("channels", "image_size")}
-        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | shape | small}
+        public = {"public": {"share": 0.2}} if "public" in config["data"]["init_args"] else {}
+        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | shape | small | public}
     config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
     limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
     config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}
     for option in config["model"]["init_args"]:
-        if option.endswith("epochs"):
+        if option.endswith(("epochs", "distill_steps")):
             config["model"]["init_args"][option] = 1
     if config["model"]["class_path"] == "FedHM":  # the singular values of wide layers take seconds
         backbone = config["model"]["init_args"]["backbone"]

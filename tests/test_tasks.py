@@ -252,8 +252,11 @@ REFUSING = {
     "FML": "its networks teach each other",
     "FedKD": "its networks teach each other",
     "FD": "its teachers are probabilities",
+    "FedDF": "it distils probabilities of classes",
+    "FedProto": "prototypes are those of classes",
+    "PFedSD": "it distils softmax probabilities",
 }
-NO_MASK = {"FedRoD", "FML", "FedKD", "FD"}
+NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedProto", "PFedSD"}
 
 
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])

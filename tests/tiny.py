@@ -86,8 +86,11 @@ tiny_vit = partial(VisionTransformer, config=TINY_VIT)
 ON_IMAGES = {"FedHMLoRA", "FedHMLoRADelta", "AdapterTuning", "PromptTuning", "PrefixTuning", "SLoRA"}
 """Methods of fine-tuning that are tested on a vision transformer."""
 
-AS_LARGE_AS_IMAGES: dict[str, dict[str, Any]] = {"PFedGate": {"input_shape": (3, 4, 4)}}
-"""What methods are told that have something to learn for each pixel."""
+ON_TINY_DATA: dict[str, dict[str, Any]] = {
+    "FedDF": {"distill_steps": 3, "distill_batch_size": 8},
+    "PFedGate": {"input_shape": (3, 4, 4)},
+}
+"""What methods are told whose defaults are for larger data."""
 
 tiny_transformer = partial(TransformerClassifier, config=TINY_TRANSFORMER)
 """A text classifier with random weights and dropout; builds for a number of classes."""
@@ -129,8 +132,11 @@ def made_precise(module: FederatedModule) -> None:
 
 def data_for(name: str, **options: Any) -> InMemory:
     """Data that a method can train on."""
-    on_texts = issubclass(getattr(lightning_fed.methods, name), FineTuning) and name not in ON_IMAGES
-    return (new_texts if on_texts else new_data)(**options)
+    method = getattr(lightning_fed.methods, name)
+    on_texts = issubclass(method, FineTuning) and name not in ON_IMAGES
+    new = new_texts if on_texts else new_data
+    public = {"public": new(1, 24)} if method.needs_public_data else {}
+    return new(**public | options)
 
 
 def new_method(name: str, **options: Any) -> FederatedModule:
@@ -141,7 +147,7 @@ def new_method(name: str, **options: Any) -> FederatedModule:
         return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "local_steps": 2} | options)
     plain = name == "SCAFFOLD"  # which is for plain SGD
     options = {"num_classes": CLASSES, "optimizer": sgd if plain else momentum} | options
-    options = AS_LARGE_AS_IMAGES.get(name, {}) | options
+    options = ON_TINY_DATA.get(name, {}) | options
     if "backbone" not in options:
         # Batch norm where there is something special about it.
         options["backbone"] = [Net, WideNet] if method.heterogeneous else NoisyNet if issubclass(method, CapacityModule) else Net

@@ -17,6 +17,7 @@ from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.partition.similarity import BySimilarity
 from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
+from lightning_fed.data.public import PublicShare
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
 from lightning_fed.data.text.e2e import E2E
@@ -60,6 +61,7 @@ __all__ = [
     "LazyInputs",
     "NWayKShot",
     "Partitioner",
+    "PublicShare",
     "QuestionAnswering",
     "QuestionFiles",
     "SQuAD",

@@ -1,6 +1,7 @@
 """One client's data, a datamodule like any other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -68,3 +69,35 @@ class ClientDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Any:
         """Normalise and, in training, augment on the device."""
         return self.transform(batch, self.trainer)
+
+
+class PublicDataModule(ClientDataModule):
+    """Examples of nobody's to train on, with their numbers in place of labels, and everybody's to validate and test on.
+
+    Args:
+        held_out: everybody's data.
+        data: the public inputs, numbered.
+        rows: which of them there are.
+        batch_size: of training.
+    """
+
+    def __init__(self, held_out: ClientDataModule, data: SharedTensors, rows: Tensor, batch_size: int) -> None:
+        super().__init__(
+            replace(held_out.info, num_train=len(rows), label_counts=()),
+            data,
+            (rows, rows[:0], rows[:0]),
+            held_out.transform,
+            batch_size,
+            held_out.eval_batch_size,
+            held_out.order_seed,
+            lone_example=held_out.lone_example,
+        )
+        self.held_out = held_out
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
+        """Batches of everybody's validation examples, in order."""
+        return self.held_out.val_dataloader()
+
+    def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
+        """Batches of everybody's test examples, in order."""
+        return self.held_out.test_dataloader()

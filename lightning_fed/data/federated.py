@@ -12,10 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, LoneExample, SharedTensors, count, join
-from lightning_fed.data.client import ClientDataModule
+from lightning_fed.data.batches import (
+    EXAMPLE,
+    TARGETS,
+    Batch,
+    BatchTransform,
+    Inputs,
+    LoneExample,
+    SharedTensors,
+    count,
+    join,
+    take,
+)
+from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.partition.natural import by_name
+from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of
 from lightning_fed.data.split import (
     TEST,
     TRAIN,
@@ -63,6 +75,9 @@ class FederatedDataModule(L.LightningDataModule):
             mirroring.
         lone_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
             learn: ``join`` adds it to the batch before, ``drop`` leaves it out of the epoch, ``keep`` lets it be a batch.
+        public: inputs that belong to nobody, for methods that distil on them: the training inputs of other data, made like the
+            clients' (images of their size and colours, and normalised as theirs), or a share of the training set that no client
+            gets. Their labels are never looked at.
         seed: of the partition and the split, and of the order of batches outside a federation.
     """
 
@@ -98,6 +113,7 @@ class FederatedDataModule(L.LightningDataModule):
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
         lone_example: LoneExample = "join",
+        public: "FederatedDataModule | PublicShare | None" = None,
         seed: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
@@ -110,9 +126,11 @@ class FederatedDataModule(L.LightningDataModule):
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
         self.lone_example: LoneExample = lone_example
+        self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         check_options(self)
         self._data: SharedTensors | None = None
+        self._public: tuple[SharedTensors, Tensor] | None = None  # inputs with their numbers, and which of them are public
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
 
@@ -159,10 +177,15 @@ class FederatedDataModule(L.LightningDataModule):
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
-        splits = self._divided(groups, num_train)
+        aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
+        splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
         self._splits = splits if example is None else rows_of(splits, example)
         self._clients = [self._describe(client, split, labels) for client, split in enumerate(self._splits)]
         self._data = SharedTensors(images, labels)
+        if self.public is not None:
+            if example is not None:
+                aside = rows_of([Split(aside, aside[:0], aside[:0])], example)[0].train
+            self._public = self._made_public(images, aside)
 
     @property
     def num_clients(self) -> int:
@@ -191,6 +214,25 @@ class FederatedDataModule(L.LightningDataModule):
         labels = self._loaded().labels
         split = union(self._splits)
         return self._datamodule(self._describe(-1, split, labels), split)
+
+    def public_set(self, batch_size: int | None = None) -> ClientDataModule:
+        """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
+        each example, from 0. Held out for validation and test is what everybody has.
+
+        Args:
+            batch_size: of training; None: the clients'.
+
+        Raises:
+            FederationError: if there is none.
+        """
+        self._loaded()
+        if self._public is None:
+            raise FederationError(
+                "The method needs public data, and there are none: set data.init_args.public to other data (class_path: CIFAR100), "
+                "or to a share of the training set ({share: 0.1})."
+            )
+        data, rows = self._public
+        return PublicDataModule(self.pooled(), data, rows, batch_size or self.batch_size)
 
     @property
     def num_labels(self) -> int:
@@ -227,6 +269,9 @@ class FederatedDataModule(L.LightningDataModule):
         for split in self._splits:
             for part in split:
                 checksum = crc32(part.tobytes(), crc32(str(len(part)).encode(), checksum))
+        if self._public is not None:
+            data, rows = self._public
+            checksum = checksum_of(take(data.images, rows), checksum)
         return f"{checksum:08x}"
 
     # ----------------------------------------------------------------------------------------------- as one datamodule
@@ -256,13 +301,37 @@ class FederatedDataModule(L.LightningDataModule):
         assert self._data is not None
         return self._data
 
-    def _divided(self, groups: NDArray[np.int64], num_train: int) -> list[Split]:
+    def _made_public(self, images: Inputs, aside: NDArray[np.int64]) -> tuple[SharedTensors, Tensor]:
+        """The public inputs with their numbers in place of labels, and which rows they are.
+
+        Args:
+            images: the clients'.
+            aside: which of these are public, if no other data are.
+        """
+        if isinstance(self.public, FederatedDataModule):
+            self.public.prepare_data()
+            others, *_ = self.public.load()
+            images = as_of_clients(others, images, type(self.public).__name__)
+            aside = np.arange(count(images))
+        rows = torch.from_numpy(aside)
+        numbers = torch.full((count(images),), -1)
+        numbers[rows] = torch.arange(len(rows))
+        if isinstance(images, dict):
+            images = {name: tensor for name, tensor in images.items() if name != TARGETS}
+        return SharedTensors(images, numbers), rows
+
+    def _divided(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
         """Each client's examples.
 
         Args:
             groups: the label of each example, those of the training set first.
             num_train: how many of them are the training set's.
+            owned: positions of the examples that may be a client's, sorted.
         """
+        splits = self._divided_among(groups, num_train, owned)
+        return [Split(*(owned[part] for part in split)) for split in splits]
+
+    def _divided_among(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
         roles = None
         if self.split == "official":
             require(num_train < len(groups), f"{type(self).__name__} has no official test set: set split to pooled.")
@@ -271,17 +340,21 @@ class FederatedDataModule(L.LightningDataModule):
                 roles[:num_train][validation] = VAL
         shares = Shares(self.val_share, self.test_share or 0.0)
         holders = self.partition.holders(self.column)
+        if holders is not None:
+            require(
+                len(holders) == len(groups),
+                f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: "
+                "give one name per example.",
+            )
+            holders = holders[owned]
+        groups, roles = groups[owned], None if roles is None else roles[owned]
+        num_train = int((owned < num_train).sum())
         if holders is None:
             dealing = self.partition, self.asked_clients or NUM_CLIENTS, self.seed
             parts = deal_pooled(groups, *dealing) if roles is None else deal_official(groups, num_train, *dealing)
             splits = divide(parts, roles, shares, self.seed)
             check_dealt(splits, wants_val=shares.val > 0 and (roles is None or VAL not in roles))
             return splits
-        require(
-            len(holders) == len(groups),
-            f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: give "
-            "one name per example.",
-        )
         names, parts = by_name(holders)
         splits = divide(parts, roles, shares._replace(at_least=1), self.seed)
         chosen = choose_named(names, splits, self.partition.min_examples, self.asked_clients, self.seed)

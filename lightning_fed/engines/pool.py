@@ -12,6 +12,15 @@ from lightning_fed.storage.client_store import ClientStore
 WAITING = 2
 """Turns that a worker has at a time: the one that it carries out, and the next."""
 
+VERBS = {
+    "fit": "trained",
+    "evaluate": "measured",
+    "gather": "gathered statistics of",
+    "predict": "let a model predict for",
+    "learn": "trained a model of",
+}
+"""What is said of turns that failed."""
+
 
 @dataclass
 class Job:
@@ -116,7 +125,7 @@ def _start_again(crew: Crew, worker: int, jobs: deque[Job], died: Died) -> None:
     first.deaths += 1
     if first.deaths > 1:
         jobs.clear()
-        verb = {"fit": "trained", "evaluate": "measured", "gather": "gathered statistics of"}[first.turn.verb]
+        verb = VERBS[first.turn.verb]
         raise FederationError(
             f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {died.how}: "
             "set federation.engine.init_args.workers lower, or use the engine InProcess to see what happens. The last checkpoint "

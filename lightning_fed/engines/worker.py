@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import lightning as L
+import torch
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
 from lightning_fed.engines.review import Review
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Outcome, State, Turn, check_finite
@@ -15,7 +17,7 @@ from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.phases import Phase
-from lightning_fed.seeding import ADAPT, TURN, seed_all
+from lightning_fed.seeding import ADAPT, PUBLIC, TURN, seed_all
 
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
@@ -77,6 +79,8 @@ class Worker:
         with self._named(turn):
             self._activity = ""
             module = self.load(turn.client, turn.broadcast, private)
+            if turn.verb in ("predict", "learn"):
+                return Outcome(self._on_public(module, turn))
             data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
             costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.adapt else {}
             data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
@@ -148,12 +152,37 @@ class Worker:
         metrics["flops"] = float(self.flops.collect())
         return ClientUpdate(turn.client.id, turn.client.num_train, module.update_state(), metrics)
 
-    def _train(self, module: FederatedModule, data: ClientDataModule, phases: Sequence[Phase], rounds: int) -> dict[str, float]:
+    def _on_public(self, module: FederatedModule, turn: Turn) -> ClientUpdate:
+        """Ask a model about the public data, or train it on them."""
+        data = self.data.public_set(module.public_batch_size)
+        data.order_seed = seed_all(self.seed, PUBLIC, turn.round, int(turn.broadcast.capacity or 0))
+        if turn.verb == "predict":
+            self._activity = "asked about public data"
+            outputs = self._standing_trainer().predict(OutputsPass(module, self.flops), datamodule=data) or []
+            said = {"outputs": torch.cat(outputs)}  # type: ignore[arg-type]
+            return ClientUpdate(turn.client.id, turn.client.num_train, said, {"flops": float(self.flops.collect())})
+        best = None
+        if module.server_validation is not None and data.info.num_val:
+            every, patience = module.server_validation
+            best = BestOnValidation(f"val/{module.headline_metric}", module.more_is_better, every, patience)
+        metrics = self._train(module, data, module.server_phases(), turn.round - 1, best)
+        metrics["flops"] = float(self.flops.collect())
+        return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
+
+    def _train(
+        self,
+        module: FederatedModule,
+        data: ClientDataModule,
+        phases: Sequence[Phase],
+        rounds: int,
+        best: BestOnValidation | None = None,
+    ) -> dict[str, float]:
         with module.playing(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
                 return {}
-            trainer = self.new_trainer(**QUIET, max_epochs=epochs, limit_val_batches=0)
-            trainer.callbacks.append(self.flops)  # type: ignore[attr-defined]
+            validation = {"limit_val_batches": 0} if best is None else best.trainer_options
+            trainer = self.new_trainer(**QUIET, max_epochs=epochs, **validation)
+            trainer.callbacks += [self.flops] if best is None else [self.flops, best]  # type: ignore[attr-defined]
             module.rounds_before = rounds
             trainer.fit(module, datamodule=data)
             module.progress.phase = None
@@ -165,7 +194,7 @@ class Worker:
         for optimizer in trainer.optimizers:
             # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
             optimizer.state.clear()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | {"steps": float(trainer.global_step)}
         self._refuse_divergence(metrics)
         return metrics
 

@@ -87,7 +87,8 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 
 def _train(copied: FederatedModule, batch: Any) -> None:
     """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
-    copied.phase = next(phase for phase in (*copied.phases(), *copied.adaptation()) if phase.name == copied.phase.name)
+    phases = {phase.name: phase for phase in (*copied.phases(), *copied.adaptation(), *copied.server_phases())}
+    copied.phase = phases[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
     copied.compute_gradients(batch)
 

@@ -138,6 +138,8 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
     }
     if "adapt/flops" in row or "adapt/total_flops" in before:
         totals["adapt/total_flops"] = row.get("adapt/flops", 0.0)  # nothing is adapted where nothing is measured
+    if "server/flops" in row or "server/total_flops" in before:
+        totals["server/total_flops"] = row.get("server/flops", 0.0)
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 

@@ -9,10 +9,10 @@ import torch
 import torchvision
 import transformers
 from tiny import (
-    AS_LARGE_AS_IMAGES,
     CLASSES,
     METHODS,
     ON_IMAGES,
+    ON_TINY_DATA,
     TINY_TRANSFORMER,
     TINY_VIT,
     Net,
@@ -90,7 +90,9 @@ def fit(method: type, backbone: Any, texts: bool = False, rounds: int = 1, engin
     if issubclass(method, FineTuning):
         options = {"local_steps": 1} | options
     federation = new_federation(rounds, engine=engine)
-    federation.fit(method(backbone, num_classes=CLASSES, **options), (new_texts if texts else new_data)(num_clients=2, size=50))
+    new = new_texts if texts else new_data
+    public = {"public": new(1, 24)} if method.needs_public_data else {}  # type: ignore[attr-defined]
+    federation.fit(method(backbone, num_classes=CLASSES, **options), new(num_clients=2, size=50, **public))
     return federation
 
 
@@ -296,7 +298,7 @@ def test_methods_say_what_they_cannot_take() -> None:
 @pytest.mark.parametrize("build", [torchvision_vit, hub_vit, Plain], ids=["torchvision", "transformers", "own"])
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "FedRolex"])  # which has to know what is hidden
 def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: Any) -> None:
-    options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(AS_LARGE_AS_IMAGES.get(name, {}))
+    options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(ON_TINY_DATA.get(name, {}))
     if name in ("FedHM", "FedHMDelta"):
         network = backbone_of(build, CLASSES)
         layers = [key for key, layer in network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]

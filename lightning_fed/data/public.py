@@ -1,0 +1,106 @@
+"""Inputs that belong to nobody and have no labels: what a server, or everybody, may distil on."""
+
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from jsonargparse.typing import ClosedUnitInterval
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from lightning_fed.data.batches import EXAMPLE, TARGETS, Inputs, count
+from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.errors import FederationError, require
+
+GREY = 0.299, 0.587, 0.114
+"""How much of the brightness is red, green and blue (ITU-R BT.601)."""
+
+
+@dataclass(frozen=True)
+class PublicShare:
+    """A part of the training set that no client gets, drawn before the rest is partitioned.
+
+    Args:
+        share: how much of the training set.
+    """
+
+    share: ClosedUnitInterval
+
+    def drawn(self, num_train: int, seed: int) -> NDArray[np.int64]:
+        """Positions of the examples, sorted: a function of the seed.
+
+        Args:
+            num_train: how many examples the training set has; they come first.
+            seed: of the partition.
+        """
+        require(0 < self.share < 1, f"Got public.share={self.share}: give a share above 0 and below 1.")
+        size = round(self.share * num_train)
+        require(size > 0, f"A public share of {self.share} of {num_train} training examples is none: give a larger one.")
+        stream = np.random.default_rng([seed, PUBLIC])
+        return np.sort(stream.choice(num_train, size, replace=False)).astype(np.int64)
+
+
+PUBLIC = 0x9B11C
+"""Which of a seed's streams says what is public."""
+
+
+def as_of_clients(public: Inputs, own: Inputs, name: str) -> Inputs:
+    """Public inputs in the form of the clients': images of their size and colours, texts with the same parts.
+
+    Args:
+        public: what there is.
+        own: the clients' inputs.
+        name: of the public data.
+
+    Raises:
+        FederationError: where that is not possible.
+    """
+    require(
+        not isinstance(public, LazyInputs) and not isinstance(own, LazyInputs),
+        f"{name} cannot be public data for these clients: one of both is read from its files batch by batch. Set its keep to "
+        "memory, or take a share of the clients' own data (public: {share: 0.1}).",
+    )
+    if isinstance(public, Tensor) and isinstance(own, Tensor):
+        return _images(public, own, name)
+    kinds = [sorted(inputs.keys() - {TARGETS, EXAMPLE}) if isinstance(inputs, dict) else ["images"] for inputs in (public, own)]
+    if not isinstance(public, dict) or not isinstance(own, dict) or kinds[0] != kinds[1]:
+        raise FederationError(
+            f"{name} cannot be public data for these clients: it has {', '.join(kinds[0])}, they have {', '.join(kinds[1])}. "
+            "Choose data of their kind, tokenised alike."
+        )
+    return {part: public[part] for part in kinds[0]}
+
+
+def _images(public: Tensor, own: Tensor, name: str) -> Tensor:
+    """Images resized (bilinear, antialiased) and made grey or coloured."""
+    shape = own.shape[1:]
+    if public.dtype != own.dtype or (
+        public.shape[1:] != shape and not (public.dim() == own.dim() == 4 and own.dtype == torch.uint8)
+    ):
+        raise FederationError(
+            f"{name} cannot be public data for these clients: its inputs are {public.dtype} of shape {tuple(public.shape[1:])}, "
+            f"theirs {own.dtype} of {tuple(shape)}. Only images of bytes are made alike."
+        )
+    public = _recoloured(public, shape[0], name) if public.shape[1] != shape[0] else public
+    return public if public.shape[1:] == shape else interpolate(public, tuple(shape[1:]), mode="bilinear", antialias=True)
+
+
+def _recoloured(images: Tensor, channels: int, name: str) -> Tensor:
+    """Coloured images made grey, or grey ones three equal colours."""
+    has = images.shape[1]
+    require({has, channels} == {1, 3}, f"{name} has images of {has} channels, the clients' have {channels}: give 1 or 3.")
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1)
+    return (images * torch.tensor(GREY)[:, None, None]).sum(1, keepdim=True).round().to(torch.uint8)
+
+
+def checksum_of(inputs: Inputs, start: int) -> int:
+    """Checksum of inputs, going on from another one; of those that are read lazily their number alone."""
+    checksum = crc32(str(count(inputs)).encode(), start)
+    tensors: dict[str, Any] = inputs if isinstance(inputs, dict) else {"": inputs} if isinstance(inputs, Tensor) else {}
+    for name, tensor in sorted(tensors.items()):
+        checksum = crc32(tensor.contiguous().numpy().tobytes(), crc32(name.encode(), checksum))
+    return checksum

@@ -1,0 +1,296 @@
+"""FedDF against its paper."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    WideNet,
+    assert_same,
+    momentum,
+    new_data,
+    new_federation,
+    private_states,
+    same,
+)
+from tiny_loops import batches, mean_of
+from tiny_rounds import UniformFedAvg
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.data import InMemory, PublicShare
+from lightning_fed.engines import InProcess, Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
+from lightning_fed.federation import Federation
+from lightning_fed.methods import FedDF
+from lightning_fed.module import FederatedModule
+from lightning_fed.seeding import INITIAL, PUBLIC, derive_seed, seeded
+
+PROXY = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(9))
+
+
+def public(labels: Tensor | None = None) -> InMemory:
+    return InMemory(PROXY, torch.zeros(50, dtype=torch.int64) if labels is None else labels, CLASSES)
+
+
+def with_public(clients: int = 4, size: int = 160, **options: Any) -> InMemory:
+    return new_data(clients, size, **{"public": public()} | options)
+
+
+def new(**options: Any) -> FedDF:
+    settings = {"distill_steps": 7, "distill_batch_size": 16, "optimizer": momentum, "validate_every": 100}
+    return FedDF(**{"backbone": [Net, WideNet], "num_classes": CLASSES} | settings | options)
+
+
+def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
+    federation = new_federation(**{"rounds": 2, "evaluate_every": 0} | options)
+    federation.fit(model, data or with_public())
+    return federation
+
+
+# ------------------------------------------------------------------------------------- the algorithm, once more, bare
+
+
+def proxy_batches(data: InMemory, round: int, place: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The public batches that a student sees."""
+    module = data.public_set(16)
+    module.order_seed = derive_seed(0, PUBLIC, round, place)
+    epoch = 0
+    while steps:
+        loader = module.train_dataloader()
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for batch in loader:
+            if steps:
+                yield batch
+                steps -= 1
+        epoch += 1
+
+
+@pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_rounds_are_those_of_a_bare_loop(distill_loss: Any, temperature: float) -> None:
+    T = temperature
+    data, steps = with_public(val_share=0.0), 7
+    slow = partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # Adam makes much of a last bit
+    model = new(distill_loss=distill_loss, temperature=T, distill_optimizer=slow, distill_clip=0.5)
+    federation = fit(model, data)
+
+    with seeded(0, INITIAL):
+        template = new()
+        template.configure_model()
+        initial = template.configure_server(data.clients).state_dict()
+    students: list[nn.Module] = [Net(CLASSES), WideNet(CLASSES)]
+    for place, student in enumerate(students):
+        prefix = f"{place}/backbone."
+        student.load_state_dict({name.removeprefix(prefix): t for name, t in initial.items() if name.startswith(prefix)})
+    for round in (1, 2):
+        sent: list[nn.Module] = []
+        for k in range(4):
+            network = [Net, WideNet][k % 2](CLASSES)
+            network.load_state_dict(students[k % 2].state_dict())
+            optimizer = momentum(network.parameters())
+            for x, y in batches(data, k, round, 0):
+                optimizer.zero_grad()
+                cross_entropy(network(x), y).backward()
+                optimizer.step()
+            sent.append(network.eval())
+        with torch.no_grad():
+            z = torch.stack([network(PROXY) for network in sent])
+        for place, student in enumerate(students):
+            student.load_state_dict(mean_of(sent[place::2]))
+            optimizer = slow(student.parameters())
+            for step, (x, numbers) in enumerate(proxy_batches(data, round, place, steps)):
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.1 * (1 + torch.cos(torch.tensor(step / steps * torch.pi)).item()) / 2
+                q = (student(x) / T).log_softmax(1)
+                if distill_loss == "avg_logits":
+                    p = (z[:, numbers].mean(0) / T).softmax(1)
+                    loss = (p * (p.log() - q)).sum(1).mean()
+                else:
+                    p = (z[:, numbers] / T).softmax(2)
+                    loss = (p * (p.log() - q)).sum(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(student.parameters(), 0.5)
+                optimizer.step()
+
+    for name, tensor in federation.run.server.state_dict().items():
+        place, _, rest = name.partition("/backbone.")
+        torch.testing.assert_close(tensor, students[int(place)].state_dict()[rest], rtol=2e-4, atol=1e-5)
+
+
+def test_without_steps_it_is_fedavg_of_each_architecture_bit_for_bit() -> None:
+    """Which is that of the clients that have it."""
+    ours = fit(new(backbone=NoisyNet, distill_steps=0), participation=0.7)
+    theirs = fit(UniformFedAvg(NoisyNet, CLASSES, momentum), with_public(), participation=0.7)
+    state = {name.removeprefix("0/"): tensor for name, tensor in ours.run.server.state_dict().items()}
+    assert same(state, theirs.run.server.state_dict())
+    assert ours.run.history[-1]["global/test_accuracy"] == theirs.run.history[-1]["global/test_accuracy"]
+    engine = Recording()
+    two = fit(new(distill_steps=0), engine=engine, rounds=1)
+    for place in (0, 1):
+        own = [update.state for update in engine.trained if update.client % 2 == place]
+        mean = {name: (sum(state[name].double() for state in own) / len(own)).float() for name in own[0]}  # type: ignore[union-attr]
+        assert same(
+            {name.removeprefix(f"{place}/"): t for name, t in two.run.server.state_dict().items() if name[0] == str(place)}, mean
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ the students
+
+
+def student_of(model: FedDF, targets: Tensor) -> FedDF:
+    module = model.for_client(with_public().clients[0])
+    module.load_payload({f"targets/{model.distill_loss}": targets})
+    module.phase = module.server_phases()[0]
+    return module
+
+
+def test_a_student_that_agrees_with_its_only_teacher_has_no_gradient() -> None:
+    module = new().for_client(with_public().clients[0]).eval()
+    with torch.no_grad():
+        said = module(PROXY)
+    module.load_payload({"targets/avg_logits": said})
+    loss = module.student_loss((PROXY, torch.arange(50)))
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+    for slope in torch.autograd.grad(loss, list(module.parameters())):
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-6)
+
+
+def test_a_constant_that_is_added_to_a_row_of_logits_changes_nothing() -> None:
+    said = torch.randn(50, CLASSES)
+    losses = []
+    for shift in (0.0, 5.0):
+        with seeded(3):
+            losses.append(student_of(new(), said + shift).student_loss((PROXY, torch.arange(50))))
+    torch.testing.assert_close(*losses)
+
+
+def test_labels_of_public_data_are_nobodys() -> None:
+    ends = [fit(new(), with_public(public=public(labels))) for labels in (torch.zeros(50).long(), torch.arange(50) % CLASSES)]
+    assert same(*(end.run.server.state_dict() for end in ends))
+    assert private_states(ends[0]) == {}
+
+
+def test_who_is_best_on_validation_data_stays_and_patience_ends_the_training() -> None:
+    """With a rate that spoils everything, the first validated student is as good as any later one."""
+    spoiling = partial(torch.optim.SGD, lr=50.0)
+    data = with_public(val_share=0.2)
+    options = {"distill_steps": 40, "distill_optimizer": spoiling, "distill_clip": None}
+    patient = fit(new(**options, validate_every=2, patience=6), data, rounds=1).run.history[0]
+    endless = fit(new(**options, validate_every=2, patience=None), data, rounds=1).run.history[0]
+    assert patient["server/steps"] < endless["server/steps"] == 2 * 40
+    last = fit(new(**options), with_public(val_share=0.0), rounds=1).run
+    assert last.history[0]["server/steps"] == 2 * 40
+
+
+# ------------------------------------------------------------------------------------------------------------ the server
+
+
+def test_what_the_server_does_is_counted_apart() -> None:
+    ours, plain = fit(new()).run.history, fit(new(distill_steps=0)).run.history
+    for row, other in zip(ours, plain, strict=True):
+        assert row["compute/flops"] == other["compute/flops"]
+        assert row["traffic/up_bytes"] == other["traffic/up_bytes"]
+        assert row["traffic/down_bytes"] == other["traffic/down_bytes"]
+        assert (row["server/teachers"], row["server/steps"]) == (4, 2 * 7)
+        assert "server/flops" not in other
+    assert ours[1]["server/total_flops"] == 2 * ours[0]["server/flops"] > 0
+    assert all("seconds/server" in row for row in ours)
+
+
+def test_a_pass_of_each_teacher_and_the_students_steps_are_counted() -> None:
+    row = fit(new(backbone=Net), with_public(val_share=0.0), rounds=1).run.history[0]
+    values = sum(p.numel() for p in Net(CLASSES).parameters() if p.dim() == 2)
+    first = Net(CLASSES).fc1.weight.numel()
+    seen = 2 * (16 + 16 + 16) + 2  # in seven batches of 50 examples
+    assert row["server/flops"] == 2 * 4 * 50 * values + seen * (6 * values - 2 * first)
+
+
+def test_each_architectures_model_is_measured() -> None:
+    row = fit(new()).run.history[-1]
+    assert {"global_Net/test_accuracy", "global_WideNet/test_accuracy", "after/test_accuracy/mean"} <= row.keys()
+    assert "global/test_accuracy" in fit(new(backbone=Net)).run.history[-1]
+
+
+def test_who_knows_nothing_does_not_teach() -> None:
+    """All that are no better than chance: the averages stay."""
+    still = fit(new(drop_worst=True, optimizer=partial(torch.optim.SGD, lr=0.0)), with_public(val_share=0.3), rounds=1)
+    row = still.run.history[0]
+    assert row["server/teachers"] < 4
+    if row["server/teachers"] == 0:
+        assert row["server/steps"] == 0
+    with pytest.raises(FederationError, match="drop_worst needs validation data"):
+        fit(new(drop_worst=True), with_public(val_share=0.0), rounds=1)
+
+
+def test_without_public_data_it_is_refused_before_the_first_round() -> None:
+    with pytest.raises(FederationError, match="needs public data, and there are none"):
+        fit(new(), new_data())
+
+
+def test_public_data_may_be_a_share_of_the_clients_own() -> None:
+    row = fit(new(), with_public(public=PublicShare(0.2)), rounds=1).run.history[0]
+    assert row["server/steps"] == 14
+
+
+class Losing(InProcess):
+    """The server's own turns come to nothing."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for turn in turns:
+            yield Lost(turn.client.id, "no power") if turn.verb == "learn" else next(iter(super().run([turn])))
+
+
+def test_the_servers_own_turns_must_not_be_lost() -> None:
+    with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):
+        fit(new(), engine=Losing())
+
+
+def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for one by one, when the one before has spoken."""
+    order: list[str] = []
+
+    class Noting(InProcess):
+        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+            def noted() -> Iterator[Turn]:
+                for turn in turns:
+                    order.append(turn.verb)
+                    yield turn
+
+            for update in super().run(noted()):
+                order.append("done")
+                yield update
+
+    fit(new(), engine=Noting(), rounds=1)
+    start = order.index("predict")
+    assert order[start : start + 8] == ["predict", "done"] * 4
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_numbers() -> None:
+    engine = Processes(workers=2)
+    assert_same(fit(new(), engine=engine), fit(new(), engine=InProcess(threads=1)))
+    engine._stop()
+
+
+def test_teachers_and_tables_are_in_no_checkpoint_and_a_continued_run_ends_the_same() -> None:
+    whole = fit(new(), rounds=3, evaluate_every=1)
+    fit(new(), rounds=2, run_dir="runs", evaluate_every=1)
+    federation = new_federation(3, "runs", evaluate_every=1)
+    federation.fit(new(), with_public(), ckpt_path="last")
+    assert_same(federation, whole)
+    states: State = whole.run.server.state_dict()
+    assert all(name.startswith(("0/backbone.", "1/backbone.")) for name in states)
+
+
+def test_other_tasks_are_refused() -> None:
+    with pytest.raises(FederationError, match="FedDF got task 'regression', but it distils probabilities of classes"):
+        new(task="regression")
