@@ -23,6 +23,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a million objects of imported libraries, which each full collection would look through
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries that count what they leave behind report all of it
+
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are written under the working directory."""

@@ -110,8 +110,9 @@ def made_small(path: Path) -> dict[str, Any]:
         config["data"]["init_args"] |= {"num_clients": 2}
     else:
         shape = {key: value for key, value in config["data"]["init_args"].items() if key in ("channels", "image_size")}
-        public = {"public": {"share": 0.2}} if "public" in config["data"]["init_args"] else {}
-        config["data"] = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | shape | small | public}
+        stand = {"class_path": "test_every_config.Stand", "init_args": {"like": like} | shape | small}
+        public = {"public": stand} if "public" in config["data"]["init_args"] else {}
+        config["data"] = stand | {"init_args": stand["init_args"] | public}
     config["federation"] |= {"rounds": 1, "participation": 0.5, "run_dir": "runs", "progress": False, "logger": False}
     limited = ("val", "test") if like in ("GLUE", "SQuAD", *WRITTEN) else ("train", "val", "test", "predict")
     config["trainer"] |= {"accelerator": "cpu"} | {f"limit_{part}_batches": 1 for part in limited}

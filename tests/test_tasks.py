@@ -114,7 +114,7 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
     inexact = rough.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
-    if name in ("FedRoD", "FD", "FedKD") or issubclass(method, CapacityModule):
+    if name in ("FedRoD", "FD", "FedKD", "PFedSD") or issubclass(method, CapacityModule):
         with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but it"):
             new_method(name, loss=nn.MultiMarginLoss())
     else:
