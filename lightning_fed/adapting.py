@@ -18,7 +18,7 @@ class AdaptedModule(MeasuredModule):
         adapt_steps: the same in optimizer steps.
         adapt_layers: what is adapted: everything that learns, the head alone, or what is private and learns.
         adapt_when: before every measurement, or for a second one after the last round.
-        adapt_optimizer: how.
+        adapt_optimizer: how; None: as it trains.
         **kwargs: see :class:`.MeasuredModule`.
     """
 
@@ -27,13 +27,16 @@ class AdaptedModule(MeasuredModule):
 
     frozen_names: frozenset[str]
 
+    optimizer: OptimizerCallable
+    """How a client steps."""
+
     def __init__(
         self,
         adapt_epochs: int,
         adapt_steps: int,
         adapt_layers: Literal["all", "head", "private"],
         adapt_when: Literal["always", "last"],
-        adapt_optimizer: OptimizerCallable,
+        adapt_optimizer: OptimizerCallable | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -53,16 +56,17 @@ class AdaptedModule(MeasuredModule):
         if not (self.adapt_epochs or self.adapt_steps):
             return []
         length: dict[str, Any] = {"epochs": self.adapt_epochs} if self.adapt_epochs else {"steps": self.adapt_steps}
+        optimizer = self.adapt_optimizer or self.optimizer
         learning = [(name, p) for name, p in self.named_parameters() if name not in self.frozen_names]
         if self.adapt_layers == "all":
-            return [Phase("adapt", [p for _, p in learning], self.client_loss, self.adapt_optimizer, **length)]
+            return [Phase("adapt", [p for _, p in learning], self.client_loss, optimizer, **length)]
         part = self._private if self.adapt_layers == "private" else self._head_names()
         if not (parameters := [p for name, p in learning if name in part]):
             what = "nothing private" if self.adapt_layers == "private" else "no head"
             raise FederationError(
                 f"adapt_layers is {self.adapt_layers}, but {type(self).__name__} has {what} that learns: set it to all."
             )
-        return [Phase("adapt", parameters, self.client_loss, self.adapt_optimizer, eval_modules=[self], **length)]
+        return [Phase("adapt", parameters, self.client_loss, optimizer, eval_modules=[self], **length)]
 
     def _head_names(self) -> set[str]:
         networks = [(name, module) for name, module in self.named_modules() if isinstance(module, Backbone | Transformer)]

@@ -144,7 +144,7 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
             adapt_steps=adapt_steps,
             adapt_layers=adapt_layers,
             adapt_when=adapt_when,
-            adapt_optimizer=adapt_optimizer or optimizer,
+            adapt_optimizer=adapt_optimizer,
             num_classes=num_classes,
             loss=loss,
             metrics=metrics,

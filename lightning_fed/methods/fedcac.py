@@ -58,6 +58,9 @@ class FedCAC(FederatedModule):
     keeps_received = True
     payload_varies = True  # up only
 
+    critical: Tensor
+    """Which entries are critical, tensor after tensor."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -75,7 +78,8 @@ class FedCAC(FederatedModule):
     def build(self) -> None:
         """The network, of which nothing is critical yet."""
         super().build()
-        self.critical = torch.zeros(sum(p.numel() for p in self.parameters() if p.requires_grad), dtype=torch.bool)
+        size = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        self.register_buffer("critical", torch.zeros(size, dtype=torch.bool), persistent=False)
 
     def shared_names(self) -> set[str]:
         """The parameters."""
@@ -96,7 +100,7 @@ class FedCAC(FederatedModule):
         if self.epochs:
             own = dict(self.named_parameters())
             masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.received.items()]
-            self.critical = torch.cat([mask.flatten() for mask in masks]).cpu()
+            self.critical = torch.cat([mask.flatten() for mask in masks])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average, and a customised model for each client."""

@@ -243,9 +243,17 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
     noted: list[tuple[Tensor, Tensor]] = []
 
     class Noting(FD):
+        stepping = False  # else FLOPs are counted
+
+        def client_step(self, batch: Any) -> Tensor:
+            self.stepping = True
+            loss = super().client_step(batch)
+            self.stepping = False
+            return loss
+
         def note(self, logits: Tensor, y: Tensor) -> None:
             super().note(logits, y)
-            if logits.device.type != "meta":  # where FLOPs are counted
+            if self.stepping:
                 noted.append((logits.clone(), y.clone()))
 
     engine, data = Recording(), new_data(1, 60)

@@ -288,9 +288,7 @@ class Huge(InProcess):
 
 
 def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
-    with pytest.raises(
-        FederationError, match=r"^The server's state after merging round 1 holds NaN or infinity in 'backbone.fc1.w"
-    ):
+    with pytest.raises(FederationError, match=r"^The server's state after round 1 holds NaN or infinity in 'backbone.fc1.w"):
         fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Huge())
 
 

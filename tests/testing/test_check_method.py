@@ -22,7 +22,7 @@ from lightning_fed.testing import Check, check_method, checks_of
 from lightning_fed.testing.checks import CHECKS
 
 
-class FedProto(FederatedModule):
+class Prototypes(FederatedModule):
     """Nothing but the mean feature of each class travels (Tan et al., AAAI 2022): a payload, found by a review."""
 
     heterogeneous = True
@@ -123,7 +123,7 @@ class Interpolating(FederatedModule):
         self.steps += self.client.num_clients
 
 
-METHODS = FedProto, MutualLearning, Interpolating
+METHODS = Prototypes, MutualLearning, Interpolating
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def test_payloads_are_counted_and_reviews_cost() -> None:
     """What travels is 4 means of 6 features and 4 counts; the pass costs a forward through the encoder and the sums."""
     engine = Recording()
     federation = new_federation(1, engine=engine, evaluate_every=0)
-    federation.fit(FedProto([Net, WideNet], CLASSES, sgd), new_data(2, 100))
+    federation.fit(Prototypes([Net, WideNet], CLASSES, sgd), new_data(2, 100))
     row = federation.run.history[0]
     assert row["traffic/down_parameters"] == row["traffic/up_parameters"] == 2 * (4 * 6 + 4)
     federation = new_federation(1, evaluate_every=0)
-    federation.fit(FedProto([Net, WideNet], CLASSES, sgd, epochs=0), new_data(2, 100))
+    federation.fit(Prototypes([Net, WideNet], CLASSES, sgd, epochs=0), new_data(2, 100))
     forward = sum(
         client.num_train * 2 * (48 * hidden + hidden * 6 + 4 * 6)
         for client, hidden in zip(new_data(2, 100).clients, (5, 7), strict=True)
@@ -192,7 +192,7 @@ def test_a_review_sees_each_example_once_and_as_it_is() -> None:
     """The prototypes are the class means of the trained encoder's features over all training examples."""
     engine, data = Recording(), new_data(2, 100)
     federation = new_federation(1, engine=engine, evaluate_every=0)
-    federation.fit(FedProto(Net, CLASSES, sgd), data)
+    federation.fit(Prototypes(Net, CLASSES, sgd), data)
     for update in engine.trained:
         of_client = data.client(update.client)
         inputs, labels = of_client.data[of_client.splits[0]]
