@@ -33,8 +33,10 @@ from lightning_fed.methods.fd import FD
 from lightning_fed.methods.fedamp import FedAMP
 from lightning_fed.methods.fedcac import FedCAC
 from lightning_fed.methods.fedkd import FedKD
+from lightning_fed.methods.fedproto import FedProto
 from lightning_fed.methods.fml import FML
 from lightning_fed.methods.pfedgate import PFedGate
+from lightning_fed.methods.pfedsd import PFedSD
 from lightning_fed.models import CNN1, CNN5, ResNet8
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.energy import compressed
@@ -209,6 +211,47 @@ class Taught:
         return cross_entropy(logits, y) + cross_entropy(logits, self.teachers[y])
 
 
+class Near:
+    """FedProto: one network near prototypes, and a pass that finds its own."""
+
+    def __init__(self) -> None:
+        self.network, self.prototypes = CNN1(10), torch.rand(10, 500)
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.network)
+        sums = torch.zeros(10, 500)
+        with torch.no_grad():
+            for x, y in batches(epochs=1):
+                sums += one_hot(y, 10).T.float() @ self.network.encode(x)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of labels and prototypes."""
+        x, y = batch
+        features = self.network.encode(x)
+        return cross_entropy(self.network.head(features), y) + mse_loss(features, self.prototypes[y])
+
+
+class SelfTaught:
+    """pFedSD: one network, and a pass of what it was."""
+
+    def __init__(self) -> None:
+        self.network, self.teacher = CNN1(10), CNN1(10).eval()
+
+    def __call__(self) -> None:
+        """A turn."""
+        train(self.loss, self.network)
+        self.teacher.load_state_dict(self.network.state_dict())
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Of labels and the teacher."""
+        x, y = batch
+        logits = self.network(x)
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return cross_entropy(logits, y) + divergence(taught, logits)
+
+
 @dataclass(frozen=True)
 class Case:
     """A method, the bare loop of what it computes, and what that is."""
@@ -225,6 +268,8 @@ CASES = {
     "FedAMP": Case(lambda: FedAMP(CNN1, epochs=EPOCHS), Drawn, "CNN-1, drawn to another one"),
     "FedCAC": Case(lambda: FedCAC(CNN1, epochs=EPOCHS), Cautious, "CNN-1 and a mask"),
     "FD": Case(lambda: FD(CNN1, epochs=EPOCHS), Taught, "CNN-1 and its mean outputs"),
+    "FedProto": Case(lambda: FedProto(CNN1, epochs=EPOCHS), Near, "CNN-1, near prototypes"),
+    "PFedSD": Case(lambda: PFedSD(CNN1, epochs=EPOCHS), SelfTaught, "CNN-1 and its former self"),
 }
 
 
