@@ -8,6 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from lightning_fed.exchange import State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.proximal import half_squared_distance
@@ -76,6 +77,12 @@ class Ditto(FederatedModule):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the personal network."""
         return (self.backbone if self._global_predicts else self.personal)(x)
+
+    def export_state(self, private: bool = True) -> State:
+        """The network that the client predicts with; without what is private, the global one."""
+        if not private:
+            return super().export_state(private)
+        return {f"backbone.{name}": tensor for name, tensor in self.personal.state_dict().items()}
 
     def phases(self) -> list[Phase]:
         """The global network, which must not notice the personal one, then that."""

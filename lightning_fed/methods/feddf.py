@@ -221,6 +221,10 @@ class DistillingServer(GroupServer):
         self.drop_below = drop_below
         self.round = 0
 
+    def _hold(self, states: dict[int, State]) -> None:
+        super()._hold(states)
+        self.state = states[min(states)]  # what is exported without a client is the first architecture, as a module without one has
+
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Forget the teachers of the round before."""
         self.round = round

@@ -112,6 +112,11 @@ class PFedSD(FederatedModule):
             return logits
         return self.personal(x)
 
+    def export_state(self, private: bool = True) -> State:
+        """The network that the client predicts with; without what is private, the server's."""
+        network = self.personal if private and self._has_teacher else self.backbone
+        return {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()}
+
     def phases(self) -> list[Phase]:
         """FedAvg's, with a teacher where there is one."""
         loss = self.distilled_loss if self._has_teacher and self.lam else self.student_loss

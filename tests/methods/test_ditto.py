@@ -135,3 +135,12 @@ def test_alone_it_starts_from_its_own_global_model() -> None:
     module = Ditto(Net, CLASSES)
     module.configure_model()
     assert same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
+
+
+def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
+    module = fit(Ditto(Net, CLASSES, optimizer=sgd)).client_module(1)
+    for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
+        module.export(tmp_path / name, private)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
+        assert same(safetensors.torch.load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
+    assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

@@ -220,6 +220,14 @@ def test_each_architectures_model_is_measured() -> None:
     assert "global/test_accuracy" in fit(new(backbone=Net)).run.history[-1]
 
 
+def test_the_server_hands_out_the_model_of_the_first_architecture() -> None:
+    """Where one is wanted and no client is named."""
+    federation = fit(new(), rounds=1)
+    module, state = federation.run.server_module(), federation.run.server.state_dict()
+    assert isinstance(module.backbone, Net)
+    assert same(module.shared_state(), {name[2:]: tensor for name, tensor in state.items() if name.startswith("0/")})
+
+
 def test_who_knows_nothing_does_not_teach() -> None:
     """All that are no better than chance: the averages stay."""
     still = fit(new(drop_worst=True, optimizer=partial(torch.optim.SGD, lr=0.0)), with_public(val_share=0.3), rounds=1)

@@ -1,9 +1,11 @@
 """pFedSD: FedAvg whose clients are taught by what they were."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same
 from tiny_loops import batches
 from tiny_rounds import UniformFedAvg
@@ -207,6 +209,16 @@ def test_participants_are_measured_as_they_were_before_aggregation_and_others_as
             assert result["test/accuracy"] == before.accuracy[client]
         else:
             assert torch.equal(module(BATCH[0]), module.backbone(BATCH[0]))
+
+
+def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
+    federation = fit(PFedSD(Net, CLASSES, optimizer=momentum))
+    module = federation.client_module(1)
+    for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
+        module.export(tmp_path / name, private)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
+        assert same(load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
+    assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
 
 
 def test_the_teacher_stays_with_the_client() -> None:
