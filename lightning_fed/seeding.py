@@ -25,7 +25,10 @@ def seed_all(*keys: int) -> int:
     seed = derive_seed(*keys)
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # as above, without what it writes down, milliseconds each time, for every device that may yet be found
+        torch.default_generator.manual_seed(seed)
     return seed
 
 
