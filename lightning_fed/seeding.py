@@ -25,11 +25,18 @@ def seed_all(*keys: int) -> int:
     seed = derive_seed(*keys)
     random.seed(seed)
     np.random.seed(seed)
+    seed_torch(seed)
+    return seed
+
+
+def seed_torch(seed: int) -> None:
+    """``torch.manual_seed``, which without an accelerator takes milliseconds: for each kind that there might be it writes down the
+    whole call stack.
+    """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # as above, without what it writes down, milliseconds each time, for every device that may yet be found
+    else:
         torch.default_generator.manual_seed(seed)
-    return seed
 
 
 @contextmanager

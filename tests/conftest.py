@@ -1,13 +1,19 @@
 """What every test runs in: one thread, its own folder, its own random state, nothing left behind."""
 
 import gc
+import importlib.metadata
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch.utilities.seed import isolate_rng
+
+import lightning_fed.lean
+from lightning_fed.seeding import seed_torch
 
 LEFT_BY_LIBRARIES = {
     *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),  # by the seed_everything of Lightning's command line
@@ -17,6 +23,8 @@ LEFT_BY_LIBRARIES = {
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    # Thousands of Trainers look for plugins. Installed is while tests run what was installed before.
+    lightning_fed.lean.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 
 
 def pytest_collection_finish() -> None:
@@ -36,7 +44,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def own_random_state() -> Iterator[None]:
     with isolate_rng():
-        torch.manual_seed(0)
+        seed_torch(0)
         yield
 
 

@@ -295,8 +295,18 @@ def test_methods_say_what_they_cannot_take() -> None:
 # --------------------------------------------------------------------------------------------------------- with a method
 
 
-@pytest.mark.parametrize("build", [torchvision_vit, hub_vit, Plain], ids=["torchvision", "transformers", "own"])
-@pytest.mark.parametrize("name", [name for name in WHOLE if name != "FedRolex"])  # which has to know what is hidden
+def each_with_one(builds: list[Any]) -> list[tuple[str, Any]]:
+    """Methods in turn with the one and with the other network; with all of them those that look into a network."""
+    names = [name for name in WHOLE if name != "FedRolex"]  # which has to know what is hidden
+    looking = {"FedHM", "FedHMDelta", "HeteroFL", "FedDecomp", "PFedGate", "PFedLoRA", "FedRep"}
+    return [
+        (name, build)
+        for place, name in enumerate(names)
+        for build in (builds if name in looking else [builds[place % len(builds)]])
+    ]
+
+
+@pytest.mark.parametrize(("name", "build"), each_with_one([torchvision_vit, hub_vit, Plain]))
 def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: Any) -> None:
     options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(ON_TINY_DATA.get(name, {}))
     if name in ("FedHM", "FedHMDelta"):
