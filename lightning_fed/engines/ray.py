@@ -129,11 +129,11 @@ def _by_value() -> type[Packer]:
 
 @dataclass
 class _Member:
-    """An actor: what it has to say before its turns, by when, what is expected of its turns, and where it is."""
+    """An actor: what it has to say before its turns, when the first word of that is due, what its turns are to bring, and where it is."""
 
     actor: Any
     first: deque["Future[Any]"]
-    until: float
+    until: float | None
     turns: deque["Future[Any]"] = field(default_factory=deque)
     node: str = "an unknown node"
 
@@ -195,18 +195,21 @@ class _Actors(Crew):
         member.turns.append(member.actor.take.remote(turn, number, [broadcast]).future())
 
     def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
+        members = {worker: self._members[worker] for worker in busy}
+        heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
+        until = [member.until for member in members.values() if member.until is not None]
         # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
-        heads = {(member.first or member.turns)[0]: worker for worker in busy if (member := self._members[worker])}
-        until = [self._members[worker].until for worker in heads.values() if self._members[worker].first]
         done, _ = wait_for(heads, max(0.0, min(until) - time.monotonic()) if until else None, FIRST_COMPLETED)
         answers: list[tuple[int, Outcome | Exception | Died]] = []
         for head in done:
-            member = self._members[heads[head]]
+            member = members[heads[head]]
             (member.first or member.turns).popleft()
             if (answer := self._read(member, head)) is not None:
                 answers.append((heads[head], answer))
-        late = [] if done else [worker for worker in heads.values() if self._members[worker].until <= time.monotonic()]
-        return answers + [(worker, Died(f"without a word for {STARTED:g} s")) for worker in late if self._members[worker].first]
+        if not done:
+            late = [worker for worker, member in members.items() if member.until is not None and member.until <= time.monotonic()]
+            answers += [(worker, Died(f"without a word for {STARTED:g} s")) for worker in late]
+        return answers
 
     def _read(self, member: _Member, head: "Future[Any]") -> Outcome | Exception | Died | None:
         """What an actor says; None if it is not about a turn."""
@@ -222,7 +225,7 @@ class _Actors(Crew):
         if isinstance(said, Failure):
             return said.error()
         if said is not None:
-            member.node, versions = said
+            (member.node, versions), member.until = said, None
             self._compare(member.node, versions)
         return None
 
