@@ -129,7 +129,7 @@ def _by_value() -> type[Packer]:
 
 @dataclass
 class _Member:
-    """An actor: what it has to say before its turns, when the first word of that is due, what its turns are to bring, and where it is."""
+    """An actor: what it is to say before its turns, and when the first word is due; what its turns are to bring; where it is."""
 
     actor: Any
     first: deque["Future[Any]"]
