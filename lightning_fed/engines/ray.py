@@ -152,9 +152,7 @@ class _Actors(Crew):
 
     def __init__(self, workers: int | None, share: dict[str, float], wait: float, ordered: Any) -> None:
         ray = the_package()
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        self._ray, self._within = ray, PlacementGroupSchedulingStrategy
+        self._ray = ray
         known = ray.exceptions
         self._deaths = known.RayActorError, known.NodeDiedError, known.ObjectLostError, known.OutOfMemoryError
         self._class = ray.remote(new_actor())
@@ -266,7 +264,7 @@ class _Actors(Crew):
         actor = self._class.options(
             num_cpus=self._share["CPU"],
             num_gpus=self._share.get("GPU", 0),
-            scheduling_strategy=self._within(self._reserved[worker]),
+            scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved[worker]),
             max_restarts=0,
             max_task_retries=0,
         ).remote()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from lightning_fed import __version__
 from lightning_fed.__main__ import main
 from lightning_fed.engines import Ray
 from lightning_fed.engines.packing import pack, unpack
+from lightning_fed.engines.ray import _Actors
 from lightning_fed.engines.ray_cluster import _ask, _own_signals
 from lightning_fed.engines.ray_worker import Carried, Lasting, new_actor
 from lightning_fed.errors import FederationError
@@ -98,3 +101,85 @@ def test_a_machine_says_what_is_installed_before_anything_is_imported() -> None:
         "lightning-fed": __version__,
     }
     assert not imported
+
+
+class Machines:
+    """What the crew asks of Ray, and a cluster of which it is written down how many workers each machine has room for.
+
+    Args:
+        rooms: of each machine.
+    """
+
+    exceptions = SimpleNamespace(
+        **dict.fromkeys(["RayActorError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"], OSError)
+    )
+
+    def __init__(self, *rooms: int) -> None:
+        self.rooms = list(rooms)
+        self.busy = 0
+        self.reserved: list[object] = []
+        self.util = SimpleNamespace(
+            placement_group=self.reserve,
+            remove_placement_group=self.reserved.remove,
+            placement_group_table=lambda one: {"state": "CREATED" if self.has(one) else "PENDING"},
+        )
+
+    def reserve(self, bundles: list[dict[str, float]]) -> object:
+        self.reserved.append(one := object())
+        return one
+
+    def has(self, one: object) -> bool:
+        return self.reserved.index(one) < sum(self.rooms) - self.busy
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": room > 0, "Resources": {"CPU": 2.0 * room, "GPU": 0.3 * room}} for room in self.rooms]
+
+    def remote(self, kind: type) -> type:
+        return kind
+
+
+def crew(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | None = None, wait: float = 0.3) -> _Actors:
+    pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
+    monkeypatch.setattr("lightning_fed.engines.ray.the_package", lambda: machines)
+    monkeypatch.setattr("lightning_fed.engines.ray.SETTLED", 0.1)
+    return _Actors(workers, {"CPU": 2.0, "GPU": 0.3}, wait, None)
+
+
+def test_there_are_as_many_workers_as_all_machines_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(3, 1)
+    actors = crew(monkeypatch, machines)
+    assert actors.muster() == [0, 1, 2, 3]
+    machines.rooms.append(2)  # one that joins
+    assert actors.muster() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_worker_whose_machine_has_left_comes_back_with_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(1, 1)
+    actors = crew(monkeypatch, machines)
+    assert actors.muster() == [0, 1]
+    machines.rooms[1] = 0
+    assert not actors.replace(1)
+    assert actors.muster() == [0]
+    machines.rooms[1] = 1
+    assert actors.muster() == [0, 1]
+    assert actors.replace(0)  # it was the worker alone that died
+    actors.stop()
+    assert machines.reserved == []
+
+
+def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = Machines(4)
+    machines.busy = 2
+    actors = crew(monkeypatch, machines, workers=3)
+    assert actors.muster() == [0, 1]
+    assert actors.muster() == [0, 1]
+    machines.busy = 0
+    assert actors.muster() == [0, 1, 2]
+    assert capsys.readouterr().out == "Ray has room for 2 of 3 workers.\n"
+
+
+def test_a_cluster_without_room_is_one_line_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FederationError, match=r"^Ray has had no room for a worker \(2 CPU and 0.3 GPU each\) for 0.3 s: "):
+        crew(monkeypatch, Machines(0)).muster()
