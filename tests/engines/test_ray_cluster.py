@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import Net, new_data, new_federation
 
 from lightning_fed import __version__
 from lightning_fed.__main__ import main
@@ -22,6 +23,7 @@ from lightning_fed.engines.ray import _Actors
 from lightning_fed.engines.ray_cluster import _ask, _own_signals
 from lightning_fed.engines.ray_worker import Carried, Lasting, new_actor
 from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +44,13 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_an_address_of_a_client_is_refused() -> None:
     with pytest.raises(FederationError, match=r"address is ray://10.0.0.1:10001: the engine Ray runs on a machine of the cluster"):
         _ask("ray://10.0.0.1:10001", 1)
+
+
+def test_workers_without_a_gpu_are_not_what_a_trainer_with_one_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
+    monkeypatch.setattr("lightning_fed.engines.recipe.Recipe.is_for_gpu", lambda recipe: True)
+    with pytest.raises(FederationError, match=r"computes on a GPU, but workers get none: set federation.engine.init_args.gpus_per_wor"):
+        new_federation(1, engine=Ray()).fit(FedAvg(Net, 4), new_data(2))
 
 
 def test_a_signal_that_ray_took_for_itself_reaches_whom_it_was_for() -> None:
