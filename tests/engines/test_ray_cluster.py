@@ -49,7 +49,7 @@ def test_an_address_of_a_client_is_refused() -> None:
 def test_workers_without_a_gpu_are_not_what_a_trainer_with_one_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
     monkeypatch.setattr("lightning_fed.engines.recipe.Recipe.is_for_gpu", lambda recipe: True)
-    with pytest.raises(FederationError, match=r"computes on a GPU, but workers get none: set federation.engine.init_args.gpus_per_wor"):
+    with pytest.raises(FederationError, match=r"computes on a GPU, but workers get none: set federation.engine"):
         new_federation(1, engine=Ray()).fit(FedAvg(Net, 4), new_data(2))
 
 
