@@ -146,8 +146,11 @@ def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Die
             crew.send(worker, job)
         return
     del jobs[worker]
+    present = set(crew.muster())
+    for other in [other for other, its in jobs.items() if not its and other not in present]:
+        del jobs[other]  # idle on the same machine; who is busy there will be heard of
     if not jobs:
-        jobs.update((other, deque()) for other in crew.muster())
+        jobs.update((other, deque()) for other in present)
     for job in own:
         taker = _least_busy(jobs)
         jobs[taker].append(job)

@@ -135,7 +135,8 @@ class _Member:
     first: deque["Future[Any]"]
     until: float | None
     turns: deque["Future[Any]"] = field(default_factory=deque)
-    node: str = "an unknown node"
+    node: str = "an unknown machine"
+    node_id: str | None = None
 
 
 class _Actors(Crew):
@@ -165,6 +166,7 @@ class _Actors(Crew):
         self._told = 0
 
     def muster(self) -> list[int]:
+        self._end_idle_where_machines_left()
         wanted = self._workers or max(1, self._room())
         new = wanted - len(self._reserved)
         self._reserved += [self._reserve() for _ in range(new)]
@@ -222,7 +224,9 @@ class _Actors(Crew):
             return outcome
         if isinstance(said, Failure):
             return said.error()
-        if said is not None:
+        if isinstance(said, str):
+            member.node_id = said
+        elif said is not None:
             (member.node, versions), member.until = said, None
             self._compare(member.node, versions)
         return None
@@ -248,6 +252,12 @@ class _Actors(Crew):
             self._ray.util.remove_placement_group(self._reserved.pop())
         self.broadcasts.clear()
         self._ordered = None
+
+    def _end_idle_where_machines_left(self) -> None:
+        """They would be found dead when they get a turn, which would count as a death in this turn."""
+        left = {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
+        for worker in [worker for worker, member in self._members.items() if member.node_id in left and not member.turns]:
+            self._end(worker)
 
     def _room(self) -> int:
         """How many workers there would be room for if nobody else used the machines."""

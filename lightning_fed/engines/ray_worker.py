@@ -113,12 +113,16 @@ def new_actor() -> type[Any]:
                 found["lightning-fed"] = None
             return ray.util.get_node_ip_address(), found
 
-        def start(self, expected: dict[str, str | None], ordered: list[Any]) -> None:
-            """Make a worker, if the versions are those expected."""
-            if self.versions()[1] == expected:
-                from lightning_fed.engines.ray_worker import RayWorker
+        def start(self, expected: dict[str, str | None], ordered: list[Any]) -> str | None:
+            """Make a worker, if the versions are those expected; the node's id."""
+            if self.versions()[1] != expected:
+                return None
+            import ray
 
-                self.worker = RayWorker(ordered[0])
+            from lightning_fed.engines.ray_worker import RayWorker
+
+            self.worker = RayWorker(ordered[0])
+            return ray.get_runtime_context().get_node_id()
 
         def take(self, turn: Any, number: int, broadcast: list[Any]) -> Any:
             """Carry out a turn. Lists keep Ray from fetching what is in them."""

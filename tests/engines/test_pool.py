@@ -20,14 +20,15 @@ class Village(Crew):
         size: how many workers.
         deaths: workers that die in the turns of a client, one after the other.
         room: for so many new workers in the place of dead ones.
+        mates: who dies with whom.
     """
 
     remedy = "do something else"
 
-    def __init__(self, size: int, deaths: dict[int, int] | None = None, room: int = 100) -> None:
+    def __init__(self, size: int, deaths: dict[int, int] | None = None, room: int = 100, mates: Iterable[int] = ()) -> None:
         self.living = dict.fromkeys(range(size), True)
         self.deaths = deaths or {}
-        self.room = room
+        self.room, self.mates = room, set(mates)
         self.jobs = {worker: deque[Job]() for worker in range(size)}
         self.most = 0
         self.taken: list[tuple[int, int]] = []
@@ -46,8 +47,9 @@ class Village(Crew):
         for worker in busy:
             job = self.jobs[worker].popleft()
             client = job.turn.client.id
-            if self.deaths.get(client, 0):
-                self.deaths[client] -= 1
+            if self.deaths.get(client, 0) or not self.living[worker]:
+                self.deaths[client] = max(0, self.deaths.get(client, 0) - 1)
+                self.living |= dict.fromkeys(self.mates if worker in self.mates else (), False)
                 self.jobs[worker].clear()
                 answers.append((worker, Died("of old age")))
                 continue
@@ -93,6 +95,14 @@ def test_where_there_is_no_room_for_a_new_one_the_others_take_over() -> None:
     assert play(village) == ALL
     assert {worker for worker, _ in village.taken} == {1}
     assert village.most == 3  # what it had left, and what the dead one had
+
+
+@pytest.mark.parametrize("clients", range(2, 9))
+@pytest.mark.parametrize("last", range(2))
+def test_a_machine_with_several_workers_leaves(clients: int, last: int) -> None:
+    """The idle ones are not tried one after the other, which would be two deaths in a turn."""
+    village = Village(4, {clients - 1 - last: 1}, room=0, mates={0, 1, 2, 3} - {clients % 4})
+    assert play(village, clients) == ALL[:clients]
 
 
 def test_whoever_has_room_again_gets_turns_in_the_next_run() -> None:

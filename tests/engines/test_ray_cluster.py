@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import deque
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from lightning_fed import __version__
 from lightning_fed.__main__ import main
 from lightning_fed.engines import Ray
 from lightning_fed.engines.packing import pack, unpack
-from lightning_fed.engines.ray import _Actors
+from lightning_fed.engines.ray import _Actors, _Member
 from lightning_fed.engines.ray_cluster import _ask, _own_signals
 from lightning_fed.engines.ray_worker import Carried, Lasting, new_actor
 from lightning_fed.errors import FederationError
@@ -141,7 +142,9 @@ class Machines:
         return self.reserved.index(one) < sum(self.rooms) - self.busy
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": room > 0, "Resources": {"CPU": 2.0 * room, "GPU": 0.3 * room}} for room in self.rooms]
+        share = {"CPU": 2.0, "GPU": 0.3}
+        totals = [{name: room * amount for name, amount in share.items()} for room in self.rooms]
+        return [{"NodeID": str(k), "Alive": self.rooms[k] > 0, "Resources": total} for k, total in enumerate(totals)]
 
     def remote(self, kind: type) -> type:
         return kind
@@ -174,6 +177,18 @@ def test_a_worker_whose_machine_has_left_comes_back_with_a_machine(monkeypatch: 
     assert actors.replace(0)  # it was the worker alone that died
     actors.stop()
     assert machines.reserved == []
+
+
+def test_whoever_is_idle_on_a_machine_that_left_gets_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(1, 1)
+    machines.kill = lambda actor: None  # type: ignore[attr-defined]
+    actors = crew(monkeypatch, machines)
+    actors.muster()
+    for worker in (0, 1):
+        actors._members[worker] = _Member(None, deque(), None, node_id=str(worker))
+    assert actors.muster() == [0, 1]
+    machines.rooms[1] = 0
+    assert actors.muster() == [0]
 
 
 def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
