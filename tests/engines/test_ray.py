@@ -290,7 +290,7 @@ def test_a_stopped_command_leaves_nothing_but_its_checkpoints(number: int, code:
         assert len(actors(process.pid)) == 2
         os.kill(process.pid, number)
         assert process.wait(60) == code
-    assert gone_within(process.pid, 30)
+    assert gone_within(process.pid, 120)  # Ray's own processes look for each other every so often
     assert Path("output").read_text().strip() == line
     newest = newest_round()
     for run_dir in ("runs", "whole"):
