@@ -2,6 +2,7 @@
 
     python bench/engines.py                      # 1, 2, … workers up to the cores there are
     python bench/engines.py --workers 1 2 4 --cases fedavg_10 pf2lora
+    python bench/engines.py --ray                # Ray as well, on this machine, with as many workers
 
 Cases, on the CPU: FedAvg with CNN-1 as in bench/overhead.py, with cohorts of 10 and of 100; pFedLoRA with CNN-1 to CNN-5; PF2LoRA
 on a small transformer; and FedAvg with 10 of 100 clients in a round, where all 100 are measured in every round.
@@ -29,7 +30,7 @@ from torch import Tensor
 from lightning_fed import FederatedModule, Federation
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import IID, FederatedDataModule, InMemory
-from lightning_fed.engines import Engine, InProcess, Processes
+from lightning_fed.engines import Engine, InProcess, Processes, Ray
 from lightning_fed.methods import FedAvg, PF2LoRA, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, TransformerClassifier
 from lightning_fed.run import Run
@@ -123,12 +124,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=list(range(1, cores + 1)))
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--ray", action="store_true", help='pip install "lightning-fed[ray]"')
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     engines: dict[str, Engine] = {"in process": InProcess(threads=1)}
     engines |= {f"{workers} worker{'s' if workers > 1 else ''}": Processes(workers) for workers in options.workers}
+    if options.ray:
+        engines |= {f"{workers} of Ray's workers": Ray(workers=workers) for workers in options.workers}
     print(
         f"torch {torch.__version__}, {cores} cores, {options.repetitions} repetitions of {options.rounds} rounds, one thread each"
     )

@@ -1,12 +1,12 @@
-"""Objects for another process of this machine: a few bytes, and all their tensors in one block of shared memory.
+"""Objects for another process: a few bytes, and all their tensors in one block of memory.
 
 Never for bytes from elsewhere: they are unpickled.
 """
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +18,22 @@ ALIGNMENT = 64
 """Bytes; of every tensor in a block, as in PyTorch's own memory."""
 
 
+class Room(Protocol):
+    """Where tensors lie while they travel; it can be sent to another process."""
+
+    bytes: Tensor
+
+
 class Packed(NamedTuple):
     """An object as it travels.
 
     Args:
         head: the object, pickled without its tensors.
-        block: their bytes, in shared memory; None if it has no tensors.
+        block: their bytes; None if it has no tensors.
     """
 
     head: bytes
-    block: Block | None
+    block: Room | None
 
 
 class Place(NamedTuple):
@@ -45,68 +51,7 @@ class Place(NamedTuple):
         return flat.as_strided(self.size, self.stride)
 
 
-def pack(thing: Any, move: bool = False) -> Packed:
-    """Pack an object. A view takes no more room than its values; the same tensor, met twice, is packed once.
-
-    Args:
-        thing: what to pack.
-        move: let the object's own tensors lie in the block from now on, so that they are in memory once.
-
-    Raises:
-        FederationError: if there is not enough shared memory.
-        Exception: whatever pickling raises; :func:`unpicklable` finds out where.
-    """
-    file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(thing)
-    block = Block(packer.bytes) if packer.bytes else None
-    if block is not None:
-        for tensor, place in packer.tensors.values():
-            view = place.of(block.bytes)
-            view.copy_(tensor)
-            if move:
-                tensor.data = view
-    return Packed(file.getvalue(), block)
-
-
-def unpack(packed: Packed) -> Any:
-    """The object. Its tensors are views of the block: who changes or keeps them copies them."""
-    return _Unpacker(packed).load()
-
-
-def unpicklable(name: str, thing: Any, seen: frozenset[int] = frozenset()) -> str | None:
-    """The path to what cannot be pickled, such as ``trainer.callbacks[0].lock``, or None if everything can be.
-
-    Args:
-        name: what ``thing`` is called.
-        thing: what to look into.
-        seen: ids of what it is a part of.
-    """
-    if id(thing) in seen:
-        return None
-    try:
-        pack(thing)
-    except FederationError:
-        raise
-    except Exception:
-        within = seen | {id(thing)}
-        return next((found for path, part in _parts(name, thing) if (found := unpicklable(path, part, within))), name)
-    return None
-
-
-def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(thing, Mapping):
-        yield from ((f"{name}[{key!r}]", value) for key, value in thing.items())
-    elif isinstance(thing, list | tuple | set | frozenset):
-        yield from ((f"{name}[{place}]", value) for place, value in enumerate(thing))
-    elif hasattr(thing, "func") and hasattr(thing, "keywords"):  # a partial
-        yield from _parts(name, [thing.func, *thing.args])
-        yield from ((f"{name}.{key}", value) for key, value in thing.keywords.items())
-    elif not isinstance(thing, type):
-        yield from ((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
-
-
-class _Packer(pickle.Pickler):
+class Packer(pickle.Pickler):
     """Pickles everything but ordinary tensors, which it collects."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -122,6 +67,70 @@ class _Packer(pickle.Pickler):
             self.tensors[id(thing)] = thing, Place(self.bytes, thing.dtype, tuple(thing.shape), tuple(stride))
             self.bytes += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
         return self.tensors[id(thing)][1]
+
+
+def pack(thing: Any, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
+    """Pack an object. A view takes no more room than its values; the same tensor, met twice, is packed once.
+
+    Args:
+        thing: what to pack.
+        move: let the object's own tensors lie in the block from now on, so that they are in memory once.
+        room: makes room for so many bytes of tensors; by default, in memory that the processes of this machine share.
+        packer: how the rest is pickled.
+
+    Raises:
+        FederationError: if there is not enough shared memory.
+        Exception: whatever pickling raises; :func:`unpicklable` finds out where.
+    """
+    file = io.BytesIO()
+    pickler = packer(file)
+    pickler.dump(thing)
+    block = room(pickler.bytes) if pickler.bytes else None
+    if block is not None:
+        for tensor, place in pickler.tensors.values():
+            view = place.of(block.bytes)
+            view.copy_(tensor)
+            if move:
+                tensor.data = view
+    return Packed(file.getvalue(), block)
+
+
+def unpack(packed: Packed) -> Any:
+    """The object. Its tensors are views of the block: who changes or keeps them copies them."""
+    return _Unpacker(packed).load()
+
+
+def unpicklable(name: str, thing: Any, packer: type[Packer] = Packer, seen: frozenset[int] = frozenset()) -> str | None:
+    """The path to what cannot be pickled, such as ``trainer.callbacks[0].lock``, or None if everything can be.
+
+    Args:
+        name: what ``thing`` is called.
+        thing: what to look into.
+        packer: see :func:`pack`.
+        seen: ids of what it is a part of.
+    """
+    if id(thing) in seen:
+        return None
+    try:
+        pack(thing, packer=packer)
+    except FederationError:
+        raise
+    except Exception:
+        within = seen | {id(thing)}
+        return next((found for path, part in _parts(name, thing) if (found := unpicklable(path, part, packer, within))), name)
+    return None
+
+
+def _parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, Mapping):
+        yield from ((f"{name}[{key!r}]", value) for key, value in thing.items())
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from ((f"{name}[{place}]", value) for place, value in enumerate(thing))
+    elif hasattr(thing, "func") and hasattr(thing, "keywords"):  # a partial
+        yield from _parts(name, [thing.func, *thing.args])
+        yield from ((f"{name}.{key}", value) for key, value in thing.keywords.items())
+    elif not isinstance(thing, type):
+        yield from ((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
 
 
 class _Unpacker(pickle.Unpickler):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lightning_fed.errors import FederationError
@@ -42,7 +42,12 @@ class Died:
 class Crew(ABC):
     """Workers by number, wherever they are."""
 
-    size: int
+    remedy: str
+    """What to change if workers die again and again."""
+
+    @abstractmethod
+    def muster(self) -> Iterable[int]:
+        """Who is to get turns: the workers for whom there is room, one at least."""
 
     @abstractmethod
     def send(self, worker: int, job: Job) -> None:
@@ -55,8 +60,8 @@ class Crew(ABC):
         """
 
     @abstractmethod
-    def replace(self, worker: int) -> None:
-        """Put a new worker in the place of one that died."""
+    def replace(self, worker: int) -> bool:
+        """Put a new worker in the place of one that died. False: there is no room for one any more."""
 
     @abstractmethod
     def drop(self, busy: Iterable[int]) -> None:
@@ -68,20 +73,21 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterato
 
     At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
     that only measure bring no payload and do not count. A turn whose worker dies is given to a new one, once, and starts from the
-    same private state.
+    same private state; where there is no room for a new one, the others take over.
 
     Raises:
         FederationError: if a turn's workers die twice.
     """
-    waiting, jobs, done = iter(turns), [deque[Job]() for _ in range(crew.size)], dict[int, ClientUpdate | Exception]()
+    waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
+    jobs = {worker: deque[Job]() for worker in crew.muster()}
     brings_payload = deque[bool]()  # of the turns that have been started and not handed on
     started = handed_on = payloads = 0
     exhausted = False
     try:
         while True:
-            while not exhausted and payloads < WAITING * crew.size:
-                worker = min(range(crew.size), key=lambda worker: len(jobs[worker]))
-                if len(jobs[worker]) == WAITING:
+            while not exhausted and payloads < WAITING * len(jobs):
+                worker = _least_busy(jobs)
+                if len(jobs[worker]) >= WAITING:
                     break
                 if (turn := next(waiting, None)) is None:
                     exhausted = True
@@ -99,12 +105,12 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterato
                 payloads -= brings_payload.popleft()
                 handed_on += 1
                 continue
-            busy = [worker for worker, own in enumerate(jobs) if own]
+            busy = [worker for worker, own in jobs.items() if own]
             if not busy:
                 return
             for worker, answer in crew.wait(busy):
                 if isinstance(answer, Died):
-                    _start_again(crew, worker, jobs[worker], answer)
+                    _start_again(crew, worker, jobs, answer)
                 else:
                     job = jobs[worker].popleft()
                     if isinstance(answer, Exception):
@@ -116,21 +122,36 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterato
                         states.put(job.turn.client.id, own, job.turn.round)
                     done[job.place] = answer.update
     finally:
-        if busy := [worker for worker, own in enumerate(jobs) if own]:
+        if busy := [worker for worker, own in jobs.items() if own]:
             crew.drop(busy)
 
 
-def _start_again(crew: Crew, worker: int, jobs: deque[Job], died: Died) -> None:
-    first = jobs[0]
+def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
+    return min(jobs, key=lambda worker: len(jobs[worker]))
+
+
+def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Died) -> None:
+    own = jobs[worker]
+    first = own[0]
     first.deaths += 1
     if first.deaths > 1:
-        jobs.clear()
+        own.clear()
         verb = VERBS[first.turn.verb]
         raise FederationError(
             f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {died.how}: "
-            "set federation.engine.init_args.workers lower, or use the engine InProcess to see what happens. The last checkpoint "
-            "is from before this round."
+            f"{crew.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before this round."
         )
-    crew.replace(worker)
-    for job in jobs:
-        crew.send(worker, job)
+    if crew.replace(worker):
+        for job in own:
+            crew.send(worker, job)
+        return
+    del jobs[worker]
+    present = set(crew.muster())
+    for other in [other for other, its in jobs.items() if not its and other not in present]:
+        del jobs[other]  # idle on the same machine; who is busy there will be heard of
+    if not jobs:
+        jobs.update((other, deque()) for other in present)
+    for job in own:
+        taker = _least_busy(jobs)
+        jobs[taker].append(job)
+        crew.send(taker, job)

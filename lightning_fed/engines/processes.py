@@ -7,27 +7,24 @@ import signal
 import sys
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
-from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe
-from lightning_fed.engines.packing import Packed, pack, unpack, unpicklable
+from lightning_fed.engines.broadcasts import Broadcasts
+from lightning_fed.engines.packing import Packed, pack, unpack
 from lightning_fed.engines.pool import Crew, Died, Job, carry_out
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import QUIET
-from lightning_fed.engines.worker_process import Numerics, Ready, Settings, serve
+from lightning_fed.engines.remote_worker import Numerics
+from lightning_fed.engines.worker_process import Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
-from lightning_fed.lean import lean_lightning
-from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"
@@ -69,10 +66,10 @@ class Processes(Engine):
             # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
             raise SystemExit(1)
         recipe = recipe.unbuilt()
-        gpus = _gpus() if _on_gpu(recipe) else []
+        gpus = _gpus() if recipe.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
-        settings = Settings(self.threads, Numerics.of_this_process(), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
-        self._opened = _packed(recipe), states
+        settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
+        self._opened = recipe.packed(move=True), states
         if self._crew is None or self._crew.settings != settings or self._crew.size != size:
             self._stop()
             self._crew = _Processes(size, settings)
@@ -82,7 +79,7 @@ class Processes(Engine):
         """One update per turn."""
         assert self._opened is not None, "open() comes first"
         assert self._crew is not None
-        self._crew.sent.clear()
+        self._crew.broadcasts.clear()
         return carry_out(self._crew, turns, self._opened[1])
 
     def close(self) -> None:
@@ -110,19 +107,24 @@ class _Slot:
 class _Processes(Crew):
     """Worker processes, each with a pipe of its own: whose worker dies is then known."""
 
+    remedy = "set federation.engine.init_args.workers lower"
+
     def __init__(self, size: int, settings: Settings) -> None:
         self.size = size
         self.settings = settings
         self.recipe: Packed | None = None
-        self.sent: OrderedDict[tuple[Any, ...], tuple[Broadcast, Packed]] = OrderedDict()
+        self.broadcasts = Broadcasts(pack)
         self._slots: dict[int, _Slot] = {}
         # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
         self._finalizer = weakref.finalize(self, _end, self._slots)
         atexit.register(self._finalizer)
 
+    def muster(self) -> range:
+        return range(self.size)
+
     def send(self, worker: int, job: Job) -> None:
         slot = self._slots.get(worker) or self._start(worker)
-        broadcast = self._packed_broadcast(job.turn.broadcast)
+        broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * self.size)
         turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private))
         try:
             if slot.recipe is not self.recipe:
@@ -154,9 +156,10 @@ class _Processes(Crew):
                 answers.append((worker, answer.error()))
         return answers
 
-    def replace(self, worker: int) -> None:
+    def replace(self, worker: int) -> bool:
         self._slots.pop(worker).pipe.close()
         self._start(worker)
+        return True
 
     def drop(self, busy: Iterable[int]) -> None:
         _end({worker: self._slots.pop(worker) for worker in busy if worker in self._slots}, gently=False)
@@ -164,7 +167,7 @@ class _Processes(Crew):
     def forget(self) -> None:
         """Let the workers' networks and data go."""
         self.recipe = None
-        self.sent.clear()
+        self.broadcasts.clear()
         for worker, slot in list(self._slots.items()):
             slot.recipe = slot.broadcast = None
             try:
@@ -176,17 +179,6 @@ class _Processes(Crew):
         """End all processes."""
         atexit.unregister(self._finalizer)
         self._finalizer()
-
-    def _packed_broadcast(self, broadcast: Broadcast) -> Packed:
-        """What is sent to many is packed once; the last few are kept, with their tensors, so that no id is used twice."""
-        tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
-        key = (broadcast.capacity, *((name, id(tensor)) for name, tensor in tensors.items()))
-        if key not in self.sent:
-            self.sent[key] = broadcast, pack(broadcast)
-            while len(self.sent) > 2 * self.size:
-                self.sent.popitem(last=False)
-        self.sent.move_to_end(key)
-        return self.sent[key][1]
 
     def _start(self, worker: int) -> _Slot:
         context = _context()
@@ -237,30 +229,9 @@ def _context() -> ForkServerContext | SpawnContext:
     return context
 
 
-def _packed(recipe: Recipe) -> Packed:
-    try:
-        return pack(recipe, move=True)
-    except FederationError:
-        raise
-    except Exception as error:
-        culprits = (unpicklable(name, part) for name, part in recipe.parts().items())
-        raise FederationError(
-            f"{next(filter(None, culprits), 'The recipe')} cannot be sent to worker processes ({error}): give something that can "
-            "be pickled, such as a function of a module instead of a lambda, or use the engine InProcess."
-        ) from error
-
-
 def _cores() -> int:
     """Cores that this process may use; where the system does not say, all there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
-
-
-def _on_gpu(recipe: Recipe) -> bool:
-    """Whether turns will compute on a GPU. Where there is none, the trainer need not be asked."""
-    if not torch.cuda.is_available():
-        return False
-    with quiet_lightning(), lean_lightning():
-        return recipe.new_trainer(**QUIET).strategy.root_device.type == "cuda"
 
 
 def _gpus() -> list[str]:

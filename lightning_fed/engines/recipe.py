@@ -1,12 +1,19 @@
 """All that makes a worker, in this process or in another."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+
+import torch
 
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.block import Block
+from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
 from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.lean import lean_lightning
 from lightning_fed.module import FederatedModule
+from lightning_fed.quiet import quiet_lightning
 from lightning_fed.seeding import INITIAL, seeded
 
 
@@ -49,6 +56,28 @@ class Recipe:
         """The recipe as it travels."""
         return replace(self, template=self.template.blank())
 
-    def parts(self) -> dict[str, Any]:
-        """What it is made of, by the names that an error should use."""
-        return {"model": self.template, "data": self.data, "trainer": self.new_trainer}
+    def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
+        """The recipe for other processes; the arguments are those of :func:`.pack`.
+
+        Raises:
+            FederationError: naming what cannot be sent to them.
+        """
+        try:
+            return pack(self, move, room, packer)
+        except FederationError:
+            raise
+        except Exception as error:
+            parts = {"model": self.template, "data": self.data, "trainer": self.new_trainer}
+            culprits = (unpicklable(name, part, packer) for name, part in parts.items())
+            culprit = next(filter(None, culprits), "The recipe")
+            raise FederationError(
+                f"{culprit} cannot be sent to worker processes ({error}): give something that can be pickled, such as a function "
+                "of a module instead of a lambda, or use the engine InProcess."
+            ) from error
+
+    def is_for_gpu(self) -> bool:
+        """Whether a turn in this process would compute on a GPU. Where there is none, the trainer need not be asked."""
+        if not torch.cuda.is_available():
+            return False
+        with quiet_lightning(), lean_lightning():
+            return self.new_trainer(**QUIET).strategy.root_device.type == "cuda"

@@ -25,15 +25,17 @@ from tiny import (
     new_trainer,
     private_states,
 )
+from tiny_deaths import dying
+from tiny_sessions import family, gone_within
 from torch import Tensor
 
 from lightning_fed.__main__ import main
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.processes import NAME
-from lightning_fed.engines.worker_process import WorkerError
+from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
-from lightning_fed.methods import FedAvg, PFedLoRA
+from lightning_fed.methods import FedAvg
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
 
@@ -117,41 +119,6 @@ def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes)
 
 
 # --------------------------------------------------------------------------------------------------------- what goes wrong
-
-
-class Dying(PFedLoRA):
-    """A worker that takes a certain turn kills itself, as often as it is told to."""
-
-    dies_in: tuple[str, int, int] = ("", 0, 0)  # the stage, the client, how often
-
-    def die(self, stage: str) -> None:
-        """In a worker process alone; how often it happened lies in a file."""
-        wanted, client, times = self.dies_in
-        assert self.client is not None
-        notes = Path(self.hparams["notes"])
-        if stage == wanted and self.client.id == client and len(notes.read_bytes()) < times:
-            with notes.open("ab") as file:
-                file.write(b"x")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def __init__(self, notes: str, **kwargs: Any) -> None:
-        super().__init__(Net, **kwargs)
-        self.hparams["notes"] = notes
-        Path(notes).touch()
-
-    def client_step(self, batch: Any) -> Tensor:
-        loss = super().client_step(batch)
-        self.die("fit")
-        return loss
-
-    def on_test_start(self) -> None:
-        self.die("evaluate")
-
-
-def dying(*how: Any) -> Dying:
-    module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
-    module.dies_in = how
-    return module
 
 
 @pytest.mark.parametrize("stage", ["fit", "evaluate"])
@@ -254,29 +221,6 @@ def start(tail: str, rounds: int = 1) -> subprocess.Popen[str]:
     Path("script.py").write_text(SCRIPT.format(path=path, rounds=rounds) + tail)
     command = [sys.executable, "script.py"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-
-
-def family(leader: int) -> list[int]:
-    """Living processes of the session that a process leads: itself, its workers, their server."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
-                continue
-            if fields[0] != "Z" and int(fields[3]) == leader:
-                found.append(int(folder.name))
-    return found
-
-
-def gone_within(leader: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while family(leader):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.slow

@@ -1,0 +1,113 @@
+"""A worker in another process, whatever brings its turns: made of a packed recipe, it gives packed answers."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from lightning_fed.engines.block import Block
+from lightning_fed.engines.packing import Packed, Room, pack, unpack
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import Broadcast
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
+
+    threads: int
+    dtype: torch.dtype
+    matmul_precision: str
+    deterministic: bool
+    warn_only: bool
+
+    @classmethod
+    def of_this_process(cls, threads: int) -> "Numerics":
+        """As they are, with so many threads."""
+        return cls(
+            threads,
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def set(self) -> None:
+        """Set them."""
+        torch.set_num_threads(self.threads)
+        torch.set_default_dtype(self.dtype)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+
+
+class WorkerError(RuntimeError):
+    """An exception in a worker process, as text: type, message and traceback."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as text: not all exceptions can be unpickled, and one that cannot would end the reader."""
+
+    kind: str
+    message: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """An exception, with its notes."""
+        kind = "refused" if isinstance(error, FederationError) else type(error).__name__
+        return cls(kind, str(error), "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """What to raise in its place."""
+        if self.kind == "refused":
+            return FederationError(self.message)
+        return WorkerError(f"{self.kind} in a worker process: {self.message}\n\n{self.trace}")
+
+
+class RemoteWorker:
+    """A worker of this process for another one. What goes wrong, from the start on, is an answer.
+
+    Args:
+        packed: the recipe.
+        room: where answers lie while they travel, see :func:`.pack`.
+    """
+
+    def __init__(self, packed: Packed, room: Callable[[int], Room] = Block) -> None:
+        self._worker = _made(packed)
+        self._room = room
+
+    def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Failure:
+        """Carry out a turn.
+
+        Args:
+            packed: the turn without its broadcast, and the client's private state.
+            broadcast: the broadcast.
+
+        Returns:
+            The packed outcome.
+        """
+        if isinstance(self._worker, Failure):
+            return self._worker
+        try:
+            turn, private = unpack(packed)
+            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), room=self._room)
+        except Exception as error:
+            return Failure.of(error)
+
+
+def _made(packed: Packed) -> Worker | Failure:
+    try:
+        recipe: Recipe = unpack(packed)
+        return recipe.worker()
+    except (AttributeError, ImportError) as error:
+        hint = FederationError(
+            f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
+            "processes. Put it into a module that can be imported, or use the engine InProcess."
+        )
+        return Failure.of(hint)
+    except Exception as error:
+        return Failure.of(error)

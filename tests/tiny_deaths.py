@@ -1,0 +1,53 @@
+"""Methods whose turns kill the process that they are in."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import Net
+from torch import Tensor
+
+from lightning_fed.methods import PFedLoRA
+
+
+class Dying(PFedLoRA):
+    """A worker that takes a certain turn kills itself, as often as it is told to.
+
+    Args:
+        notes: a file with a byte for each time that it has happened.
+    """
+
+    dies_in: tuple[str, int, int] = ("", 0, 0)  # the stage, the client, how often
+
+    def __init__(self, notes: str, **kwargs: Any) -> None:
+        super().__init__(Net, **kwargs)
+        self.hparams["notes"] = notes
+        Path(notes).touch()
+
+    def die(self, stage: str) -> None:
+        """In a worker process alone: who calls the tests would die, too."""
+        wanted, client, times = self.dies_in
+        assert self.client is not None
+        notes = Path(self.hparams["notes"])
+        if stage == wanted and self.client.id == client and len(notes.read_bytes()) < times:
+            with notes.open("ab") as file:
+                file.write(b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def client_step(self, batch: Any) -> Tensor:
+        loss = super().client_step(batch)
+        self.die("fit")
+        return loss
+
+    def on_test_start(self) -> None:
+        self.die("evaluate")
+
+
+def dying(*how: Any) -> Dying:
+    """Which stage, which client, how often."""
+    module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
+    module.dies_in = how
+    return module
