@@ -32,7 +32,7 @@ class OutputsPass(L.LightningModule):
         self._seen = 0
 
     def predict_step(self, batch: Any, batch_idx: int) -> int:
-        """Take a batch's outputs, each to its row: pieces that are put together in the end are in memory twice. Returns its number."""
+        """Take a batch in; returns its number. Each output goes to its row: pieces put together in the end are in memory twice."""
         x, _ = self.module.unpack(batch)
         said: Tensor = self.module(x)
         self.flops.note(self.module, "predict", batch, _predict)
