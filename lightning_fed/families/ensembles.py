@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -94,7 +94,7 @@ class EnsembleModule(FederatedModule):
         """Which architecture each client has, by id."""
         return {client.id: int(self.architecture(client)) for client in clients}  # type: ignore[call-overload]
 
-    def drawn(self, place: int, clients: Sequence[ClientInfo]) -> "EnsembleModule":
+    def drawn(self, place: int, clients: Sequence[ClientInfo]) -> Self:
         """A module of an architecture, with weights that are drawn on the running stream; of the first it is this one."""
         return self if place == 0 else self.for_client(replace(clients[0], capacity=place), torch.initial_seed())
 

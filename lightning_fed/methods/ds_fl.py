@@ -23,7 +23,7 @@ PROBABILITIES = "open/probabilities"
 """What goes up: what a client's model says of the round's open examples, ``(n, C)``."""
 
 EXAMPLES, LABELS, TAUGHT = "open/examples", "labels/probabilities", "labels/examples"
-"""What comes down: numbers of the open examples that a client is to speak about; labels ``(n, C)``, and what examples they are of."""
+"""What comes down: numbers of the open examples that a client is to speak about; labels ``(n, C)``, and of what examples."""
 
 MODEL, ROUND = "model/", "round"
 
