@@ -121,7 +121,8 @@ class GroupServer(Server):
         self.groups = groups
         self.names = names
         self.exported = exported
-        self._hold(dict(sorted(states.items())))
+        self.states = dict(sorted(states.items()))
+        self._hold(self.states)
 
     def _hold(self, states: dict[int, State]) -> None:
         self.states = states

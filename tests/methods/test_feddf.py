@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from tiny import (
@@ -290,6 +291,13 @@ def test_teachers_and_tables_are_in_no_checkpoint_and_a_continued_run_ends_the_s
     assert_same(federation, whole)
     states: State = whole.run.server.state_dict()
     assert all(name.startswith(("0/backbone.", "1/backbone.")) for name in states)
+
+
+def test_a_teacher_that_is_asked_about_a_part_is_refused() -> None:
+    """By an option of the trainer's that is for something else."""
+    trainer = partial(L.Trainer, accelerator="cpu", devices=1, limit_predict_batches=1)
+    with pytest.raises(FederationError, match="asked about 16 of 50 public examples: set no limit_predict_batches"):
+        fit(new(), trainer=trainer)
 
 
 def test_other_tasks_are_refused() -> None:
