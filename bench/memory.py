@@ -10,7 +10,7 @@ its limit in memory and the rest on disk. FedAMP's server keeps such a network f
 limit, and mixes all of them a block at a time.
 
 FedDF, with 10 and 200 clients that all teach: their networks wait in a store of the same limit, one at a time speaks about the
-public data, and what all say is one table. The peak should not depend on their number either.
+public data, and what all say is one table. Their networks' sum grows with their number, the peak by hardly more than the limit.
 
 PF2LoRA (r = 8 beside private adapters of rank 16) on one transformer, with 2 and 200 clients and a limit that is never reached. The
 network is in memory once; a client adds its private adapter and its optimizer's state, and what it takes to hold them: 1.3 times
