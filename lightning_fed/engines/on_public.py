@@ -37,15 +37,16 @@ class OutputsPass(L.LightningModule):
         said: Tensor = self.module(x)
         self.flops.note(self.module, "predict", batch, _predict)
         if self.outputs is None:
-            size = 4 * self.examples * said[0].numel()
-            dtype = torch.float32 if size <= self.module.public_table_limit else torch.bfloat16
+            size = 4 * self.examples * said[0].numel()  # in float32
+            wide = torch.promote_types(said.dtype, torch.float32)
+            dtype = wide if size <= self.module.public_table_limit else torch.bfloat16
             self.outputs = torch.empty(self.examples, *said.shape[1:], dtype=dtype)
         self.outputs[self._seen : self._seen + len(said)] = said
         self._seen += len(said)
         return batch_idx
 
     def result(self) -> Tensor:
-        """All of them, ``(M, …)``, on the CPU: in float32, or in bfloat16 where they are large.
+        """All of them, ``(M, …)``, on the CPU: in float32 at least, or in bfloat16 where they are large.
 
         Raises:
             FederationError: if not all examples were looked at.

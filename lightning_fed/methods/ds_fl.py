@@ -166,7 +166,7 @@ class DSFL(FederatedModule):
     def after_training(self, reviewed: State) -> None:
         """Turn what the model says into probabilities."""
         if OUTPUTS in reviewed:
-            self.said = {PROBABILITIES: reviewed[OUTPUTS].float().softmax(dim=1)}
+            self.said = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A model of the server's own, drawn on the running stream, and what it tells the clients."""
@@ -174,7 +174,7 @@ class DSFL(FederatedModule):
         return OpenServer(
             own.shared_state(),
             clients[0].num_public,
-            (min(self.open_size, clients[0].num_public), self.num_classes),
+            torch.zeros(min(self.open_size, clients[0].num_public), self.num_classes).to(own.dtype),
             self.temperature if self.aggregation == "ERA" else None,
             self.order,
             self.distill_epochs,
@@ -206,15 +206,13 @@ class OpenServer(Server):
     Args:
         state: its own model.
         num_public: how many public examples there are.
-        shape: of the labels: open examples in a round, and classes.
+        like: a table of labels, a row for each open example of a round, in the dtype that travels.
         temperature: of ERA; None: SA.
         order: see :class:`DSFL`.
         epochs: of distillation.
     """
 
-    def __init__(
-        self, state: State, num_public: int, shape: tuple[int, int], temperature: float | None, order: Order, epochs: int
-    ) -> None:
+    def __init__(self, state: State, num_public: int, like: Tensor, temperature: float | None, order: Order, epochs: int) -> None:
         super().__init__(state)
         self.num_public = num_public
         self.temperature = temperature
@@ -222,8 +220,8 @@ class OpenServer(Server):
         self.epochs = epochs
         self.round = 0
         self.labelled = 0  # the round of which the labels are
-        self.examples = torch.arange(shape[0], dtype=torch.int32)
-        self.labels: State = {LABELS: torch.zeros(shape), TAUGHT: self.examples}
+        self.examples = torch.arange(len(like), dtype=torch.int32)
+        self.labels: State = {LABELS: like, TAUGHT: self.examples}
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Draw which examples are open."""
@@ -255,7 +253,8 @@ class OpenServer(Server):
         if not (result := said.result()):
             return {}
         mean = result[PROBABILITIES]
-        self.labels = {LABELS: mean if self.temperature is None else era(mean, self.temperature), TAUGHT: self.examples}
+        labels = mean if self.temperature is None else era(mean.double(), self.temperature).to(mean.dtype)
+        self.labels = {LABELS: labels, TAUGHT: self.examples}
         self.labelled = self.round
         return {"server/entropy_before": entropy(mean), "server/entropy_after": entropy(self.labels[LABELS])}
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from lightning_fed.aggregation import WeightedMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, State
-from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of
+from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.kept import BLOCK
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
@@ -144,7 +144,8 @@ class FedET(EnsembleModule):
             return loss
         assert self.disagreed is not None
         there = self.disagreed[numbers]
-        each = kl_div(logits.log_softmax(1), self.others[numbers].float().log_softmax(1), reduction="none", log_target=True).sum(1)
+        others = widened(self.others[numbers]).log_softmax(1)
+        each = kl_div(logits.log_softmax(1), others, reduction="none", log_target=True).sum(1)
         count = torch.tensor(len(there)) if self.average == "batch" else there.sum().clamp(min=1)
         return loss + self.diversity * (each * there).sum() / count
 

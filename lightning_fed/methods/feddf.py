@@ -12,7 +12,7 @@ from torch.nn.functional import kl_div
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
-from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of
+from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.kept import mixtures
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
@@ -138,7 +138,7 @@ class FedDF(EnsembleModule):
         """How far a student is from its teachers on a batch of numbered examples."""
         x, numbers = self.unpack(batch)
         assert self.targets is not None
-        said, logits = self.targets[numbers].float(), self(x) / self.temperature
+        said, logits = widened(self.targets[numbers]), self(x) / self.temperature
         if self.distill_loss == "avg_logits":
             return divergence(said, logits)
         # The mean over k of KL(p_k || q) is KL to the mean of p_k, plus what does not depend on q: the last column.
@@ -164,7 +164,7 @@ def said_by(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
     scaled = logits / temperature
     if loss == "avg_logits":
         return scaled
-    logs = scaled.float().log_softmax(1)
+    logs = widened(scaled).log_softmax(1)
     return torch.cat([logs.exp(), (logs.exp() * logs).sum(1, keepdim=True)], dim=1).to(logits.dtype)
 
 
