@@ -9,6 +9,9 @@ depend on their number. A pFedLoRA client keeps a network of 2.56 MiB: their sum
 its limit in memory and the rest on disk. FedAMP's server keeps such a network for each client besides, in a store of the same
 limit, and mixes all of them a block at a time.
 
+FedDF, with 10 and 200 clients that all teach: their networks wait in a store of the same limit, one at a time speaks about the
+public data, and what all say is one table. Their networks' sum grows with their number, the peak by hardly more than the limit.
+
 PF2LoRA (r = 8 beside private adapters of rank 16) on one transformer, with 2 and 200 clients and a limit that is never reached. The
 network is in memory once; a client adds its private adapter and its optimizer's state, and what it takes to hold them: 1.3 times
 their bytes at most, or this program fails.
@@ -24,7 +27,10 @@ from typing import Any
 STORE_LIMIT_MB = 128
 CLIENTS = (10, 100, 1000)
 METHODS = ("FedAvg", "PFedLoRA", "FedAMP")
+TEACHERS = (10, 200)
 ADAPTED_CLIENTS = (2, 200)
+NUMBERS = {"FedDF": TEACHERS, "PF2LoRA": ADAPTED_CLIENTS}
+"""How many clients there are where the command line does not say it."""
 ALLOWED = 1.3
 """Bytes of memory per byte of private state."""
 
@@ -34,7 +40,7 @@ def images_for(method: str, clients: int) -> tuple[Any, Any]:
     import torch
 
     from lightning_fed.data import DirichletPerClient, InMemory
-    from lightning_fed.methods import FedAMP, FedAvg, PFedLoRA
+    from lightning_fed.methods import FedAMP, FedAvg, FedDF, PFedLoRA
     from lightning_fed.models import CNN5
 
     images, labels = torch.randint(0, 256, (6000, 3, 32, 32), dtype=torch.uint8), torch.arange(6000) % 10
@@ -47,8 +53,10 @@ def images_for(method: str, clients: int) -> tuple[Any, Any]:
         num_clients=clients,
         partition=DirichletPerClient(alpha=1.0, samples=20, test_samples=10),
         split="official",
+        public=InMemory(images[4000:4500], labels[4000:4500], num_classes=10) if method == "FedDF" else None,
     )
-    models = {"FedAvg": FedAvg, "PFedLoRA": partial(PFedLoRA, hidden_dim=20), "FedAMP": FedAMP}
+    models: dict[str, Any] = {"FedAvg": FedAvg, "PFedLoRA": partial(PFedLoRA, hidden_dim=20), "FedAMP": FedAMP}
+    models["FedDF"] = partial(FedDF, distill_steps=4)
     return models[method](CNN5), data
 
 
@@ -76,7 +84,9 @@ def texts_for(clients: int) -> tuple[Any, Any]:
 
 
 def run(method: str, clients: int) -> None:
-    """Train and print the peak memory of this process and the size of all clients' states, private and kept, in MiB."""
+    """Train and print the peak memory of this process and the size of all clients' states, private and kept, or of all teachers'
+    networks, in MiB.
+    """
     import lightning as L
     import torch
 
@@ -98,7 +108,8 @@ def run(method: str, clients: int) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kibibytes on Linux
     private = count_bytes(federation.client_module(0).private_state()) * clients / 2**20
     kept = sum(count_bytes(federation.run.kept.get(client)) for client in federation.run.kept) / 2**20
-    print(f"{peak:.1f} {private + kept:.1f}")
+    teachers = count_bytes(federation.run.server.state) * clients / 2**20 if method == "FedDF" else 0.0
+    print(f"{peak:.1f} {private + kept + teachers:.1f}")
 
 
 def measure(method: str, clients: int) -> tuple[float, float]:
@@ -113,16 +124,17 @@ def main() -> None:
     """Print a table of peaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs=2, metavar=("METHOD", "CLIENTS"), help="measure one case in this process")
-    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS, help="how many, but for PF2LoRA")
-    parser.add_argument("--methods", nargs="+", default=[*METHODS, "PF2LoRA"], choices=[*METHODS, "PF2LoRA"])
+    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS, help="how many, but for FedDF and PF2LoRA")
+    every = [*METHODS, *NUMBERS]
+    parser.add_argument("--methods", nargs="+", default=every, choices=every, help="which")
     options = parser.parse_args()
     if options.run:
         run(options.run[0], int(options.run[1]))
         return
     print(f"peak resident memory in MiB; but for PF2LoRA a store may hold {STORE_LIMIT_MB} MiB")
-    print(f"{'method':10s} {'clients':>8s} {'peak':>8s} {'over fewest':>12s} {'states of all clients':>28s}")
+    print(f"{'method':10s} {'clients':>8s} {'peak':>8s} {'over fewest':>12s} {'states of all, or teachers':>28s}")
     for method in options.methods:
-        counts = ADAPTED_CLIENTS if method == "PF2LoRA" else options.clients
+        counts = NUMBERS.get(method, options.clients)
         measured = [measure(method, clients) for clients in counts]
         first = measured[0][0]
         for clients, (peak, private) in zip(counts, measured, strict=True):

@@ -35,6 +35,7 @@ class ClientInfo:
         capacity: how large a version of the model the client has, where a method has several; the server says so with its
             broadcast. None: the whole model.
         num_clients: how many clients the federation has, those that never take part included.
+        num_public: how many public examples there are, which belong to nobody.
     """
 
     id: int
@@ -44,6 +45,7 @@ class ClientInfo:
     label_counts: tuple[int, ...]
     capacity: float | None = None
     num_clients: int = 1
+    num_public: int = 0
 
 
 def count_floats(state: State) -> int:
@@ -163,7 +165,7 @@ class Turn:
     Args:
         verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
             ``"gather"`` passes the training data through it and sends its statistics. On public data: ``"predict"`` sends what the
-            model says of each example, ``"learn"`` trains it as the server's and sends it.
+            model says of each example, ``"learn"`` trains it: the server's is sent, a client's stays with the client.
         client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
         round: number of the round, from 1.
         broadcast: what the server sent.

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -27,6 +28,9 @@ from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 from lightning_fed.tasks import TaskName
+
+OUTPUTS = "outputs"
+"""The name of what a model says of public examples, ``(M, C)``."""
 
 
 class FederatedModule(StoredHyperparameters, AdaptedModule):
@@ -116,6 +120,17 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
     """Where the server trains: after how many steps it validates, and after how many steps that made it no better it stops (None:
     not before the end). The model that was best stays. None: the last one stays.
     """
+
+    public_table_limit: float = math.inf
+    """Bytes that what a model says of the public data may have in float32; what is larger is in bfloat16."""
+
+    asked: Tensor | None = None
+    """Numbers of the public examples about which a client is asked when it has trained: what its model says of them comes to
+    :meth:`after_training`, under :data:`OUTPUTS`. None: it is not asked.
+    """
+
+    lesson_examples: Tensor | None = None
+    """Numbers of the public examples on which :meth:`server_phases` and :meth:`lesson_phases` train; None: all."""
 
     copies_of: Literal["initial", "first_broadcast"] = "initial"
     """What :meth:`copied_names` are copies of: the shared part as it was before the first round, or as the client first gets it."""
@@ -467,13 +482,20 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         and the private state are taken. Default: nothing.
 
         Args:
-            reviewed: the sums of what :meth:`review_step` returned, on the CPU; empty without one.
+            reviewed: the sums of what :meth:`review_step` returned, on the CPU, and :data:`OUTPUTS` where the client was
+                :attr:`asked`; empty without either.
         """
 
     def server_phases(self) -> list[Phase]:
         """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.learn`. It begins with
         the model that the server names, and learns from the numbers of examples, which a batch has in place of targets, and from
         what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it does not.
+        """
+        return []
+
+    def lesson_phases(self) -> list[Phase]:
+        """How a client trains on public data: before its own, if what it was sent says so; or when the server has merged, see
+        :meth:`.Server.lesson`. It is asked when the broadcast has been loaded. Default: it does not.
         """
         return []
 

@@ -180,6 +180,8 @@ class Run:
         arrived = dict.fromkeys((update.client for update in updates), self.round)
         self._merged |= arrived
         self.since |= arrived
+        if type(self.server).lesson is not Server.lesson:
+            updates = self._taught([client for client in cohort if client.id in arrived], updates)
         row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if lost := len(cohort) - len(updates):
@@ -199,6 +201,28 @@ class Run:
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)
             yield update
+
+    def _taught(self, clients: Iterable[ClientInfo], updates: Iterable[ClientUpdate]) -> list[ClientUpdate]:
+        """Give the lessons of a round to those who took part; returns their updates with what that took."""
+
+        def turns() -> Iterator[Turn]:
+            for client in clients:
+                if (lesson := self.server.lesson(client)) is not None:
+                    self._traffic.down(client.id, lesson)
+                    yield Turn("learn", client, self.round, lesson, since=self.round)
+
+        lessons = self._stopwatch.each("fit", self._carried_out(turns()))
+        learned = {update.client: update.metrics for _, update in lessons}
+        flops = {client: metrics["flops"] for client, metrics in learned.items()}
+        return [
+            replace(
+                update,
+                metrics=update.metrics
+                | learned.get(update.client, {})
+                | {"flops": update.metrics["flops"] + flops.get(update.client, 0.0)},
+            )
+            for update in updates
+        ]
 
     def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
         for client in cohort:
@@ -244,19 +268,20 @@ class Run:
     def _of_models(self, verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
         """What comes of the server's own turns; see :meth:`.Server.learn`."""
         info = self.data.pooled().info if verb == "evaluate" else self.data.public_set().info
-        due = 0
+        due: deque[Turn] = deque()
 
         def turns() -> Iterator[Turn]:
-            nonlocal due
             for model in models:
-                due += 1
-                yield Turn(verb, info, self.round, model)
+                due.append(Turn(verb, info, self.round, model))
+                yield due[-1]
 
-        for _, update in self._carried_out(turns()):
-            due -= 1
+        lost = FederationError(f"The server's own turns of round {self.round} were lost: without them it learns nothing.")
+        for turn, update in self._carried_out(turns()):
+            if turn is not due.popleft():
+                raise lost
             yield update
         if due:
-            raise FederationError(f"The server's own turns of round {self.round} were lost: without them it learns nothing.")
+            raise lost
 
     def _open_round(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""

@@ -103,6 +103,12 @@ class Server:
         """
         return {}
 
+    def lesson(self, client: ClientInfo) -> Broadcast | None:
+        """What a client whose update arrived is sent once more in this round, after :meth:`learn`: it trains its
+        :meth:`.FederatedModule.lesson_phases` on the public data and sends nothing. Default: None, it has no lesson.
+        """
+        return None
+
     def state_dict(self) -> State:
         """Everything a checkpoint must hold, besides what is :attr:`kept` for each client."""
         return self.state

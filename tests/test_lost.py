@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientUpdate, Lost, State, Turn
+from lightning_fed.exchange import SERVER, ClientUpdate, Lost, State, Turn, count_bytes
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
@@ -102,7 +102,7 @@ def losing(name: str) -> tuple[Federation, Losing, Watch]:
 
 @each_method
 def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) -> None:
-    federation, _, watch = losing(name)
+    federation, engine, watch = losing(name)
     _, before, after, later = watch.servers
     assert same(before, after)
     for states in (watch.privates, watch.kept):
@@ -112,7 +112,9 @@ def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) 
     row = federation.run.history[2]
     assert row["round/lost"] == federation.run.cohort_size
     assert row["traffic/up_bytes"] == row["compute/flops"] == 0
-    assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"]  # it was sent all the same
+    lessons = [turn for turn in engine.turns if (turn.verb, turn.round) == ("learn", 4) and turn.client.id >= 0]  # for who arrived
+    of_lessons = sum(count_bytes(turn.broadcast.state) for turn in lessons)
+    assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"] - of_lessons  # it was sent all the same
     assert not any(column.startswith("train/") for column in row)
     assert all(math.isfinite(value) for value in row.values())
     assert watch.since[3] == dict.fromkeys(everybody(name), 4)

@@ -87,7 +87,9 @@ ON_IMAGES = {"FedHMLoRA", "FedHMLoRADelta", "AdapterTuning", "PromptTuning", "Pr
 """Methods of fine-tuning that are tested on a vision transformer."""
 
 ON_TINY_DATA: dict[str, dict[str, Any]] = {
+    "DSFL": {"open_size": 10, "distill_epochs": 1, "distill_batch_size": 8},
     "FedDF": {"distill_steps": 3, "distill_batch_size": 8},
+    "FedET": {"distill_steps": 3, "distill_batch_size": 8},
     "PFedGate": {"input_shape": (3, 4, 4)},
 }
 """What methods are told whose defaults are for larger data."""

@@ -180,12 +180,12 @@ class FederatedDataModule(L.LightningDataModule):
         aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
         self._splits = splits if example is None else rows_of(splits, example)
-        self._clients = [self._describe(client, split, labels) for client, split in enumerate(self._splits)]
         self._data = SharedTensors(images, labels)
         if self.public is not None:
             if example is not None:
                 aside = rows_of([Split(aside, aside[:0], aside[:0])], example)[0].train
             self._public = self._made_public(images, aside)
+        self._clients = [self._describe(client, split, labels) for client, split in enumerate(self._splits)]
 
     @property
     def num_clients(self) -> int:
@@ -215,12 +215,13 @@ class FederatedDataModule(L.LightningDataModule):
         split = union(self._splits)
         return self._datamodule(self._describe(-1, split, labels), split)
 
-    def public_set(self, batch_size: int | None = None) -> ClientDataModule:
+    def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
         each example, from 0. Held out for validation and test is what everybody has.
 
         Args:
             batch_size: of training; None: the clients'.
+            examples: numbers of those that are wanted; None: all.
 
         Raises:
             FederationError: if there is none.
@@ -232,6 +233,7 @@ class FederatedDataModule(L.LightningDataModule):
                 "or to a share of the training set ({share: 0.1})."
             )
         data, rows = self._public
+        rows = rows if examples is None else rows[examples.long()]
         return PublicDataModule(self.pooled(), data, rows, batch_size or self.batch_size)
 
     @property
@@ -381,7 +383,8 @@ class FederatedDataModule(L.LightningDataModule):
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:
         counts = np.bincount(labels.numpy()[split.train], minlength=self.num_labels)
         sizes = len(split.train), len(split.val), len(split.test)
-        return ClientInfo(client, *sizes, tuple(counts.tolist()), num_clients=self.num_clients)
+        num_public = 0 if self._public is None else len(self._public[1])
+        return ClientInfo(client, *sizes, tuple(counts.tolist()), num_clients=self.num_clients, num_public=num_public)
 
 
 def check_options(data: FederatedDataModule) -> None:

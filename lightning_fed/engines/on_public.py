@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
@@ -19,19 +20,43 @@ class OutputsPass(L.LightningModule):
     Args:
         module: whose ``forward`` is asked.
         flops: counts the passes.
+        examples: how many there are.
     """
 
-    def __init__(self, module: FederatedModule, flops: FlopMeter) -> None:
+    def __init__(self, module: FederatedModule, flops: FlopMeter, examples: int) -> None:
         super().__init__()
         self.module = module
         self.flops = flops
+        self.examples = examples
+        self.outputs: Tensor | None = None
+        self._seen = 0
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Outputs ``(B, …)``, on the CPU and in float32."""
+    def predict_step(self, batch: Any, batch_idx: int) -> int:
+        """Take a batch in; returns its number. Each output goes to its row: pieces put together in the end are in memory twice."""
         x, _ = self.module.unpack(batch)
-        outputs: Tensor = self.module(x)
+        said: Tensor = self.module(x)
         self.flops.note(self.module, "predict", batch, _predict)
-        return outputs.float().cpu()
+        if self.outputs is None:
+            size = 4 * self.examples * said[0].numel()  # in float32
+            wide = torch.promote_types(said.dtype, torch.float32)
+            dtype = wide if size <= self.module.public_table_limit else torch.bfloat16
+            self.outputs = torch.empty(self.examples, *said.shape[1:], dtype=dtype)
+        self.outputs[self._seen : self._seen + len(said)] = said
+        self._seen += len(said)
+        return batch_idx
+
+    def result(self) -> Tensor:
+        """All of them, ``(M, …)``, on the CPU: in float32 at least, or in bfloat16 where they are large.
+
+        Raises:
+            FederationError: if not all examples were looked at.
+        """
+        if self.outputs is None or self._seen < self.examples:
+            raise FederationError(
+                f"the model was asked about {self._seen} of {self.examples} public examples: set no limit_predict_batches and no "
+                "fast_dev_run for the trainer, which apply to each turn."
+            )
+        return self.outputs
 
 
 def _predict(copied: FederatedModule, batch: Any) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import lightning as L
-import torch
+from torch import Tensor
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
@@ -14,10 +14,10 @@ from lightning_fed.engines.review import Review
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Outcome, State, Turn, check_finite
 from lightning_fed.measure.flops import FlopMeter
-from lightning_fed.module import FederatedModule
+from lightning_fed.module import OUTPUTS, FederatedModule
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.phases import Phase
-from lightning_fed.seeding import ADAPT, PUBLIC, TURN, seed_all
+from lightning_fed.seeding import ADAPT, LESSON, PUBLIC, TURN, seed_all
 
 TrainerFactory = Callable[..., L.Trainer]
 """Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
@@ -80,7 +80,8 @@ class Worker:
             self._activity = ""
             module = self.load(turn.client, turn.broadcast, private)
             if turn.verb in ("predict", "learn"):
-                return Outcome(self._on_public(module, turn))
+                return self._on_public(module, turn)
+            learned = self._lesson(module, turn) if turn.verb == "fit" else {}
             data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
             costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.adapt else {}
             data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
@@ -89,10 +90,8 @@ class Worker:
                 return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
             if turn.verb == "gather":
                 return Outcome(self._gather(module, data))
-            update = self._fit(module, data, turn)
-            kept = module.private_state() or None
-            if kept is not None:
-                check_finite(kept, "The private state")
+            update = self._fit(module, data, turn, learned)
+            kept = self._kept(module)
             if turn.evaluate:
                 if module.has_statistics:
                     self._gather(module, data)  # of this client's own data, for its own model
@@ -145,29 +144,55 @@ class Worker:
         module.load_broadcast(broadcast)
         return module
 
-    def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn) -> ClientUpdate:
-        metrics = self._train(module, data, module.phases(), turn.round - 1)
-        module.after_training(self._review(module, data) if module.reviews else {})
+    def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn, learned: dict[str, float]) -> ClientUpdate:
+        metrics = learned | self._train(module, data, module.phases(), turn.round - 1)
+        found = self._review(module, data) if module.reviews else {}
+        if module.asked is not None:
+            found |= {OUTPUTS: self._ask(module, self.data.public_set(module.public_batch_size, module.asked))}
+        module.after_training(found)
         self._activity = ""
         metrics["flops"] = float(self.flops.collect())
         return ClientUpdate(turn.client.id, turn.client.num_train, module.update_state(), metrics)
 
-    def _on_public(self, module: FederatedModule, turn: Turn) -> ClientUpdate:
+    @staticmethod
+    def _kept(module: FederatedModule) -> State | None:
+        kept = module.private_state() or None
+        if kept is not None:
+            check_finite(kept, "The private state")
+        return kept
+
+    def _on_public(self, module: FederatedModule, turn: Turn) -> Outcome:
         """Ask a model about the public data, or train it on them."""
-        data = self.data.public_set(module.public_batch_size)
+        client, size = turn.client.id, turn.client.num_train
+        if turn.verb == "learn" and client != SERVER:
+            metrics = self._lesson(module, turn)
+            return Outcome(ClientUpdate(client, size, {}, metrics | {"flops": float(self.flops.collect())}), self._kept(module))
+        data = self.data.public_set(module.public_batch_size, None if turn.verb == "predict" else module.lesson_examples)
         data.order_seed = seed_all(self.seed, PUBLIC, turn.round, int(turn.broadcast.capacity or 0))
         if turn.verb == "predict":
-            self._activity = "asked about public data"
-            outputs = self._standing_trainer().predict(OutputsPass(module, self.flops), datamodule=data) or []
-            said = {"outputs": torch.cat(outputs)}  # type: ignore[arg-type]
-            return ClientUpdate(turn.client.id, turn.client.num_train, said, {"flops": float(self.flops.collect())})
+            said = {OUTPUTS: self._ask(module, data)}
+            return Outcome(ClientUpdate(client, size, said, {"flops": float(self.flops.collect())}))
         best = None
         if module.server_validation is not None and data.info.num_val:
             every, patience = module.server_validation
             best = BestOnValidation(f"val/{module.headline_metric}", module.more_is_better, every, patience)
         metrics = self._train(module, data, module.server_phases(), turn.round - 1, best)
         metrics["flops"] = float(self.flops.collect())
-        return ClientUpdate(turn.client.id, turn.client.num_train, module.shared_state(), metrics)
+        return Outcome(ClientUpdate(client, size, module.shared_state(), metrics))
+
+    def _lesson(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
+        """Train a client on public data, if there is anything to learn from them."""
+        if not (phases := module.lesson_phases()):
+            return {}
+        data = self.data.public_set(module.public_batch_size, module.lesson_examples)
+        data.order_seed = seed_all(self.seed, LESSON, turn.round, turn.client.id)
+        return self._train(module, data, phases, turn.round - 1)
+
+    def _ask(self, module: FederatedModule, data: ClientDataModule) -> Tensor:
+        self._activity = "asked about public data"
+        asking = OutputsPass(module, self.flops, data.info.num_train)
+        self._standing_trainer().predict(asking, datamodule=data, return_predictions=False)
+        return asking.result()
 
     def _train(
         self,

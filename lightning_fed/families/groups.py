@@ -1,4 +1,6 @@
-"""Fine-tuning in which clients train something of different size, which is averaged among those of equal size alone."""
+"""Clients in groups that are averaged each on their own; and fine-tuning in which they train something of different size, so that
+those of equal size are a group.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -90,52 +92,67 @@ class GroupTuning(FineTuning):
         seed, states = torch.initial_seed(), {self.size(): self.shared_state()}
         for size in set(self.sizes) - states.keys():
             states[size] = self.for_client(replace(clients[0], capacity=size), seed).shared_state()
-        return GroupServer(states, {client.id: self.sizes[client.id % len(self.sizes)] for client in clients}, self.weighting)
+        groups = {client.id: self.sizes[client.id % len(self.sizes)] for client in clients}
+        names = {size: "global" if len(states) == 1 else f"size_{size}" for size in states}
+        return GroupServer(states, groups, self.weighting, names, exported=max(states))
 
 
 class GroupServer(Server):
-    """Keeps a state for each size and averages updates of equal size. A size that nobody in a round has keeps its state.
+    """Keeps a state for each group of clients, and averages what its clients send. A group of which nobody takes part in a round
+    keeps its state.
 
     Args:
-        states: the initial states by size.
-        sizes: the clients' sizes by id.
+        states: the initial states by group: a number, which is the :attr:`~.Broadcast.capacity` that is sent.
+        groups: which group each client is in, by id.
         weighting: how updates are weighted within a group; see :class:`lightning_fed.server.Server`.
+        names: what each group's model is called where it is measured.
+        exported: whose model is exported where no client is named.
     """
 
-    def __init__(self, states: Mapping[int, State], sizes: Mapping[int, int], weighting: Literal["examples", "uniform"]) -> None:
+    def __init__(
+        self,
+        states: Mapping[int, State],
+        groups: Mapping[int, int],
+        weighting: Literal["examples", "uniform"],
+        names: Mapping[int, str],
+        exported: int,
+    ) -> None:
         super().__init__({}, weighting)
-        self.sizes = sizes
+        self.groups = groups
+        self.names = names
+        self.exported = exported
         self.states = dict(sorted(states.items()))
         self._hold(self.states)
 
     def _hold(self, states: dict[int, State]) -> None:
         self.states = states
-        self.state = states[max(states)]  # what is exported, where there is no global model
+        self.state = states[self.exported]
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What the client's group has."""
-        size = self.sizes[client.id]
-        return Broadcast(self.states[size], size)
+        group = self.groups[client.id]
+        return Broadcast(self.states[group], group)
 
     def models(self) -> dict[str, Broadcast]:
-        """``size_<size>`` of every size; ``global`` if there is one."""
-        return {
-            "global" if len(self.states) == 1 else f"size_{size}": Broadcast(state, size) for size, state in self.states.items()
-        }
+        """Each group's, by its name."""
+        return {self.names[group]: Broadcast(state, group) for group, state in self.states.items()}
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, each with those of its size; see :meth:`lightning_fed.server.Server.aggregate`."""
+        """Merge a round's updates, each with those of its group; see :meth:`lightning_fed.server.Server.aggregate`."""
         means: dict[int, WeightedMean] = defaultdict(WeightedMean)
         for update in updates:
-            size = self.sizes[update.client]
-            means[size].add(update.state, update.num_examples if self.weighting == "examples" else 1)
-        self._hold(self.states | {size: mean.result() for size, mean in means.items()})
+            means[self.groups[update.client]].add(update.state, self.weight(update))
+        self._hold(self.states | {group: mean.result() for group, mean in means.items()})
         return {}
 
+    def weight(self, update: ClientUpdate) -> int:
+        """How much an update counts."""
+        return update.num_examples if self.weighting == "examples" else 1
+
     def state_dict(self) -> State:
-        """All states, under ``<size>/<name>``."""
-        return {f"{size}/{name}": tensor for size, state in self.states.items() for name, tensor in state.items()}
+        """All states, under ``<group>/<name>``."""
+        return {f"{group}/{name}": tensor for group, state in self.states.items() for name, tensor in state.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`."""
-        self._hold({size: {name: state[f"{size}/{name}"] for name in own} for size, own in self.states.items()})
+        self._hold({group: {name: state[f"{group}/{name}"] for name in own} for group, own in self.states.items()})

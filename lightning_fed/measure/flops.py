@@ -87,7 +87,9 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 
 def _train(copied: FederatedModule, batch: Any) -> None:
     """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
-    phases = {phase.name: phase for phase in (*copied.phases(), *copied.adaptation(), *copied.server_phases())}
+    phases = {
+        phase.name: phase for phase in (*copied.phases(), *copied.adaptation(), *copied.server_phases(), *copied.lesson_phases())
+    }
     copied.phase = phases[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
     copied.compute_gradients(batch)

@@ -182,3 +182,23 @@ def test_arrays_in_files_can_be_public(tmp_path: Any) -> None:
     shape = own._loaded().images.shape[1:]  # type: ignore[union-attr]
     data = InMemory(torch.zeros(200, *shape, dtype=torch.uint8), LABELS, 4, num_clients=2, public=ArrayFiles(str(path)))
     assert public_inputs(data).shape[1:] == shape
+
+
+def test_some_of_the_examples_keep_their_numbers() -> None:
+    data = InMemory(images(), LABELS, 4, num_clients=2, public=InMemory(images(seed=1), LABELS, 4))
+    wanted = torch.tensor([3, 50, 199], dtype=torch.int32)
+    module = data.public_set(2, wanted)
+    assert module.info.num_train == 3
+    inputs, numbers = module.data[module.splits[0]]
+    assert numbers.tolist() == wanted.tolist()
+    assert torch.equal(inputs, images(seed=1)[wanted.long()])
+    seen = torch.cat([numbers for _, numbers in module.train_dataloader()])
+    assert sorted(seen.tolist()) == wanted.tolist()
+
+
+def test_clients_know_how_many_there_are() -> None:
+    assert [client.num_public for client in InMemory(images(), LABELS, 4, num_clients=2).clients] == [0, 0]
+    assert [client.num_public for client in InMemory(images(), LABELS, 4, num_clients=2, public=PublicShare(0.1)).clients] == [
+        20,
+        20,
+    ]

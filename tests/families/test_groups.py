@@ -45,7 +45,7 @@ def server_of(name: str = "AdapterTuning", sizes: tuple[int, ...] = (2, 3), **op
 
 
 def update_of(server: GroupServer, client: int) -> ClientUpdate:
-    state = {name: torch.randn_like(tensor) for name, tensor in server.states[server.sizes[client]].items()}
+    state = {name: torch.randn_like(tensor) for name, tensor in server.states[server.groups[client]].items()}
     return ClientUpdate(client, 10 + client, state)
 
 
@@ -103,7 +103,7 @@ def test_clients_of_a_size_start_from_the_same_tensors(name: str) -> None:
     assert same(sent[1].state, sent[3].state)
     assert any(sent[0].state[key].shape != sent[1].state[key].shape for key in sent[0].state)
     for client in clients():
-        module = method_of(name).for_client(replace(client, capacity=server.sizes[client.id]), seed=client.id)
+        module = method_of(name).for_client(replace(client, capacity=server.groups[client.id]), seed=client.id)
         module.load_broadcast(server.broadcast(client))
         assert same(module.shared_state(), sent[client.id].state)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from tiny import (
@@ -20,28 +21,17 @@ from tiny import (
     same,
 )
 from tiny_loops import batches, mean_of
+from tiny_public import PROXY, Losing, fit, public, public_batches, with_public
 from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.data import InMemory, PublicShare
+from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
-from lightning_fed.federation import Federation
 from lightning_fed.methods import FedDF
-from lightning_fed.module import FederatedModule
-from lightning_fed.seeding import INITIAL, PUBLIC, derive_seed, seeded
-
-PROXY = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(9))
-
-
-def public(labels: Tensor | None = None) -> InMemory:
-    return InMemory(PROXY, torch.zeros(50, dtype=torch.int64) if labels is None else labels, CLASSES)
-
-
-def with_public(clients: int = 4, size: int = 160, **options: Any) -> InMemory:
-    return new_data(clients, size, **{"public": public()} | options)
+from lightning_fed.seeding import INITIAL, PUBLIC, seeded
 
 
 def new(**options: Any) -> FedDF:
@@ -49,28 +39,7 @@ def new(**options: Any) -> FedDF:
     return FedDF(**{"backbone": [Net, WideNet], "num_classes": CLASSES} | settings | options)
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 2, "evaluate_every": 0} | options)
-    federation.fit(model, data or with_public())
-    return federation
-
-
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
-
-
-def proxy_batches(data: InMemory, round: int, place: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The public batches that a student sees."""
-    module = data.public_set(16)
-    module.order_seed = derive_seed(0, PUBLIC, round, place)
-    epoch = 0
-    while steps:
-        loader = module.train_dataloader()
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        for batch in loader:
-            if steps:
-                yield batch
-                steps -= 1
-        epoch += 1
 
 
 @pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
@@ -106,7 +75,7 @@ def test_rounds_are_those_of_a_bare_loop(distill_loss: Any, temperature: float) 
         for place, student in enumerate(students):
             student.load_state_dict(mean_of(sent[place::2]))
             optimizer = slow(student.parameters())
-            for step, (x, numbers) in enumerate(proxy_batches(data, round, place, steps)):
+            for step, (x, numbers) in enumerate(public_batches(data, 16, steps, PUBLIC, round, place)):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.1 * (1 + torch.cos(torch.tensor(step / steps * torch.pi)).item()) / 2
                 q = (student(x) / T).log_softmax(1)
@@ -249,17 +218,42 @@ def test_public_data_may_be_a_share_of_the_clients_own() -> None:
     assert row["server/steps"] == 14
 
 
-class Losing(InProcess):
-    """The server's own turns come to nothing."""
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
-        for turn in turns:
-            yield Lost(turn.client.id, "no power") if turn.verb == "learn" else next(iter(super().run([turn])))
-
-
-def test_the_servers_own_turns_must_not_be_lost() -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_servers_own_turns_must_not_be_lost(place: int) -> None:
+    """Neither the first nor the last."""
     with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):
-        fit(new(), engine=Losing())
+        fit(new(), engine=Losing(servers=True, place=place))
+
+
+def test_a_table_beyond_the_limit_is_in_bfloat16() -> None:
+    """Teachers' words and their mean; students learn nearly the same."""
+    ends = []
+    for limit in (1.0, 50 * CLASSES * 4 / 2**20, 50 * CLASSES * 4 / 2**20 - 1e-6):
+        engine = Recording()
+        federation = fit(new(table_limit_mb=limit, distill_optimizer=partial(torch.optim.SGD, lr=0.1)), engine=engine, rounds=1)
+        ends.append(federation.run.server.state_dict())
+        said = [
+            update.state["outputs"] for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict"
+        ]
+        tables = [turn.broadcast.state["targets/avg_logits"] for turn in engine.turns if turn.verb == "learn"]
+        dtype = torch.bfloat16 if len(ends) == 3 else torch.float32
+        assert {tensor.dtype for tensor in (*said, *tables)} == {dtype}
+    assert same(ends[0], ends[1])
+    assert not same(ends[0], ends[2])
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(ends[2][name], tensor, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
+def test_the_table_is_the_mean_of_what_teachers_say(distill_loss: Any) -> None:
+    engine = Recording()
+    fit(new(distill_loss=distill_loss, temperature=2.0), engine=engine, rounds=1)
+    said = [
+        update.state["outputs"] / 2 for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict"
+    ]
+    table = next(turn.broadcast.state[f"targets/{distill_loss}"] for turn in engine.turns if turn.verb == "learn")
+    mean = torch.stack(said if distill_loss == "avg_logits" else [logits.softmax(1) for logits in said]).mean(0)
+    torch.testing.assert_close(table[:, :CLASSES], mean)
 
 
 def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +291,13 @@ def test_teachers_and_tables_are_in_no_checkpoint_and_a_continued_run_ends_the_s
     assert_same(federation, whole)
     states: State = whole.run.server.state_dict()
     assert all(name.startswith(("0/backbone.", "1/backbone.")) for name in states)
+
+
+def test_a_teacher_that_is_asked_about_a_part_is_refused() -> None:
+    """By an option of the trainer's that is for something else."""
+    trainer = partial(L.Trainer, accelerator="cpu", devices=1, limit_predict_batches=1)
+    with pytest.raises(FederationError, match="asked about 16 of 50 public examples: set no limit_predict_batches"):
+        fit(new(), trainer=trainer)
 
 
 def test_other_tasks_are_refused() -> None:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tiny import assert_same_end, new_data, new_federation, new_method
+from tiny import assert_same_end, data_for, new_federation, new_method
 
 from lightning_fed.__main__ import main
+from lightning_fed.engines.on_public import OutputsPass
 from lightning_fed.engines.worker import Worker
-from lightning_fed.methods import PFedLoRA
+from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
 from lightning_fed.module import FederatedModule
 from lightning_fed.storage.checkpoint import Checkpoints
+from lightning_fed.storage.client_store import ScratchStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -32,10 +34,10 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def fit(run_dir: str, ckpt_path: Path | str | None = None) -> None:
+def fit(run_dir: str, ckpt_path: Path | str | None = None, method: str = "PFedLoRA") -> None:
     """Four rounds, two of three clients in each, measured at the end. The third brings no new column to the table."""
     federation = new_federation(4, run_dir, participation=0.7, evaluate_every=0)
-    federation.fit(new_method("PFedLoRA"), new_data(3), ckpt_path)
+    federation.fit(new_method(method), data_for(method, num_clients=3), ckpt_path)
 
 
 class Disk:
@@ -136,13 +138,22 @@ CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "write")
 WRITING = watch((Updated, "truncate"), *((os, name) for name in CHANGES))
 TABLES = watch((os, "replace"), (os, "write"))
 TRAINING = watch((Worker, "take"), (FederatedModule, "client_step"), (PFedLoRA, "shared_state"))
+ON_PUBLIC_DATA = watch(
+    (OutputsPass, "predict_step"),
+    (FedDF, "student_loss"),
+    (FedET, "student_loss"),
+    (DSFL, "distill_loss"),
+    (ScratchStore, "clear"),
+    (Checkpoints, "save"),
+)
+"""What servers and clients learn from public data, and what comes after."""
 
 
-def dies(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None = None) -> bool:
+def dies(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None = None, method: str = "PFedLoRA") -> bool:
     """Run :func:`fit` in a fork; whether it was killed before it ended. A fork need not import anything again."""
     child = os.fork()
     if child == 0:
-        run_armed(arm, calls, run_dir, ckpt_path)
+        run_armed(arm, calls, run_dir, ckpt_path, method)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -151,10 +162,10 @@ def dies(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None = None
     return False
 
 
-def run_armed(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None) -> NoReturn:
+def run_armed(arm: Arm, calls: int, run_dir: str, ckpt_path: Path | str | None, method: str) -> NoReturn:
     try:
         arm(calls, Path(run_dir))
-        fit(run_dir, ckpt_path)
+        fit(run_dir, ckpt_path, method)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -191,7 +202,7 @@ def assert_ended_as(run_folder: Path, whole: Path) -> None:
     kept = [checkpoints.load(path) for path in checkpoints.paths()]
     assert len(kept) == 2
     referred_to = {record["file"] for checkpoint in kept for record in checkpoint.clients.values()}
-    assert {path.name for path in checkpoints.clients_folder.iterdir()} == referred_to
+    assert {path.name for path in checkpoints.clients_folder.glob("*")} == referred_to
     assert checkpoints.journal.path.stat().st_size == kept[-1].manifest.journal.bytes
 
 
@@ -214,6 +225,27 @@ def test_killed_anywhere_and_continued(arm: Arm, first: int, step: int) -> None:
         assert_ended_as(newest, Path("whole/version_0"))
         kills += 1
     assert kills >= 5  # the run was not over before it began
+
+
+@pytest.mark.parametrize(
+    ("method", "first", "step"),
+    [
+        ("FedDF", 6, 23),
+        ("FedET", 4, 17),
+        ("DSFL", 5, 19),
+        *(pytest.param("FedDF", first, 7, marks=pytest.mark.slow) for first in range(1, 8)),
+        *(pytest.param(name, first, 5, marks=pytest.mark.slow) for name in ("FedET", "DSFL") for first in range(1, 6)),
+    ],
+)
+def test_killed_while_it_learns_from_public_data_and_continued(method: str, first: int, step: int) -> None:
+    """During distillation, and after it."""
+    fit("whole", method=method)
+    kills = 0
+    while dies(ON_PUBLIC_DATA, first + kills * step, f"run_{kills}", method=method):
+        fit(f"run_{kills}", "last", method)
+        assert_ended_as(max(Path(f"run_{kills}").iterdir()), Path("whole/version_0"))
+        kills += 1
+    assert kills >= 3
 
 
 @pytest.mark.parametrize(("first", "step"), [(1, 5), *(pytest.param(first, 5, marks=pytest.mark.slow) for first in range(2, 6))])

@@ -1,0 +1,290 @@
+"""DS-FL, distillation-based semi-supervised federated learning (Itahara et al. 2021, https://arxiv.org/abs/2008.06180)."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, State, check_fits
+from lightning_fed.models import Backbones
+from lightning_fed.models.backbone import BackboneFactory
+from lightning_fed.module import OUTPUTS, FederatedModule
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import OfModels, Server
+
+PROBABILITIES = "open/probabilities"
+"""What goes up: what a client's model says of the round's open examples, ``(n, C)``."""
+
+EXAMPLES, LABELS, TAUGHT = "open/examples", "labels/probabilities", "labels/examples"
+"""What comes down: numbers of the open examples that a client is to speak about; labels ``(n, C)``, and of what examples."""
+
+MODEL, ROUND = "model/", "round"
+
+Aggregation = Literal["ERA", "SA"]
+Order = Literal["train_then_distill", "distill_then_train"]
+
+
+class DSFL(FederatedModule):
+    r"""Clients with different networks tell each other what these say of public examples, and all learn the sharpened mean.
+
+    The server draws ``open_size`` of the public examples, :math:`o_r`, for each round. A participant trains on its own data and
+    sends its probabilities :math:`p_k(d)` of each of them. The server averages and sharpens (entropy reduction, ERA),
+
+    .. math:: \bar p(d) = \frac{1}{K} \sum_k p_k(d), \qquad \hat p(d) = \mathrm{softmax}(\bar p(d) / T),
+
+    and everybody learns that: each participant, and a model that the server has for itself, minimise
+    :math:`-\sum_c \hat p_c(d) \log \mathrm{softmax}(f(d))_c` over :math:`o_r`. With simple averaging (SA) the label is
+    :math:`\bar p(d)` itself. T is of probabilities, not of logits: the smaller it is, the more the largest stands out; where none
+    does, ERA makes labels *more* even.
+
+    Networks stay with the clients, each drawn independently. Headline: accuracy of the server's model on everybody's test data,
+    ``global``; the clients', after distillation, is ``after/…``. ``server/entropy_before`` and ``server/entropy_after`` are mean
+    entropies (in nats) of :math:`\bar p` and of the labels.
+
+    Args:
+        backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
+        num_classes: number of classes C; the command line takes it from the data.
+        server_backbone: the server's network. None: that of client 0.
+        aggregation: ``ERA`` or ``SA``.
+        temperature: T of ERA. The paper: 0.1.
+        open_size: public examples in a round; where there are fewer, all of them.
+        order: ``train_then_distill``, the paper's: participants distil when the server has spoken, in the same round.
+            ``distill_then_train``: at the start of its next turn a client distils what the server said last, so that a round takes
+            one message each way.
+        distill_epochs: epochs of distillation in a round, of clients and server.
+        distill_batch_size: public examples in a step of it.
+        distill_optimizer: how it steps, fresh in each round. None: ``optimizer``.
+        optimizer: how a client steps on its own data. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+
+    Raises:
+        FederationError: for a task that is not about classes, and where there are no public data.
+    """
+
+    headline_model = "global"
+    heterogeneous = True
+    payload_varies = True
+    needs_public_data = True
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        server_backbone: BackboneFactory | None = None,
+        aggregation: Aggregation = "ERA",
+        temperature: PositiveFloat = 0.1,
+        open_size: PositiveInt = 1000,
+        order: Order = "train_then_distill",
+        distill_epochs: NonNegativeInt = 5,
+        distill_batch_size: PositiveInt = 100,
+        distill_optimizer: OptimizerCallable | None = None,
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        if self.task != "multiclass":
+            raise FederationError(f"DSFL got task {self.task!r}, but it exchanges probabilities of classes: use Standalone.")
+        self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
+        self.aggregation: Aggregation = aggregation
+        self.temperature = temperature
+        self.open_size = open_size
+        self.order: Order = order
+        self.distill_epochs = distill_epochs
+        self.public_batch_size = distill_batch_size
+        self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
+        self.said: State = {}
+        self.labels: Tensor | None
+
+    # ------------------------------------------------------------------------------------------------------------ the state
+
+    @property
+    def is_servers(self) -> bool:
+        """Whether this is the server's own model."""
+        return self.client is not None and self.client.id == SERVER
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The client's network, or the server's."""
+        return SERVER if client is not None and client.id == SERVER else super().architecture(client)
+
+    @property
+    def _factory(self) -> Any:
+        return (self.server_factories or self.backbone_factories)[0] if self.is_servers else super()._factory
+
+    def build(self) -> None:
+        """The network, and room for labels."""
+        super().build()
+        self.register_buffer("labels", None, persistent=False)
+
+    def shared_names(self) -> set[str]:
+        """No part of a client's network travels; the server has all of its own."""
+        return set(self.state_dict()) if self.is_servers else set()
+
+    def payload(self) -> State:
+        """What the client's model says of the open examples, once it was asked."""
+        return self.said
+
+    def load_payload(self, payload: State) -> None:
+        """Take what is to be learned, and what the client is to speak about."""
+        self.said, self.asked = {}, payload.get(EXAMPLES)
+        self.labels, self.lesson_examples = payload.get(LABELS), payload.get(TAUGHT)
+        if self.labels is not None:
+            assert self.lesson_examples is not None
+            like = torch.empty(len(self.lesson_examples), self.num_classes, device="meta")
+            check_fits({LABELS: self.labels}, {LABELS: like}, "The payload for DSFL")
+            self.labels = self.labels.to(self.device)
+
+    # --------------------------------------------------------------------------------------------------------- the training
+
+    def lesson_phases(self) -> list[Phase]:
+        """Distillation, where there are labels."""
+        if self.labels is None:
+            return []
+        optimizer = self.distill_optimizer
+        return [Phase("distill", list(self.parameters()), self.distill_loss, optimizer, epochs=self.distill_epochs)]
+
+    def server_phases(self) -> list[Phase]:
+        """The same for the server's model."""
+        return self.lesson_phases()
+
+    def distill_loss(self, batch: Any) -> Tensor:
+        """Cross entropy with the labels of numbered examples."""
+        x, numbers = self.unpack(batch)
+        assert self.labels is not None
+        assert self.lesson_examples is not None
+        rows = torch.searchsorted(self.lesson_examples.to(numbers), numbers)
+        return cross_entropy(self(x), self.labels[rows])
+
+    def after_training(self, reviewed: State) -> None:
+        """Turn what the model says into probabilities."""
+        if OUTPUTS in reviewed:
+            self.said = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """A model of the server's own, drawn on the running stream, and what it tells the clients."""
+        own = self.for_client(replace(clients[0], id=SERVER), torch.initial_seed())
+        return OpenServer(
+            own.shared_state(),
+            clients[0].num_public,
+            torch.zeros(min(self.open_size, clients[0].num_public), self.num_classes).to(own.dtype),
+            self.temperature if self.aggregation == "ERA" else None,
+            self.order,
+            self.distill_epochs,
+        )
+
+
+def era(mean: Tensor, temperature: float) -> Tensor:
+    r"""Entropy reduction aggregation: :math:`\mathrm{softmax}(\bar p / T)`.
+
+    Args:
+        mean: mean probabilities :math:`\bar p`, ``(n, C)``.
+        temperature: T.
+
+    >>> import torch
+    >>> era(torch.tensor([[0.5, 0.3, 0.2]]), 0.1)
+    tensor([[0.8438, 0.1142, 0.0420]])
+    """
+    return (mean / temperature).softmax(dim=1)
+
+
+def entropy(probabilities: Tensor) -> float:
+    """Mean entropy of the rows, in nats."""
+    return float(torch.special.entr(probabilities.double()).sum(dim=1).mean())
+
+
+class OpenServer(Server):
+    """Draws a round's open examples, averages what is said of them into labels, hands these on and learns them itself.
+
+    Args:
+        state: its own model.
+        num_public: how many public examples there are.
+        like: a table of labels, a row for each open example of a round, in the dtype that travels.
+        temperature: of ERA; None: SA.
+        order: see :class:`DSFL`.
+        epochs: of distillation.
+    """
+
+    def __init__(self, state: State, num_public: int, like: Tensor, temperature: float | None, order: Order, epochs: int) -> None:
+        super().__init__(state)
+        self.num_public = num_public
+        self.temperature = temperature
+        self.order = order
+        self.epochs = epochs
+        self.round = 0
+        self.labelled = 0  # the round of which the labels are
+        self.examples = torch.arange(len(like), dtype=torch.int32)
+        self.labels: State = {LABELS: like, TAUGHT: self.examples}
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Draw which examples are open."""
+        self.round = round
+        self.examples = torch.randperm(self.num_public)[: len(self.examples)].sort().values.int()
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """Which examples are open, and the labels of the last ones for who distils first."""
+        told = self.labels if self.order == "distill_then_train" and self.labelled and self.epochs else {}
+        return Broadcast({EXAMPLES: self.examples} | told)
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """Nothing: a client's network is its own."""
+        return Broadcast({})
+
+    def models(self) -> dict[str, Broadcast]:
+        """The server's own, ``global``."""
+        return {"global": Broadcast(self.state, SERVER)}
+
+    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """Probabilities of each open example."""
+        return {PROBABILITIES: self.labels[LABELS]}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Average, and sharpen."""
+        said = WeightedMean()
+        for update in updates:
+            said.add(update.state, 1)
+        if not (result := said.result()):
+            return {}
+        mean = result[PROBABILITIES]
+        labels = mean if self.temperature is None else era(mean.double(), self.temperature).to(mean.dtype)
+        self.labels = {LABELS: labels, TAUGHT: self.examples}
+        self.labelled = self.round
+        return {"server/entropy_before": entropy(mean), "server/entropy_after": entropy(self.labels[LABELS])}
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether there are labels of this round to be learned."""
+        return self.labelled == self.round and self.epochs > 0
+
+    def learn(self, of_models: OfModels) -> dict[str, float]:
+        """Train its own model on the labels."""
+        if not self.has_spoken:
+            return {}
+        row = {}
+        for update in of_models("learn", [Broadcast(self.state | self.labels, SERVER)]):
+            check_update(update, self.state)
+            self.state = update.state
+            row = {f"server/{cost}": update.metrics[cost] for cost in ("steps", "flops")}
+            row["server/distill_loss"] = update.metrics["train/distill_loss"]
+        return row
+
+    def lesson(self, client: ClientInfo) -> Broadcast | None:
+        """The labels, for who distils in the same round."""
+        return Broadcast(self.labels) if self.order == "train_then_distill" and self.has_spoken else None
+
+    def state_dict(self) -> State:
+        """Its own model, and the labels that clients may still learn."""
+        return {MODEL + name: tensor for name, tensor in self.state.items()} | self.labels | {ROUND: torch.tensor(self.labelled)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from there."""
+        self.state = {name: state[MODEL + name] for name in self.state}
+        self.labels = {name: state[name] for name in self.labels}
+        self.labelled = int(state[ROUND])

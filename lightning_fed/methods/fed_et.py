@@ -1,0 +1,298 @@
+"""Fed-ET (Cho et al., IJCAI 2022, https://arxiv.org/abs/2204.12703)."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div
+
+from lightning_fed.aggregation import WeightedMean
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, State
+from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
+from lightning_fed.kept import BLOCK
+from lightning_fed.models import Backbones
+from lightning_fed.models.backbone import BackboneFactory
+from lightning_fed.phases import Phase, default_optimizer
+from lightning_fed.server import OfModels, Server
+
+LABELS, OTHERS, DISAGREED = f"{TARGETS}labels", f"{TARGETS}others", f"{TARGETS}disagreed"
+"""What the large model learns from: a label of each public example ``(M,)``; the logits of those who said something else
+``(M, C)``; and whether there are any ``(M,)``.
+"""
+
+Confidence = Literal["logits", "probabilities"]
+
+
+def default_large_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """SGD with learning rate 5e-3 and momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=5e-3, momentum=0.9)
+
+
+class FedET(EnsembleModule):
+    r"""Small networks on the clients train a large one on the server, which learns on public data what they agree on, and a little
+    of what the others say.
+
+    A client trains its architecture's model as in FedAvg. Of each public example x the clients' models give logits :math:`s_k`, and
+    how sure each is, the variance of its logits over the classes, :math:`v_k`. The server's large model minimises
+
+    .. math:: \mathrm{CE}(\bar z(x), y_s(x)) + \lambda\, \mathrm{KL}\bigl(\mathrm{softmax}(s_{div}(x)) \,\Vert\,
+        \mathrm{softmax}(\bar z(x))\bigr), \qquad y_s = \arg\max \sum_k \frac{v_k}{\sum_j v_j} s_k,
+
+    where :math:`s_{div}` is the same weighted mean over those whose largest logit is not at :math:`y_s`. Where there are none there
+    is no second term. All networks have a last layer of one shape, the head. The large model starts a round with the mean of the
+    heads that were sent, and in the end each architecture's mean gets the large model's.
+
+    Headline: accuracy of the large model on everybody's test data, ``global``. That of each architecture is
+    ``global_<architecture>/…``, each client's on its own data ``after/…``. What the server does is measured apart, as ``server/…``.
+
+    Args:
+        backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
+        num_classes: number of classes; the command line takes it from the data.
+        server_backbone: the large network. None: that of client 0.
+        diversity: :math:`\lambda`. The paper: 0.05.
+        confidence: the variance over the classes of ``logits``, the paper's, for which larger logits are surer; or of
+            ``probabilities``. Of log-probabilities it is that of the logits: they differ by a constant.
+        average: what the second term is the mean over: the ``batch``, or its ``disagreed`` examples.
+        distill_steps: steps of the large model in each round. The paper: 128.
+        distill_batch_size: public examples in a step.
+        distill_optimizer: of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
+        table_limit_mb: size in MiB up to which what a client's model says of all public data is in float32; what is larger is in
+            bfloat16.
+        weighting: how updates are weighted, those of one architecture and all heads: ``uniform`` or by ``examples``.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+
+    Raises:
+        FederationError: for a task that is not about classes, for heads of different shape, and where there are no public data.
+    """
+
+    headline_model = "global"
+
+    labels: Tensor | None
+    others: Tensor | None
+    disagreed: Tensor | None
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt = 10,
+        server_backbone: BackboneFactory | None = None,
+        diversity: NonNegativeFloat = 0.05,
+        confidence: Confidence = "logits",
+        average: Literal["batch", "disagreed"] = "batch",
+        distill_steps: NonNegativeInt = 128,
+        distill_batch_size: PositiveInt = 64,
+        distill_optimizer: OptimizerCallable = default_large_optimizer,
+        table_limit_mb: PositiveFloat = 1024.0,
+        weighting: Literal["examples", "uniform"] = "uniform",
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            backbone,
+            num_classes,
+            distill_steps,
+            distill_batch_size,
+            distill_optimizer,
+            table_limit_mb,
+            weighting,
+            optimizer=optimizer,
+            epochs=epochs,
+            **kwargs,
+        )
+        self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
+        self.diversity = diversity
+        self.confidence: Confidence = confidence
+        self.average = average
+
+    @property
+    def _factory(self) -> Any:
+        return (self.server_factories or self.backbone_factories)[0] if self.place == SERVER else super()._factory
+
+    # ------------------------------------------------------------------------------------------------------- the large model
+
+    def build(self) -> None:
+        """The network, and room for what it is taught."""
+        super().build()
+        for name in ("labels", "others", "disagreed"):
+            self.register_buffer(name, None, persistent=False)
+
+    def load_payload(self, payload: State) -> None:
+        """Take what the clients' models say of each public example."""
+        self.labels, self.others, self.disagreed = (payload.get(name) for name in (LABELS, OTHERS, DISAGREED))
+
+    def server_phases(self) -> list[Phase]:
+        """The large model's training."""
+        parameters = list(self.parameters())
+        return [Phase("distill", parameters, self.student_loss, self.distill_optimizer, steps=self.distill_steps)]
+
+    def student_loss(self, batch: Any) -> Tensor:
+        """Loss of a batch of numbered examples."""
+        x, numbers = self.unpack(batch)
+        assert self.labels is not None
+        logits = self(x)
+        loss = cross_entropy(logits, self.labels[numbers])
+        if self.others is None:
+            return loss
+        assert self.disagreed is not None
+        there = self.disagreed[numbers]
+        others = widened(self.others[numbers]).log_softmax(1)
+        each = kl_div(logits.log_softmax(1), others, reduction="none", log_target=True).sum(1)
+        count = torch.tensor(len(there)) if self.average == "batch" else there.sum().clamp(min=1)
+        return loss + self.diversity * (each * there).sum() / count
+
+    # ------------------------------------------------------------------------------------------------------------ the server
+
+    def head_names(self) -> tuple[str, ...]:
+        """Names of the last layer's tensors, as they travel: its weight, and its bias if it has one."""
+        own = self.backbone.head_names()
+        return tuple(f"backbone.{name}" for name, _ in self.backbone.named_parameters() if name in own)
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The large model and a mean for each architecture. This module's own tensors are those of the first; the others are drawn
+        on the running stream.
+        """
+        groups = self.groups(clients)
+        modules = {place: self.drawn(place, clients) for place in (*sorted({0, *groups.values()}), SERVER)}
+        states = {place: module.shared_state() for place, module in modules.items()}
+        heads = {place: module.head_names() for place, module in modules.items()}
+        shapes = {place: [tuple(states[place][name].shape) for name in names] for place, names in heads.items()}
+        for place, shape in shapes.items():
+            if shape != shapes[SERVER]:
+                raise FederationError(
+                    f"FedET gives all networks one last layer, but that of backbone {place} has shapes {shape} and the server's "
+                    f"{shapes[SERVER]}: choose networks that have as many features."
+                )
+        names = {SERVER: "global"} | names_of(self.backbone_factories, states.keys() - {SERVER})
+        choose = partial(consensus, confidence=self.confidence)
+        return LargeServer(states, groups, names, self.weighting, self.distill_steps, heads, choose, self.diversity > 0)
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """What some clients' models say together of n examples.
+
+    Args:
+        labels: :math:`y_s`, ``(n,)``.
+        others: :math:`s_{div}`, ``(n, C)``; zeros where nobody disagrees.
+        disagreed: whether anybody does, ``(n,)``.
+    """
+
+    labels: Tensor
+    others: Tensor
+    disagreed: Tensor
+
+
+def sureness(logits: Tensor, confidence: Confidence) -> Tensor:
+    r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal where nobody prefers any class.
+
+    Args:
+        logits: ``(K, n, C)``.
+        confidence: see :class:`FedET`.
+    """
+    variance = (logits if confidence == "logits" else logits.softmax(dim=2)).var(dim=2, correction=0)
+    variance = variance.clamp(min=torch.finfo(variance.dtype).tiny)
+    return variance / variance.sum(dim=0)
+
+
+def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
+    """The label that most sureness stands behind, and what those say who have another.
+
+    Args:
+        logits: of K clients, ``(K, n, C)``.
+        confidence: see :class:`FedET`.
+    """
+    weights = sureness(logits, confidence)
+    labels = torch.einsum("kn,knc->nc", weights, logits).argmax(dim=1)
+    against = logits.argmax(dim=2) != labels
+    weights = weights * against
+    total = weights.sum(dim=0)
+    others = torch.einsum("kn,knc->nc", weights / total.where(total > 0, 1), logits)
+    return Consensus(labels, others, against.any(dim=0))
+
+
+class LargeServer(EnsembleServer):
+    """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
+
+    Args:
+        states: the initial models, by the number of their architecture; :data:`~lightning_fed.exchange.SERVER` is the large one's.
+        groups: which one each client has, by id.
+        names: of the models.
+        weighting: within an architecture, and of the heads.
+        steps: of the large model.
+        heads: names of each architecture's last layer, in one order.
+        choose: what clients' logits ``(K, n, C)`` say together.
+        diverse: whether what those say who disagree is wanted.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[int, State],
+        groups: Mapping[int, int],
+        names: Mapping[int, str],
+        weighting: Literal["examples", "uniform"],
+        steps: int,
+        heads: Mapping[int, Sequence[str]],
+        choose: Callable[[Tensor], Consensus],
+        diverse: bool,
+    ) -> None:
+        super().__init__(states, groups, names, weighting, SERVER, steps)
+        self.heads = heads
+        self.choose = choose
+        self.diverse = diverse
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, each with those of its architecture, and give the large model the mean of their heads."""
+        mean = WeightedMean()
+
+        def noted() -> Iterator[ClientUpdate]:
+            for update in updates:
+                own = self.heads[self.groups[update.client]]
+                mean.add({str(place): update.state[name] for place, name in enumerate(own)}, self.weight(update))
+                yield update
+
+        super().aggregate(noted())
+        if head := mean.result():
+            own = {name: head[str(place)] for place, name in enumerate(self.heads[SERVER])}
+            self._hold(self.states | {SERVER: self.states[SERVER] | own})
+        return {}
+
+    def learn(self, of_models: OfModels) -> dict[str, float]:
+        """Let the large model learn from all that were sent, one of which is in memory at a time; then hand its head on."""
+        teachers = sorted(self.scratch)
+        if not teachers:
+            return {}
+        row = self._distill(teachers, of_models) if self.steps else {}
+        self.scratch.clear()
+        head = [self.states[SERVER][name] for name in self.heads[SERVER]]
+        for place in self.states.keys() - {SERVER}:
+            copies = (tensor.clone() for tensor in head)  # a file of a checkpoint holds no tensor twice
+            self._hold(self.states | {place: self.states[place] | dict(zip(self.heads[place], copies, strict=True))})
+        return row
+
+    def _distill(self, teachers: Sequence[int], of_models: OfModels) -> dict[str, float]:
+        flops = self.hear(teachers, of_models)
+        rows, classes = self.shape
+        heard, at_once = self.heard(teachers), max(1, BLOCK // (classes * len(teachers)))
+        labels, disagreed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+        others = torch.empty(self.shape, dtype=self.dtype) if self.diverse else None
+        for start in range(0, rows, at_once):
+            stop = min(start + at_once, rows)
+            said = heard.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
+            found = self.choose(said)
+            labels[start:stop], disagreed[start:stop] = found.labels, found.disagreed
+            if others is not None:
+                others[start:stop] = found.others
+        targets = {LABELS: labels} if others is None else {LABELS: labels, OTHERS: others, DISAGREED: disagreed}
+        row = {"server/teachers": float(len(teachers)), "server/disagreement": float(disagreed.double().mean())}
+        row |= self.teach([SERVER], targets, of_models)
+        row["server/flops"] += flops
+        return row

@@ -1,0 +1,294 @@
+"""Fed-ET against its paper."""
+
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    Recording,
+    WideNet,
+    assert_same,
+    momentum,
+    new_data,
+    new_federation,
+    private_states,
+    same,
+)
+from tiny_loops import batches, mean_of
+from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, with_public
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, softmax
+
+from lightning_fed.engines import InProcess, Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER
+from lightning_fed.methods import FedDF, FedET
+from lightning_fed.methods.fed_et import consensus, sureness
+from lightning_fed.seeding import INITIAL, PUBLIC, seeded
+
+HEAD = ("backbone.head.weight", "backbone.head.bias")
+
+
+class LargeNet(Net):
+    """The server's, with as many features."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, hidden=11)
+
+
+class OtherHead(Net):
+    """One that cannot be given the others' head."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, width=2.0)
+
+
+def new(**options: Any) -> FedET:
+    settings = {"distill_steps": 7, "distill_batch_size": 16, "optimizer": momentum, "server_backbone": LargeNet}
+    return FedET(**{"backbone": [Net, WideNet], "num_classes": CLASSES} | settings | options)
+
+
+def logits(clients: int = 5, examples: int = 40) -> Tensor:
+    return torch.randn(clients, examples, CLASSES, dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------------------- what they agree on
+
+
+def test_sureness_sums_to_one_and_ignores_a_constant() -> None:
+    said = logits()
+    weights = sureness(said, "logits")
+    torch.testing.assert_close(weights.sum(0), torch.ones(40, dtype=torch.float64))
+    shifted = said + torch.arange(5.0)[:, None, None]
+    torch.testing.assert_close(sureness(shifted, "logits"), weights)
+    torch.testing.assert_close(sureness(said.log_softmax(2), "logits"), weights)  # which is no other confidence
+    unbiased = said.var(2)
+    torch.testing.assert_close(unbiased / unbiased.sum(0), weights)
+
+
+def test_sureness_of_probabilities_does_not_grow_with_what_is_certain() -> None:
+    """Logits three times as large are nine times as sure; of what is certain already nothing can become surer."""
+    said = torch.tensor([[[9.0, 0.0, 0.0]], [[27.0, 0.0, 0.0]]], dtype=torch.float64)
+    torch.testing.assert_close(sureness(said, "logits")[:, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
+    torch.testing.assert_close(sureness(said, "probabilities")[:, 0], torch.full((2,), 0.5).double(), rtol=1e-3, atol=0)
+
+
+def test_the_label_is_what_most_sureness_stands_behind() -> None:
+    """One that is sure against two that are not; s_div is of those two alone."""
+    said = torch.tensor([[[4.0, 0.0]], [[0.0, 1.0]], [[0.0, 2.0]]], dtype=torch.float64)
+    found = consensus(said)
+    v = torch.tensor([4.0, 0.25, 1.0], dtype=torch.float64)
+    assert found.labels.tolist() == [0]
+    assert found.disagreed.tolist() == [True]
+    torch.testing.assert_close(found.others, (v[1] * said[1] + v[2] * said[2]) / (v[1] + v[2]))
+
+
+def test_who_agree_have_no_others() -> None:
+    """Not even nearly: there is nothing that is divided by zero."""
+    same_for_all = logits(1).expand(5, -1, -1)
+    found = consensus(same_for_all)
+    assert torch.equal(found.labels, same_for_all[0].argmax(1))
+    assert not found.disagreed.any()
+    assert torch.equal(found.others, torch.zeros_like(found.others))
+
+
+def test_who_prefer_nothing_count_the_same() -> None:
+    """All logits alike: no variance, and no NaN."""
+    assert torch.equal(sureness(torch.ones(4, 3, 5), "logits"), torch.full((4, 3), 0.25))
+    assert consensus(torch.ones(4, 3, 5)).labels.tolist() == [0, 0, 0]
+
+
+# ----------------------------------------------------------------------------------------------------------------- the loss
+
+
+def student_of(said: Tensor, **options: Any) -> FedET:
+    """The large model, taught by clients who said this."""
+    module, found = new(**options).for_client(with_public().clients[0]), consensus(said)
+    others = {"targets/others": found.others.float(), "targets/disagreed": found.disagreed} if module.diversity else {}
+    module.load_payload({"targets/labels": found.labels} | others)
+    return module
+
+
+EVERY = PROXY, torch.arange(50)
+
+
+def test_who_agree_teach_their_label_alone() -> None:
+    """And without diversity so does everybody, exactly."""
+    alike = logits(1, 50).expand(3, -1, -1)
+    module = student_of(alike)
+    assert torch.equal(module.student_loss(EVERY), cross_entropy(module(PROXY), alike[0].argmax(1)))
+    said = logits(3, 50)
+    module = student_of(said, diversity=0.0)
+    assert torch.equal(module.student_loss(EVERY), cross_entropy(module(PROXY), consensus(said).labels))
+
+
+@pytest.mark.parametrize("average", ["batch", "disagreed"])
+def test_the_second_term_is_of_those_examples_that_some_disagree_about(average: Any) -> None:
+    said = logits(3, 50)
+    said[:, ::2] = said[:1, ::2]  # about every other one they agree
+    module, found = student_of(said, average=average, diversity=0.5), consensus(said)
+    assert 10 < found.disagreed.sum() <= 25
+    z, expected = module(PROXY).double(), 0.0
+    for row in found.disagreed.nonzero().flatten():
+        p, q = softmax(found.others[row], 0), softmax(z[row], 0)
+        expected += (p * (p / q).log()).sum()
+    expected = expected / (50 if average == "batch" else found.disagreed.sum())
+    loss = module.student_loss(EVERY).double()
+    torch.testing.assert_close(loss, cross_entropy(z, found.labels) + 0.5 * expected, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------- the algorithm, once more, bare
+
+
+@pytest.mark.parametrize(("confidence", "average"), [("logits", "batch"), ("probabilities", "disagreed")])
+def test_rounds_are_those_of_a_bare_loop(confidence: Any, average: Any) -> None:
+    data, steps, weight, clients = with_public(3, val_share=0.0), 7, 0.5, range(3)
+    federation = fit(new(confidence=confidence, average=average, diversity=weight, epochs=8), data)
+    assert all(0 < row["server/disagreement"] < 1 for row in federation.run.history)
+
+    with seeded(0, INITIAL):
+        template = new()
+        template.configure_model()
+        initial = template.configure_server(data.clients).state_dict()
+    models: dict[int, nn.Module] = {0: Net(CLASSES), 1: WideNet(CLASSES), SERVER: LargeNet(CLASSES)}
+    for place, model in models.items():
+        prefix = f"{place}/backbone."
+        model.load_state_dict({name.removeprefix(prefix): t for name, t in initial.items() if name.startswith(prefix)})
+    large = models[SERVER]
+    for round in (1, 2):
+        sent: list[nn.Module] = []
+        for k in clients:
+            network = [Net, WideNet][k % 2](CLASSES)
+            network.load_state_dict(models[k % 2].state_dict())
+            optimizer = momentum(network.parameters())
+            for x, y in chain.from_iterable(batches(data, k, round, epoch) for epoch in range(8)):
+                optimizer.zero_grad()
+                cross_entropy(network(x), y).backward()
+                optimizer.step()
+            sent.append(network)
+        large.load_state_dict(large.state_dict() | {f"head.{n}": t for n, t in mean_of([n.head for n in sent]).items()})  # type: ignore[misc]
+        with torch.no_grad():
+            s = torch.stack([network(PROXY) for network in sent]).double()
+        optimizer = torch.optim.SGD(large.parameters(), lr=5e-3, momentum=0.9)
+        for x, numbers in public_batches(data, 16, steps, PUBLIC, round, SERVER):
+            z, loss, diverse = large(x).double(), torch.zeros(()), []
+            for row, d in enumerate(numbers.tolist()):
+                v = [s[k, d].var() if confidence == "logits" else s[k, d].softmax(0).var() for k in clients]
+                y_s = sum(v[k] * s[k, d] for k in clients).argmax()  # type: ignore[union-attr]
+                loss = loss - z[row].log_softmax(0)[y_s] / len(numbers)
+                if against := [k for k in clients if s[k, d].argmax() != y_s]:
+                    p = (sum(v[k] * s[k, d] for k in against) / sum(v[k] for k in against)).softmax(0)  # type: ignore[union-attr]
+                    diverse.append((p * (p.log() - z[row].log_softmax(0))).sum())
+            if diverse:
+                loss = loss + weight * torch.stack(diverse).sum() / (len(numbers) if average == "batch" else len(diverse))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for place, network in ((0, sent[::2]), (1, sent[1::2])):
+            head = {f"head.{name}": tensor for name, tensor in large.head.state_dict().items()}  # type: ignore[union-attr]
+            models[place].load_state_dict(mean_of(network) | head)
+
+    for name, tensor in federation.run.server.state_dict().items():
+        place, _, rest = name.partition("/backbone.")
+        torch.testing.assert_close(tensor, models[int(place)].state_dict()[rest], rtol=2e-4, atol=1e-5)
+
+
+def heads(states: dict[str, Tensor]) -> list[list[Tensor]]:
+    return [[states[f"{place}/{name}"] for name in HEAD] for place in (SERVER, 0, 1)]
+
+
+def test_after_a_round_all_heads_are_the_servers() -> None:
+    """Also of an architecture that nobody had."""
+    for cohort in (0.25, 1.0):
+        server, *others = heads(fit(new(), participation=cohort, rounds=1).run.server.state_dict())
+        for own in others:
+            assert all(torch.equal(a, b) for a, b in zip(server, own, strict=True))
+
+
+def test_without_steps_it_is_fedavg_of_each_architecture_with_a_common_head() -> None:
+    """Bit for bit: bodies are those of FedDF without steps, heads the mean of all that were sent."""
+    engine = Recording()
+    ours = fit(new(distill_steps=0), engine=engine, rounds=1).run.server.state_dict()
+    theirs = fit(FedDF([Net, WideNet], CLASSES, distill_steps=0, optimizer=momentum), rounds=1).run.server.state_dict()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor) is not name.endswith(HEAD)
+    for name in HEAD:
+        mean = (sum(update.state[name].double() for update in engine.trained) / 4).float()  # type: ignore[union-attr]
+        assert all(torch.equal(own[HEAD.index(name)], mean) for own in heads(ours))
+    assert said_in(engine) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the server
+
+
+def test_labels_of_public_data_are_nobodys() -> None:
+    ends = [fit(new(), with_public(public=public(labels))) for labels in (torch.zeros(50).long(), torch.arange(50) % CLASSES)]
+    assert same(*(end.run.server.state_dict() for end in ends))
+    assert private_states(ends[0]) == {}
+
+
+def test_what_the_server_does_is_counted_apart() -> None:
+    ours, plain = fit(new()).run.history, fit(new(distill_steps=0)).run.history
+    for row, other in zip(ours, plain, strict=True):
+        for column in ("compute/flops", "traffic/up_bytes", "traffic/down_bytes"):
+            assert row[column] == other[column]
+        assert (row["server/teachers"], row["server/steps"]) == (4, 7)
+        assert "server/flops" not in other
+    still = fit(new(backbone=Net, optimizer=partial(torch.optim.SGD, lr=0.0))).run.history
+    assert [row["server/disagreement"] for row in still] == [0, 0]  # all that were sent are one model
+    values = {net: sum(p.numel() for p in net(CLASSES).parameters() if p.dim() == 2) for net in (Net, WideNet, LargeNet)}
+    asked = 2 * 2 * 50 * (values[Net] + values[WideNet])
+    seen = 2 * (16 + 16 + 16) + 2  # in seven batches of 50 examples
+    assert ours[0]["server/flops"] == asked + seen * (6 * values[LargeNet] - 2 * LargeNet(CLASSES).fc1.weight.numel())
+
+
+def test_the_large_model_is_measured_and_handed_out() -> None:
+    federation = fit(new())
+    columns = {"global/test_accuracy", "global_Net/test_accuracy", "global_WideNet/test_accuracy", "after/test_accuracy/mean"}
+    assert columns <= federation.run.history[-1].keys()
+    module = federation.run.server_module()
+    assert isinstance(module.backbone, LargeNet)
+    assert same(module.shared_state(), {n[3:]: t for n, t in federation.run.server.state_dict().items() if n.startswith("-1/")})
+
+
+def test_a_table_beyond_the_limit_is_in_bfloat16() -> None:
+    engine = Recording()
+    fit(new(table_limit_mb=1e-4), engine=engine, rounds=1)
+    table = next(turn.broadcast.state["targets/others"] for turn in engine.turns if turn.verb == "learn")
+    assert {tensor.dtype for tensor in (table, *said_in(engine))} == {torch.bfloat16}
+
+
+def test_examples_are_looked_at_in_parts_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit(new()).run.server.state_dict()
+    monkeypatch.setattr("lightning_fed.methods.fed_et.BLOCK", 3 * 4 * CLASSES)  # three of four clients' examples at a time
+    assert same(whole, fit(new(), store_limit_mb=1e-6).run.server.state_dict())
+
+
+def test_a_continued_run_ends_the_same() -> None:
+    whole = fit(new(), rounds=3, evaluate_every=1)
+    fit(new(), rounds=2, run_dir="runs", evaluate_every=1)
+    federation = new_federation(3, "runs", evaluate_every=1)
+    federation.fit(new(), with_public(), ckpt_path="last")
+    assert_same(federation, whole)
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_numbers() -> None:
+    engine = Processes(workers=2)
+    assert_same(fit(new(), engine=engine), fit(new(), engine=InProcess(threads=1)))
+    engine._stop()
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(FederationError, match=r"one last layer, but that of backbone 1 has shapes .*\(4, 12\)"):
+        fit(new(backbone=[Net, OtherHead]))
+    with pytest.raises(FederationError, match="FedET got task 'regression', but it distils probabilities of classes"):
+        new(task="regression")
+    with pytest.raises(FederationError, match="needs public data, and there are none"):
+        fit(new(), new_data())
+    with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):
+        fit(new(), engine=Losing(servers=True))
