@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+from jsonargparse import ActionConfigFile
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import lightning_fed.data
@@ -22,6 +23,7 @@ from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.run import Run
+from lightning_fed.shipped import found
 
 VERBS = ["fit", "validate", "test", "export"]
 
@@ -41,6 +43,15 @@ class ClientTrainer(L.Trainer):
     validate = Federation.validate  # type: ignore[assignment]
     test = Federation.test  # type: ignore[assignment]
     export = Federation.export
+
+
+class ConfigFile(ActionConfigFile):
+    """A configuration: a file, one that comes with the package, by name, or YAML itself."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Take it in."""
+        is_yaml = any(sign in values for sign in "{:\n")
+        super().__call__(parser, cfg, values if is_yaml else str(found(values)), option_string)
 
 
 class FederationCLI(LightningCLI):
@@ -74,6 +85,13 @@ class FederationCLI(LightningCLI):
         of Trainer and federation, which takes a while to build.
         """
         return {verb: {"model", "datamodule"} for verb in self.verbs}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """The parser of a verb, or of all."""
+        parser: LightningArgumentParser = self.parser_class(**kwargs)
+        text = "A configuration: a YAML file, or a name that lightning-fed configs lists. Later ones go over earlier ones."
+        parser.add_argument("-c", "--config", action=ConfigFile, help=text)
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The federation's block, and what one block knows of another."""
