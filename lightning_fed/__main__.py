@@ -27,7 +27,9 @@ SUBCOMMANDS = {
     "export": "write a client's or the server's model for use elsewhere",
     "configs": "list the configurations that come along, or print one",
     "sweep": "play a comparison: methods, settings and seeds",
+    "runs": "list what was played: rounds, headline, size on disk",
     "report": "tables and pictures of finished runs",
+    "completion": "what a shell completes: bash or zsh",
 }
 
 
@@ -45,6 +47,10 @@ def main(args: Sequence[str] | None = None) -> None:
             from lightning_fed.cli.sweep import run
         elif args[0] == "report":
             from lightning_fed.cli.report import run
+        elif args[0] == "runs":
+            from lightning_fed.cli.runs import run
+        elif args[0] == "completion":
+            from lightning_fed.cli.completion import run
         elif args[0] == "configs":
             from lightning_fed.cli.configs import run
         else:

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_fed.callbacks import (
     AdapterRanks,
     FederationCallback,
+    Hyperparameters,
     MetricsTable,
     ProgressBar,
     RoundLines,
@@ -26,6 +27,7 @@ from lightning_fed.callbacks import (
     StartLine,
     Summary,
     TensorBoardFigures,
+    TensorBoardPage,
 )
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
@@ -69,7 +71,8 @@ class Federation:
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
             something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
-        logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
+        logger: where metrics go: True for TensorBoard, in the run's folder; False for nowhere; any of Lightning's loggers, or a
+            list of them, in which True is TensorBoard.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.
         engine: where turns run; None: in this process, :class:`lightning_fed.engines.InProcess`.
@@ -89,7 +92,7 @@ class Federation:
         init_from: Path | str | None = None,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
-        logger: Logger | bool = True,
+        logger: Logger | list[Logger | bool] | bool = True,
         progress: bool = True,
         callbacks: list[FederationCallback] | None = None,
         engine: Engine | None = None,
@@ -110,7 +113,8 @@ class Federation:
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
-        self.callbacks = [MetricsTable(), RunFacts(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
+        self.callbacks = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
+        self.callbacks += callbacks or []
         if progress:
             self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
         self.engine = engine or InProcess()

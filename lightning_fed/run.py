@@ -84,7 +84,7 @@ class Run:
         store_limit: int,
         folder: Path | None,
         scratch: Callable[[], Path],
-        logger: Logger | bool,
+        logger: Logger | Iterable[Logger | bool] | bool,
         callbacks: Sequence[Any],
         checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -362,17 +362,6 @@ class Run:
 
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """What a logger should remember of this run's settings."""
-        given = {name: value for name, value in self.model.hparams.items() if not name.startswith("_")}
-        settings = {**given, "method": self.method, "rounds": self.rounds, "participation": self.participation}
-        settings["seed"] = self.seed
-        for phase in self.model.phases():
-            defaults = phase.optimizer(phase.parameters).defaults
-            settings |= {f"{phase.name}/{key}": value for key, value in defaults.items() if isinstance(value, int | float)}
-        return settings
-
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(self, *args)
@@ -417,10 +406,13 @@ class Run:
             self._noted(row)
         self._open_round()
 
-    def _make_loggers(self, logger: Logger | bool) -> list[Logger]:
-        if isinstance(logger, Logger):
-            return [logger]
-        if not logger or self.folder is None:
+    def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
+        wanted = [given] if isinstance(given, Logger | bool) else given
+        return [logger for one in wanted for logger in (self._tensorboard() if isinstance(one, bool) else [one]) if one]
+
+    def _tensorboard(self) -> list[Logger]:
+        """What True stands for."""
+        if self.folder is None:
             return []
         # purge_step hides what a killed run had logged of rounds that are now played again.
         return [TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False, purge_step=self.round + 1)]

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1] / "lightning_fed"
 
 MACHINERY = {
     *("__main__", "callbacks", "cli", "engines", "export", "federation", "lean", "measure", "quiet", "report", "run", "shipped"),
-    *("signals", "storage", "sweep", "testing"),
+    *("signals", "wording", "storage", "sweep", "testing"),
 }
 """What plays the rounds, whatever the method."""
 

@@ -1,5 +1,10 @@
 """What a person sees in the terminal."""
 
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -68,10 +73,8 @@ class Summary(FederationCallback):
         """Print what was reached, beside the trivial baseline, and what it cost."""
         console = Console()
         console.print(summary_table(run))
-        if run.model.alone and run.model.alone != run.method:
-            console.print(f"What is the sharing worth? The same clients alone: add --model {run.model.alone}", highlight=False)
-        if run.folder is not None:
-            console.print(f"tensorboard --logdir {run.folder}", style="bold", highlight=False, soft_wrap=True)
+        for line in (*what_next(run), *where_to_look(run)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_measure_end(self, run: Run, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
@@ -83,6 +86,31 @@ class Summary(FederationCallback):
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
+
+
+def what_next(run: Run) -> Iterator[str]:
+    """The reference that sharing has to beat, as a command where one would play it."""
+    config = run.folder / "config.yaml" if run.folder is not None else None
+    if run.model.alone and run.model.alone != run.method and config is not None and config.is_file():
+        yield "What is the sharing worth? The same clients alone:"
+        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.alone])
+
+
+def where_to_look(run: Run) -> Iterator[str]:
+    """The command or place that shows what each logger has."""
+    for logger in run.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            yield shlex.join(["tensorboard", "--logdir", str(Path(logger.log_dir))])
+            yield "  and in a browser: http://localhost:6006/#custom_scalars"
+        elif isinstance(logger, MLFlowLogger):
+            yield shlex.join(["mlflow", "ui", "--backend-store-uri", str(logger._tracking_uri)])
+        elif isinstance(logger, WandbLogger):
+            yield logger.experiment.url or shlex.join(["wandb", "sync", str(Path(logger.experiment.dir).parent)])
+        else:
+            place = logger.log_dir or logger.save_dir
+            yield f"{type(logger).__name__}: {place}" if place else f"{type(logger).__name__} has it."
+    if not run.loggers and run.folder is not None:
+        yield f"Tables: {run.folder}"
 
 
 def seconds_of(run: Run) -> tuple[float, float]:

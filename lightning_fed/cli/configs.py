@@ -12,11 +12,16 @@ from lightning_fed.shipped import about, found, shipped
 TEXT = "List the configurations that come with the package, or print one: lightning-fed configs quickstart > my.yaml"
 
 
-def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
+def parser() -> Options:
+    """Of the verb's command line."""
     parser = Options("configs", TEXT)
     parser.add_argument("name", nargs="?", help="the one to print, or a folder of them to list (default: list all)")
-    name = parser.parse_args(args[1:]).name
+    return parser
+
+
+def run(args: Sequence[str]) -> None:
+    """Do what the command line says."""
+    name = parser().parse_args(args[1:]).name
     files = shipped()
     within = {known: path for known, path in files.items() if name is None or known.startswith(f"{name.rstrip('/')}/")}
     if name is not None and (name in files or not within):

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,18 +22,18 @@ from lightning_fed.sweep.settings import differences, flat, read_yaml
 TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
 
 
-def options(args: Sequence[str]) -> Namespace:
-    """The verb's command line."""
+def parser() -> Options:
+    """Of the verb's command line."""
     parser = Options("sweep", TEXT)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs")
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
     parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
-    return parser.parse_args(args[1:])
+    return parser
 
 
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
-    given = options(args)
+    given = parser().parse_args(args[1:])
     console = Console()
     config = found(given.config, SWEEP)
     sweep = read_sweep(config)
