@@ -33,7 +33,7 @@ from lightning_fed.measure.meters import (
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.server import Server, ServerVerb
-from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 
@@ -57,6 +57,7 @@ class Run:
         target: see :class:`lightning_fed.Federation`.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
+        keep: see :class:`lightning_fed.Federation`.
         store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
             what it has of them within a round.
         folder: the run's folder; None keeps nothing.
@@ -81,6 +82,7 @@ class Run:
         evaluate_every: int | None,
         target: float | None,
         checkpoint_every: int,
+        keep: Keep,
         store_limit: int,
         folder: Path | None,
         scratch: Callable[[], Path],
@@ -91,6 +93,7 @@ class Run:
         self.model, self.data = model, data
         self.engine: Engine = engine
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
+        self.keep: Keep = keep
         self.clients = list(engine.clients(data))
         self.participants = self._find_participants(participants)
         if model.needs_public_data:
@@ -152,6 +155,8 @@ class Run:
                 self._report()
                 self._save_checkpoint()
             self._call("on_fit_end")
+            if self.checkpoints and self.keep != "all":
+                self.checkpoints.drop(self.store.files() | self.kept.files() if self.keep == "last" else None)
         finally:
             self._call("teardown")
             for logger in self.loggers:

@@ -12,6 +12,7 @@ from rich.table import Table
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.run import Run
+from lightning_fed.wording import grouped
 
 
 class ProgressBar(FederationCallback):
@@ -105,7 +106,8 @@ def where_to_look(run: Run) -> Iterator[str]:
         elif isinstance(logger, MLFlowLogger):
             yield shlex.join(["mlflow", "ui", "--backend-store-uri", str(logger._tracking_uri)])
         elif isinstance(logger, WandbLogger):
-            yield logger.experiment.url or shlex.join(["wandb", "sync", str(Path(logger.experiment.dir).parent)])
+            of_wandb = logger.experiment
+            yield shlex.join(["wandb", "sync", str(Path(of_wandb.dir).parent)]) if of_wandb.offline else str(of_wandb.url)
         else:
             place = logger.log_dir or logger.save_dir
             yield f"{type(logger).__name__}: {place}" if place else f"{type(logger).__name__} has it."
@@ -143,17 +145,17 @@ def summary_table(run: Run) -> Table:
     if metric == "accuracy" and majority is not None:
         add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
     table.add_section()
-    table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")
-    table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
+    table.add_row("parameters sent, up + down", grouped(last["traffic/total_parameters"]))
+    table.add_row("bytes sent, up + down", grouped(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
     training, measuring = seconds_of(run)
-    table.add_row("seconds training", f"{training:,.1f}")
+    table.add_row("seconds training", grouped(training, 1))
     often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {run.evaluate_every} rounds")
-    table.add_row(f"seconds measuring, {often}", f"{measuring:,.1f}")
+    table.add_row(f"seconds measuring, {often}", grouped(measuring, 1))
     if run.target is not None:
         reached = "target/round" in last
         table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
         if reached:
-            table.add_row("  bytes sent until then", f"{last['target/bytes']:,.0f}")
+            table.add_row("  bytes sent until then", grouped(last["target/bytes"]))
             table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")
     return table

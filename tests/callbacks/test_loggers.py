@@ -98,7 +98,7 @@ def test_what_is_told() -> None:
     assert {name: words[name] for name in ("seed", "clients", "cohort", "rounds", "partition", "networks")} == {
         **{"seed": 0, "clients": 4, "cohort": 4, "rounds": 2, "partition": "Growing", "networks": "Net, WideNet"}
     }
-    assert (words["model.hidden_dim"], words["model.mu"], words["lr.local"]) == (60, 0.9, 0.05)
+    assert (words["model.hidden_dim"], words["model.mu"], words["lr.local"]) == (60, 0.9, 0.1)
 
 
 @cache
@@ -123,7 +123,7 @@ def test_tensorboard_begins_with_the_headline(tmp_path: Path) -> None:
     assert shown <= tags
     assert found.Tensors("custom_scalars__config__")
     [text] = found.Tensors("configuration/text_summary")
-    assert b"lr.local: 0.05" in text.tensor_proto.string_val[0]
+    assert b"lr.local: 0.1" in text.tensor_proto.string_val[0]
 
 
 def test_the_table_of_runs_has_words_and_results(tmp_path: Path) -> None:
