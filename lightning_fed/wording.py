@@ -9,10 +9,21 @@ def grouped(number: float, digits: int = 0) -> str:
     return f"{number:,.{digits}f}".replace(",", THIN)
 
 
-def in_bytes(number: float) -> str:
-    """A number of bytes in three or four digits and a unit."""
+def amount(number: float) -> str:
+    """A whole number, exactly up to a billion, so that a table goes on a screen."""
+    return grouped(number) if number < 1e9 else f"{number:.4g}"
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, …, 11th."""
+    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def sized(number: float) -> str:
+    """Bytes with a unit of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+            return f"{number:.3g} {unit}"
         number /= 1000
-    return f"{number:.1f} TB"
+    return f"{number:.3g} TB"

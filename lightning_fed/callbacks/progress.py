@@ -12,7 +12,7 @@ from rich.table import Table
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.run import Run
-from lightning_fed.wording import grouped
+from lightning_fed.wording import amount, grouped, ordinal
 
 
 class ProgressBar(FederationCallback):
@@ -140,22 +140,22 @@ def summary_table(run: Run) -> Table:
         if f"{name}/test_{metric}" in last:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
-        add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
+        add(f"  round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
     majority = run.data.majority_accuracy()
     if metric == "accuracy" and majority is not None:
         add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
     table.add_section()
-    table.add_row("parameters sent, up + down", grouped(last["traffic/total_parameters"]))
-    table.add_row("bytes sent, up + down", grouped(last["traffic/total_bytes"]))
+    table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
+    table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
     training, measuring = seconds_of(run)
     table.add_row("seconds training", grouped(training, 1))
-    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {run.evaluate_every} rounds")
+    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {ordinal(run.evaluate_every)}")
     table.add_row(f"seconds measuring, {often}", grouped(measuring, 1))
     if run.target is not None:
         reached = "target/round" in last
         table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
         if reached:
-            table.add_row("  bytes sent until then", grouped(last["target/bytes"]))
+            table.add_row("  bytes sent until then", amount(last["target/bytes"]))
             table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")
     return table

@@ -48,9 +48,10 @@ def run(args: Sequence[str]) -> None:
 class Parsers(FederationCLI):
     """The parsers of the verbs, of which none is asked anything."""
 
+    config: Any = {"subcommand": None}  # noqa: RUF012 - nobody changes it
+
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse nothing."""
-        self.config: Any = {"subcommand": None}
 
     def instantiate_classes(self) -> None:
         """Build nothing."""

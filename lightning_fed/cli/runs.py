@@ -11,7 +11,7 @@ from typing import Any
 from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
 from lightning_fed.sweep.settings import flat, read_yaml
-from lightning_fed.wording import in_bytes
+from lightning_fed.wording import sized
 
 TEXT = "List runs: method, seed, rounds, headline, size on disk, folder. Nothing of theirs is loaded or changed."
 UNKNOWN = "?"
@@ -49,7 +49,7 @@ class PlayedRun:
         """Method, seed and rounds as ``run.json`` has them, or else the configuration."""
         try:
             facts = json.loads((self.path / "run.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             facts = {}
         if not isinstance(facts, dict) or "method" not in facts:
             facts = (facts if isinstance(facts, dict) else {}) | self._configured()
@@ -58,7 +58,7 @@ class PlayedRun:
     def _configured(self) -> dict[str, Any]:
         try:
             settings = flat(read_yaml(self.path / "config.yaml"))
-        except (FederationError, OSError, ValueError):
+        except (FederationError, OSError, ValueError, RecursionError):
             return {}
         named = {"method": "model.class_path", "seed": "seed_everything", "rounds": "federation.rounds"}
         found = {name: settings.get(key, UNKNOWN) for name, key in named.items()}
@@ -86,7 +86,7 @@ class PlayedRun:
         column = str(facts.get("headline", ""))
         value = next((row[column] for row in reversed(rows) if row.get(column)), None)
         rounds = f"{played}/{whole(facts.get('rounds'))}"
-        return printable(facts.get("method")), whole(facts.get("seed")), rounds, measured(column, value), in_bytes(self.size)
+        return printable(facts.get("method")), whole(facts.get("seed")), rounds, measured(column, value), sized(self.size)
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -107,7 +107,7 @@ def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
     for row, folder in zip(table, ["folder", *(printable(one.path) for one in runs)], strict=True):
         first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         yield "  ".join([first.strip().ljust(widths[0]), *others, folder])
-    yield f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {in_bytes(sum(one.size for one in runs))}"
+    yield f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {sized(sum(one.size for one in runs))}"
 
 
 def measured(column: str, value: str | None) -> str:
