@@ -1,6 +1,7 @@
 """The command ``lightning-fed``."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -62,11 +63,16 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("lightning-fed: interrupted. Continue with --ckpt_path last.", file=sys.stderr)
+        print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)
         raise SystemExit(130) from None
     except Terminated:
-        print("lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last.", file=sys.stderr)
+        print(f"lightning-fed: terminated (SIGTERM).{how_to_continue(args)}", file=sys.stderr)
         raise
+
+
+def how_to_continue(args: Sequence[str]) -> str:
+    """The command that goes on with what these arguments began; nothing for a verb that leaves nothing behind."""
+    return f" Continue with: {shlex.join(['lightning-fed', *args, '--ckpt_path', 'last'])}" if args[0] == "fit" else ""
 
 
 def _overview() -> argparse.ArgumentParser:
