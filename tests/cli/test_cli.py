@@ -314,3 +314,17 @@ def test_a_checkpoint_of_another_method(capsys: pytest.CaptureFixture[str]) -> N
     fit("--federation.rounds=1")
     message = Failure(capsys, "fit", "--config", "config.yaml", "--model=Standalone", "--ckpt_path=runs/version_0").message
     assert "was made with method = 'PFedLoRA', this run has 'Standalone'" in message
+
+
+def test_an_interrupted_run_says_the_command_that_continues_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(args: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_fed.cli.fit.run", interrupted)
+    for verb, said in (("fit", " Continue with: lightning-fed fit --config 'my own.yaml' --ckpt_path last"), ("test", "")):
+        with pytest.raises(SystemExit) as error:
+            main([verb, "--config", "my own.yaml"])
+        assert error.value.code == 130
+        assert capsys.readouterr().err == f"lightning-fed: interrupted.{said}\n"
