@@ -1,6 +1,7 @@
 """The command ``lightning-fed``."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -8,24 +9,28 @@ from lightning_fed import __version__
 
 DESCRIPTION = "Federated learning on PyTorch Lightning: personalised, model-heterogeneous, low-rank."
 EXAMPLES = """examples:
-  lightning-fed fit --config configs/quickstart.yaml
-  lightning-fed fit --config configs/quickstart.yaml --federation.rounds=3 --model Standalone
-  lightning-fed fit --config configs/quickstart.yaml --ckpt_path last     continue a stopped run
-  lightning-fed test --config configs/quickstart.yaml                     measure the newest run
-  lightning-fed test --config configs/quickstart.yaml --ckpt_path best    where it was best on validation data
-  lightning-fed export --config configs/quickstart.yaml --client 3 --output client-3
-  lightning-fed sweep --config configs/quickstart.sweep.yaml --workers 2  a comparison: methods and seeds
-  lightning-fed report runs/quickstart-sweep --output report              its tables and pictures
-  lightning-fed fit --help                                                all options
-  lightning-fed fit --model.help PFedLoRA                                 the options of a method
+  lightning-fed fit --config quickstart
+  lightning-fed fit --config quickstart --federation.rounds=3 --model Standalone
+  lightning-fed fit --config quickstart --ckpt_path last    continue a stopped run
+  lightning-fed test --config quickstart                    measure the newest run
+  lightning-fed test --config quickstart --ckpt_path best   as it was best on validation
+  lightning-fed export --config quickstart --client 3 --output client-3
+  lightning-fed configs feddecomp/cifar10 > my.yaml         a configuration to change
+  lightning-fed sweep --config quickstart --workers 2       compare methods and seeds
+  lightning-fed report runs/quickstart-sweep --output report
+  lightning-fed fit --help                                  the options of a verb
+  lightning-fed fit --model.help PFedLoRA                   the options of a method
 """
 SUBCOMMANDS = {
     "fit": "train a federation",
     "validate": "measure a run's clients on their validation data",
     "test": "measure a run's clients on their test data",
     "export": "write a client's or the server's model for use elsewhere",
+    "configs": "list the configurations that come along, or print one",
     "sweep": "play a comparison: methods, settings and seeds",
+    "runs": "list what was played: rounds, headline, size on disk",
     "report": "tables and pictures of finished runs",
+    "completion": "what a shell completes: bash or zsh",
 }
 
 
@@ -43,6 +48,12 @@ def main(args: Sequence[str] | None = None) -> None:
             from lightning_fed.cli.sweep import run
         elif args[0] == "report":
             from lightning_fed.cli.report import run
+        elif args[0] == "runs":
+            from lightning_fed.cli.runs import run
+        elif args[0] == "completion":
+            from lightning_fed.cli.completion import run
+        elif args[0] == "configs":
+            from lightning_fed.cli.configs import run
         else:
             if sys.stderr.isatty():  # a moment in which nothing else can be said
                 print("Loading PyTorch and Lightning…", file=sys.stderr)
@@ -52,11 +63,16 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("lightning-fed: interrupted. Continue with --ckpt_path last.", file=sys.stderr)
+        print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)
         raise SystemExit(130) from None
     except Terminated:
-        print("lightning-fed: terminated (SIGTERM). Continue with --ckpt_path last.", file=sys.stderr)
+        print(f"lightning-fed: terminated (SIGTERM).{how_to_continue(args)}", file=sys.stderr)
         raise
+
+
+def how_to_continue(args: Sequence[str]) -> str:
+    """The command that goes on with what these arguments began; nothing for a verb that leaves nothing behind."""
+    return f" Continue with: {shlex.join(['lightning-fed', *args, '--ckpt_path', 'last'])}" if args[0] == "fit" else ""
 
 
 def _overview() -> argparse.ArgumentParser:

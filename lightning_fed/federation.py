@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_fed.callbacks import (
     AdapterRanks,
     FederationCallback,
+    Hyperparameters,
     MetricsTable,
     ProgressBar,
     RoundLines,
@@ -26,6 +27,7 @@ from lightning_fed.callbacks import (
     StartLine,
     Summary,
     TensorBoardFigures,
+    TensorBoardPage,
 )
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
@@ -39,7 +41,7 @@ from lightning_fed.options import Fraction
 from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
-from lightning_fed.storage.checkpoint import Checkpoint
+from lightning_fed.storage.checkpoint import Checkpoint, Keep
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, without_a_round
 
@@ -63,13 +65,16 @@ class Federation:
             by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
+        keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
+            clients' private states; ``last``, the last one; or ``none``, after which there is nothing to test, export or continue.
         init_from: begin with the network of another run's server: all clients' networks, shared and private parts alike, start from
             its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
             networks begin as they are built.
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
             something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
-        logger: where metrics go: True for TensorBoard, False for nowhere, or any of Lightning's loggers.
+        logger: where metrics go: True for TensorBoard, in the run's folder; False for nowhere; any of Lightning's loggers, or a
+            list of them, in which True is TensorBoard.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
         callbacks: more callbacks.
         engine: where turns run; None: in this process, :class:`lightning_fed.engines.InProcess`.
@@ -86,10 +91,11 @@ class Federation:
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,
+        keep: Keep = "all",
         init_from: Path | str | None = None,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
-        logger: Logger | bool = True,
+        logger: Logger | list[Logger | bool] | bool = True,
         progress: bool = True,
         callbacks: list[FederationCallback] | None = None,
         engine: Engine | None = None,
@@ -106,11 +112,13 @@ class Federation:
         self.evaluate_every = evaluate_every
         self.target = target
         self.checkpoint_every = checkpoint_every
+        self.keep: Keep = keep
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.store_limit = int(store_limit_mb * 2**20)
         self.logger = logger
-        self.callbacks = [MetricsTable(), RunFacts(), TensorBoardFigures(), AdapterRanks(), *(callbacks or [])]
+        self.callbacks = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
+        self.callbacks += callbacks or []
         if progress:
             self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
         self.engine = engine or InProcess()
@@ -245,6 +253,7 @@ class Federation:
                     evaluate_every=self.evaluate_every,
                     target=self.target,
                     checkpoint_every=self.checkpoint_every,
+                    keep=self.keep,
                     store_limit=self.store_limit,
                     folder=folder,
                     scratch=self._scratch_folder,
@@ -305,6 +314,7 @@ class Federation:
         checkpoint = self._find_checkpoint(ckpt_path or "last", model)
         if checkpoint is None:
             raise FederationError(
-                f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first, or set ckpt_path."
+                f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first (a finished run has one "
+                "unless keep is none), or set ckpt_path."
             )
         return checkpoint

@@ -33,7 +33,7 @@ from lightning_fed.measure.meters import (
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.server import Server, ServerVerb
-from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 
 
@@ -57,6 +57,7 @@ class Run:
         target: see :class:`lightning_fed.Federation`.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
+        keep: see :class:`lightning_fed.Federation`.
         store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
             what it has of them within a round.
         folder: the run's folder; None keeps nothing.
@@ -81,16 +82,18 @@ class Run:
         evaluate_every: int | None,
         target: float | None,
         checkpoint_every: int,
+        keep: Keep,
         store_limit: int,
         folder: Path | None,
         scratch: Callable[[], Path],
-        logger: Logger | bool,
+        logger: Logger | Iterable[Logger | bool] | bool,
         callbacks: Sequence[Any],
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.model, self.data = model, data
         self.engine: Engine = engine
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
+        self.keep: Keep = keep
         self.clients = list(engine.clients(data))
         self.participants = self._find_participants(participants)
         if model.needs_public_data:
@@ -152,6 +155,8 @@ class Run:
                 self._report()
                 self._save_checkpoint()
             self._call("on_fit_end")
+            if self.checkpoints and self.keep != "all":
+                self.checkpoints.drop(self.store.files() | self.kept.files() if self.keep == "last" else None)
         finally:
             self._call("teardown")
             for logger in self.loggers:
@@ -387,17 +392,6 @@ class Run:
 
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """What a logger should remember of this run's settings."""
-        given = {name: value for name, value in self.model.hparams.items() if not name.startswith("_")}
-        settings = {**given, "method": self.method, "rounds": self.rounds, "participation": self.participation}
-        settings["seed"] = self.seed
-        for phase in self.model.phases():
-            defaults = phase.optimizer(phase.parameters).defaults
-            settings |= {f"{phase.name}/{key}": value for key, value in defaults.items() if isinstance(value, int | float)}
-        return settings
-
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(self, *args)
@@ -442,10 +436,13 @@ class Run:
             self._noted(row)
         self._open_round()
 
-    def _make_loggers(self, logger: Logger | bool) -> list[Logger]:
-        if isinstance(logger, Logger):
-            return [logger]
-        if not logger or self.folder is None:
+    def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
+        wanted = [given] if isinstance(given, Logger | bool) else given
+        return [logger for one in wanted for logger in (self._tensorboard() if isinstance(one, bool) else [one]) if one]
+
+    def _tensorboard(self) -> list[Logger]:
+        """What True stands for."""
+        if self.folder is None:
             return []
         # purge_step hides what a killed run had logged of rounds that are now played again.
         return [TensorBoardLogger(self.folder, name="", version="", default_hp_metric=False, purge_step=self.round + 1)]

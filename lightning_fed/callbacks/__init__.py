@@ -2,7 +2,9 @@
 
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.board import TensorBoardPage
 from lightning_fed.callbacks.facts import RunFacts
+from lightning_fed.callbacks.hyperparameters import Hyperparameters
 from lightning_fed.callbacks.lines import RoundLines, StartLine
 from lightning_fed.callbacks.progress import ProgressBar, Summary
 from lightning_fed.callbacks.table import MetricsTable
@@ -11,6 +13,7 @@ from lightning_fed.callbacks.tensorboard import TensorBoardFigures
 __all__ = [
     "AdapterRanks",
     "FederationCallback",
+    "Hyperparameters",
     "MetricsTable",
     "ProgressBar",
     "RoundLines",
@@ -18,4 +21,5 @@ __all__ = [
     "StartLine",
     "Summary",
     "TensorBoardFigures",
+    "TensorBoardPage",
 ]

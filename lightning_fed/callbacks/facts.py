@@ -10,8 +10,9 @@ from lightning_fed.run import Run
 
 
 class RunFacts(FederationCallback):
-    """Writes ``run.json``: which column of ``metrics.csv`` is the headline, whether it is to be large, and what a client does in a
-    round: its phases in their order, each with its epochs or steps, and the same of how it is adapted before it is measured.
+    """Writes ``run.json``: method, seed and rounds, which column of ``metrics.csv`` is the headline, whether it is to be large, and
+    what a client does in a round: its phases in their order, each with its epochs or steps, and the same of how it is adapted
+    before it is measured.
 
     Phases are those of a client without particulars: where clients differ in capacity, of the largest.
     """
@@ -21,6 +22,9 @@ class RunFacts(FederationCallback):
         if run.folder is None:
             return
         facts = {
+            "method": run.method,
+            "seed": int(run.seed),
+            "rounds": int(run.rounds),
             "headline": run.headline("test"),
             "higher_is_better": run.model.more_is_better,
             "training": lengths(run.model.phases()),

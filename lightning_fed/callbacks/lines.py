@@ -19,9 +19,8 @@ class StartLine(FederationCallback):
         """Print the line."""
         where = str(run.folder) if run.folder is not None else "a run that is not written"
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
-        networks = ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
         clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
-        what = f"{run.method} with {networks} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
+        what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
         print(f"{begun}: {what}, {type(run.engine).__name__}.", flush=True)
 
 
@@ -56,6 +55,11 @@ def headline(run: Run) -> str:
     """The newest round's measure by which the method is judged."""
     value = run.history[-1].get(run.headline("test"))
     return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
+
+
+def networks(run: Run) -> str:
+    """What the clients' networks are called."""
+    return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
 
 
 def network_name(factory: Callable[..., Any] | nn.Module) -> str:

@@ -1,5 +1,10 @@
 """What a person sees in the terminal."""
 
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -7,6 +12,7 @@ from rich.table import Table
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.exchange import ClientUpdate
 from lightning_fed.run import Run
+from lightning_fed.wording import amount, grouped, ordinal
 
 
 class ProgressBar(FederationCallback):
@@ -68,10 +74,8 @@ class Summary(FederationCallback):
         """Print what was reached, beside the trivial baseline, and what it cost."""
         console = Console()
         console.print(summary_table(run))
-        if run.model.alone and run.model.alone != run.method:
-            console.print(f"What is the sharing worth? The same clients alone: add --model {run.model.alone}", highlight=False)
-        if run.folder is not None:
-            console.print(f"tensorboard --logdir {run.folder}", style="bold", highlight=False, soft_wrap=True)
+        for line in (*what_next(run), *where_to_look(run)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_measure_end(self, run: Run, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
@@ -83,6 +87,32 @@ class Summary(FederationCallback):
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         Console().print(table)
+
+
+def what_next(run: Run) -> Iterator[str]:
+    """The reference that sharing has to beat, as a command where one would play it."""
+    config = run.folder / "config.yaml" if run.folder is not None else None
+    if run.model.alone and run.model.alone != run.method and config is not None and config.is_file():
+        yield "What is the sharing worth? The same clients alone:"
+        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.alone])
+
+
+def where_to_look(run: Run) -> Iterator[str]:
+    """The command or place that shows what each logger has."""
+    for logger in run.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            yield shlex.join(["tensorboard", "--logdir", str(Path(logger.log_dir))])
+            yield "  and in a browser: http://localhost:6006/#custom_scalars"
+        elif isinstance(logger, MLFlowLogger):
+            yield shlex.join(["mlflow", "ui", "--backend-store-uri", str(logger._tracking_uri)])
+        elif isinstance(logger, WandbLogger):
+            of_wandb = logger.experiment
+            yield shlex.join(["wandb", "sync", str(Path(of_wandb.dir).parent)]) if of_wandb.offline else str(of_wandb.url)
+        else:
+            place = logger.log_dir or logger.save_dir
+            yield f"{type(logger).__name__}: {place}" if place else f"{type(logger).__name__} has it."
+    if not run.loggers and run.folder is not None:
+        yield f"Tables: {run.folder}"
 
 
 def seconds_of(run: Run) -> tuple[float, float]:
@@ -110,22 +140,22 @@ def summary_table(run: Run) -> Table:
         if f"{name}/test_{metric}" in last:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:
-        add(f"  at round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
+        add(f"  round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
     majority = run.data.majority_accuracy()
     if metric == "accuracy" and majority is not None:
         add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
     table.add_section()
-    table.add_row("parameters sent, up + down", f"{last['traffic/total_parameters']:,.0f}")
-    table.add_row("bytes sent, up + down", f"{last['traffic/total_bytes']:,.0f}")
+    table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
+    table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
     training, measuring = seconds_of(run)
-    table.add_row("seconds training", f"{training:,.1f}")
-    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {run.evaluate_every} rounds")
-    table.add_row(f"seconds measuring, {often}", f"{measuring:,.1f}")
+    table.add_row("seconds training", grouped(training, 1))
+    often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {ordinal(run.evaluate_every)}")
+    table.add_row(f"seconds measuring, {often}", grouped(measuring, 1))
     if run.target is not None:
         reached = "target/round" in last
         table.add_row(f"{metric} of {run.target:g} reached", f"round {last['target/round']:.0f}" if reached else "not yet")
         if reached:
-            table.add_row("  bytes sent until then", f"{last['target/bytes']:,.0f}")
+            table.add_row("  bytes sent until then", amount(last["target/bytes"]))
             table.add_row("  training FLOPs until then", f"{last['target/flops']:.3g}")
     return table

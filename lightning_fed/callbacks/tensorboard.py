@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFigures(FederationCallback):
-    """Who holds which labels, at the start; a box plot of the clients' accuracy, now and then; hyperparameters, at the end.
+    """Who holds which labels, at the start; a box plot of the clients' accuracy, now and then.
 
     Args:
         every: draw the box plot every that many rounds, and after the last one.
@@ -38,16 +38,6 @@ class TensorBoardFigures(FederationCallback):
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
             values = np.array([result[name] for result in run.results.values()])
             self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
-
-    def on_fit_end(self, run: Run) -> None:
-        """Log hyperparameters beside what they led to."""
-        last = run.history[-1]
-        metrics = {name: last[name] for name in (f"after/test_{run.metric}/mean",) if name in last}
-        for logger in run.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(run.hyperparameters, metrics, step=run.round)
-            else:
-                logger.log_hyperparams(run.hyperparameters)
 
     @staticmethod
     def _show(run: Run, tag: str, draw: Callable[[], Figure]) -> None:

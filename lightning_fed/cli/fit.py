@@ -9,19 +9,23 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # public by its documentation
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import lightning_fed.data
 import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.cli.environment import PREFIX, check_variables
 from lightning_fed.cli.parser import Parser, shorten
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.run import Run
+from lightning_fed.shipped import found
 
 VERBS = ["fit", "validate", "test", "export"]
 
@@ -43,6 +47,15 @@ class ClientTrainer(L.Trainer):
     export = Federation.export
 
 
+class ConfigFile(ActionConfigFile):
+    """A configuration: a file, one that comes with the package, by name, or YAML itself."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Take it in."""
+        is_yaml = any(sign in values for sign in "{:\n")
+        super().__call__(parser, cfg, values if is_yaml else str(found(values)), option_string)
+
+
 class FederationCLI(LightningCLI):
     """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
 
@@ -59,7 +72,7 @@ class FederationCLI(LightningCLI):
             trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
             auto_configure_optimizers=False,
             parser_class=Parser,
-            parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed"},
+            parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed", "default_env": True, "env_prefix": PREFIX},
             args=list(args),
         )
 
@@ -75,13 +88,34 @@ class FederationCLI(LightningCLI):
         """
         return {verb: {"model", "datamodule"} for verb in self.verbs}
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The federation's block, and what one block knows of another."""
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """The parser of a verb, or of all."""
+        parser = Parser(**kwargs)
+        parser.refused |= {f"trainer.{name}" for name in (*PER_CLIENT_TRAINER_ONLY, *QUIET)}
+        text = "A configuration: a YAML file, or a name that lightning-fed configs lists. Later ones go over earlier ones."
+        parser.add_argument("-c", "--config", action=ConfigFile, help=text)
+        return parser
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The blocks, in the order in which one thinks of them: it is that of ``config.yaml``, too."""
+        parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
+        parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_class_arguments(Federation, "federation", skip={"trainer"})
+        parser.add_lightning_class_args(ClientTrainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """What one block knows of another."""
         parser.link_arguments("seed_everything", "federation.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
         parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
         parser.link_arguments("data.problem", "model.init_args.task", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, after a look at the environment."""
+        for verb in self.verbs if len(self.verbs) == 1 else ():
+            check_variables(verb, self._subcommand_parsers[verb])
+        super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
         """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's."""
@@ -104,7 +138,7 @@ class FederationCLI(LightningCLI):
                 raise FederationError(f"trainer.{key} is set, but {remedy}.")
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)
-        federation.callbacks.append(SaveConfig(self))
+        federation.callbacks.insert(0, SaveConfig(self))  # others look at it
         return federation
 
 
@@ -115,10 +149,14 @@ class SaveConfig(FederationCallback):
         self._parser, self._config = cli._parser(cli.subcommand), cli.config[cli.subcommand]
 
     def on_fit_start(self, run: Run) -> None:
-        """Write ``config.yaml``; a continued run replaces it, since it may have more rounds."""
+        """Write ``config.yaml``; a continued run replaces it, since it may have more rounds. Where it was continued from is no part
+        of it: whoever plays it again wants all of the run.
+        """
         if run.folder is not None:
             path = run.folder / "config.yaml"
-            self._parser.save(self._config, path, skip_unset=False, multifile=False, overwrite=True)
+            whole = self._config.clone()
+            whole["ckpt_path"] = None
+            self._parser.save(whole, path, skip_unset=False, multifile=False, overwrite=True)
 
 
 def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:

@@ -1,6 +1,9 @@
 """Command lines of verbs that need no torch: argparse with one line where something is wrong."""
 
 import argparse
+import os
+import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -25,3 +28,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines, and no more than whoever reads them wants: ``lightning-fed configs | head`` is no error."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end

@@ -12,6 +12,7 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
+from lightning_fed.cli.help import HelpAction, page
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
 from lightning_fed.models import Backbone
@@ -38,7 +39,22 @@ register_type(torch.Tensor, serializer=torch.Tensor.tolist, deserializer=tensor_
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser with short messages."""
+    """Lightning's parser with short messages and a help of its own.
+
+    Attributes:
+        refused: options that are taken only to say what to set instead.
+        topic: of the help that is to be printed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.refused: set[str] = set()
+        self.topic = "short"
+        super().__init__(*args, **kwargs | {"add_help": False})
+        self.add_argument("-h", "--help", action=HelpAction)
+
+    def format_help(self, formatter: Any = None) -> str:
+        """The help in words for the terminal, for which nobody else's formatter is used."""
+        return page(self, self.topic, known)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with code 2."""

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from lightning_fed.errors import FederationError
 TEXT = "Tables and pictures of finished runs, from their files alone."
 
 
-def options(args: Sequence[str]) -> Namespace:
-    """The verb's command line."""
+def parser() -> Options:
+    """Of the verb's command line."""
     parser = Options("report", TEXT)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or above them")
     parser.add_argument("--metric", help="column of metrics.csv; headline: of each method its own (default: the common one)")
@@ -28,12 +27,12 @@ def options(args: Sequence[str]) -> Namespace:
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
     parser.add_argument("--format", choices=("terminal", "md", "tex", "csv"), default="terminal", help="of what is printed")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write tables, pictures and report.html there")
-    return parser.parse_args(args[1:])
+    return parser
 
 
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
-    given = options(args)
+    given = parser().parse_args(args[1:])
     if missing := [name for name in ("pandas", "scipy") if importlib.util.find_spec(name) is None]:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
     from lightning_fed.report.report import report_on

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive
 from lightning_fed.errors import FederationError
+from lightning_fed.shipped import SWEEP, found
 from lightning_fed.signals import Terminated
 from lightning_fed.sweep.folder import CellFolder, CellRecord
 from lightning_fed.sweep.plan import Asked, Sweep, arguments, read_sweep
@@ -22,22 +22,25 @@ from lightning_fed.sweep.settings import differences, flat, read_yaml
 TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
 
 
-def options(args: Sequence[str]) -> Namespace:
-    """The verb's command line."""
+def parser() -> Options:
+    """Of the verb's command line."""
     parser = Options("sweep", TEXT)
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the sweep: base, folder, methods, seeds, grid")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs")
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
     parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
-    return parser.parse_args(args[1:])
+    return parser
 
 
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
-    given = options(args)
+    given = parser().parse_args(args[1:])
     console = Console()
-    sweep = read_sweep(given.config)
-    if not sweep.base.is_file():
-        raise FederationError(f"{given.config}: there is no base {sweep.base}: give a configuration of fit, from where you are.")
+    config = found(given.config, SWEEP)
+    sweep = read_sweep(config)
+    try:
+        found(sweep.base)
+    except FederationError as error:
+        raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
     jobs = checked(sweep, console)
     if given.dry_run:
         for job in jobs:

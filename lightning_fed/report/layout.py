@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -65,8 +66,9 @@ class Layout:
         table = f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
         return f'{title}<div class="wide">{table}</div>\n{notes}'
 
-    def terminal(self, width: int) -> RichTable:
-        """For rich to print: turned on its side where it is wider than the terminal and narrower so.
+    def terminal(self, width: int) -> Group:
+        """For rich to print: turned on its side where it is wider than the terminal and narrower so, and in as many tables,
+        one below the other, as it takes that no line is broken.
 
         Args:
             width: of the terminal, in characters.
@@ -74,13 +76,25 @@ class Layout:
         grid = [[Entry(column) for column in self.columns], *self.rows]
         if _width(grid) > width and _width(turned := [list(column) for column in zip(*grid, strict=True)]) < _width(grid):
             grid = turned
-        header, *rows = grid
-        table = RichTable(title=self.title or None, title_justify="left", caption=" ".join(self.notes), caption_justify="left")
-        for place, column in enumerate(header):
-            table.add_column(Text(column.text), justify="right" if place else "left")
-        for row in rows:
-            table.add_row(*(Text(entry.text, "bold" if entry.bold else "") for entry in row))
-        return table
+        names, *columns = zip(*grid, strict=True)
+        parts: list[list[tuple[Entry, ...]]] = [[names]]
+        for column in columns:
+            if len(parts[-1]) > 1 and _width(list(zip(*parts[-1], column, strict=True))) > width:
+                parts.append([names])
+            parts[-1].append(column)
+        tables = [_for_rich(list(zip(*part, strict=True))) for part in parts]
+        tables[0].title, tables[-1].caption = self.title or None, " ".join(self.notes)
+        return Group(*tables)
+
+
+def _for_rich(grid: Sequence[Sequence[Entry]]) -> RichTable:
+    header, *rows = grid
+    table = RichTable(title_justify="left", caption_justify="left")
+    for place, column in enumerate(header):
+        table.add_column(Text(column.text), justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*(Text(entry.text, "bold" if entry.bold else "") for entry in row))
+    return table
 
 
 def _width(grid: Sequence[Sequence[Entry]]) -> int:

@@ -11,6 +11,7 @@ from lightning_fed.report.layout import Entry, Layout
 from lightning_fed.report.room import with_room
 from lightning_fed.report.views import Cost, View, in_percent, lower_is_better, stage_of
 from lightning_fed.sweep.plan import Published
+from lightning_fed.wording import sized
 
 BLANK = Entry("")
 
@@ -214,15 +215,6 @@ def said_of(apart: Difference, scale: float) -> str:
         said += f" ± {apart.half_width * scale:.2f}"
         said += "" if apart.separated else ", not separated"
     return said.replace("-", "−")
-
-
-def sized(number: float) -> str:
-    """Bytes with a unit of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
 
 
 def _said_elsewhere(entry: Published) -> str:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
@@ -16,6 +16,9 @@ from lightning_fed.storage.client_store import ClientStore, FileRecord, read_sta
 from lightning_fed.storage.journal import Extent, Journal
 
 FORMAT = 2
+
+Keep = Literal["all", "last", "none"]
+"""Which checkpoints stay when a run is finished."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,25 @@ class Checkpoints:
         except FederationError as error:
             raise FederationError(f"Checkpoint {path} cannot be used: {error}") from error
         return checkpoint
+
+    def drop(self, all_but: set[str] | None) -> None:
+        """Free what a finished run takes on disk: all checkpoints but the newest, and states that it does not need; checkpoints
+        first, so that none is left that refers to what is gone.
+
+        Args:
+            all_but: names of the files of states that the newest checkpoint needs; None: keep no checkpoint, and no state at all.
+        """
+        paths = self.paths()
+        for path in paths if all_but is None else paths[:-1]:
+            shutil.rmtree(path)
+        if all_but is None:
+            for folder in (self.folder, self.clients_folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            self.journal.path.unlink(missing_ok=True)
+        elif self.clients_folder.is_dir():
+            for path in self.clients_folder.glob("*.safetensors"):
+                if path.name not in all_but:
+                    path.unlink()
 
     def discard_after(self, checkpoint: Checkpoint) -> None:
         """Drop what later rounds left, when a run is continued from a checkpoint: their checkpoints, and files of states that none

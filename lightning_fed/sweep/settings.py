@@ -14,6 +14,7 @@ Settings = dict[str, Any]
 WITHOUT_EFFECT = (
     *("ckpt_path", "config", "federation.run_dir", "federation.store_limit_mb", "federation.engine"),
     *("federation.progress", "federation.logger", "federation.callbacks", "federation.checkpoint_every"),
+    "federation.keep",
 )
 """What decides where and how a run is played and shown, not what it finds."""
 

@@ -27,5 +27,6 @@ def test_headline_and_phases(method: str, options: Any, headline: str, training:
     federation = new_federation(1, run_dir="runs")
     history = federation.fit(new_method(method, **options), new_data())
     facts = json.loads(Path("runs/version_0/run.json").read_text())
-    assert facts == {"headline": headline, "higher_is_better": True, "training": training, "adaptation": adaptation}
+    played = {"method": method, "seed": 0, "rounds": 1}
+    assert facts == played | {"headline": headline, "higher_is_better": True, "training": training, "adaptation": adaptation}
     assert headline in history[-1]

@@ -1,6 +1,7 @@
 """The command line, called as a function: what it prints, writes and refuses."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_help_is_fast_because_it_waits_for_nothing() -> None:
     code = "import sys; from lightning_fed.__main__ import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
-    assert "lightning-fed fit --config configs/quickstart.yaml" in done.stdout
+    assert "lightning-fed fit --config quickstart" in done.stdout
     assert all(verb in done.stdout for verb in ("fit", "validate", "test"))
 
 
@@ -80,6 +81,29 @@ def test_help_of_a_command(args: list[str], capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr()
     expected = ["--model.mu MU"] if "PFedLoRA" in args else ["--federation.rounds", "--ckpt_path", "--trainer.accelerator"]
     assert all(option in said.out for option in expected)
+    assert re.findall(r":\w+:`|``|ENV:", said.out) == []
+    assert max(map(len, said.out.splitlines())) <= 80
+    if args[1] == "--help":
+        assert len(said.out.splitlines()) < 80
+
+
+@pytest.mark.parametrize("topic", ["all", "trainer", "federation"])
+def test_help_of_a_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All options, but none that would be refused, and nobody's internals."""
+    with pytest.raises(SystemExit) as error:
+        main(["fit", "--help", topic])
+    assert error.value.code == 0
+    said = capsys.readouterr().out
+    blocks = ("data", "model", "federation", "trainer") if topic == "all" else (topic,)
+    assert {option.split(".")[0] for option in re.findall(r"^  --(\w+\.\w+)", said, re.MULTILINE)} == set(blocks)
+    refused = ("max_epochs", "accumulate_grad_batches", "gradient_clip_val", "logger", "enable_checkpointing")
+    assert not any(f"--trainer.{name} " in said for name in refused)
+    assert not re.findall(r":\w+:`|``|known subclasses|LightningCLI|applied on|override", said)
+    assert ("--trainer.max_steps" in said) == (topic != "federation")
+
+
+def test_an_unknown_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "invalid choice: 'rounds'" in Failure(capsys, "fit", "--help", "rounds").message
 
 
 def test_print_config_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,10 +133,14 @@ def test_progress_prints_a_table_at_the_end(capfd: pytest.CaptureFixture[str]) -
     said = capfd.readouterr()
     assert said.err == ""
     lines = said.out.splitlines()
-    assert len(lines) < 25
+    assert len(lines) < 26
     for text in ("PFedLoRA: 3 clients, round 2 of 2", "worst client", "baseline: majority label", "parameters sent", "FLOPs"):
         assert text in said.out
-    assert lines[-1] == "tensorboard --logdir runs/version_0"
+    assert lines[-3:] == [
+        "What is the sharing worth? The same clients alone:",
+        "lightning-fed fit --config runs/version_0/config.yaml --model Standalone",
+        "Tables: runs/version_0",
+    ]
     assert not re.search(r"GPU|Tip|Trainer|workers|Seed", said.out)
 
 
@@ -126,14 +154,24 @@ def test_a_run_keeps_its_configuration_and_can_be_repeated_from_it() -> None:
     assert one[1]["seed"] == 3
 
 
-def test_the_same_federation_without_sharing_is_one_flag_away() -> None:
-    overrides = ["--federation.rounds=1", "--data.init_args.num_clients=2", "--federation.progress=false"]
-    main(["fit", "--config", QUICKSTART, *overrides, "--model", "Standalone", "--federation.run_dir=alone"])
-    _, identity, history, server, clients = final_checkpoint(Path("alone/version_0"))
-    assert identity["method"] == "Standalone"
-    assert identity["clients"] == len(clients) == 2
-    assert len(history) == 1
-    assert server == {}
+def test_the_printed_command_plays_the_same_federation_without_sharing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Into the same folder; what is asked of the method that was played first is still answered of it."""
+    fit("--federation.rounds=1", "--federation.progress=true", "--seed_everything=3")
+    command = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("lightning-fed "))
+    main(shlex.split(command)[1:])
+    (_, first, *_), (_, identity, history, server, clients) = (final_checkpoint(Path(f"runs/version_{k}")) for k in (0, 1))
+    assert identity == first | {"method": "Standalone"}
+    assert (len(clients), len(history), server) == (2, 1, {})  # two take part
+    for method, number in (("PFedLoRA", 0), ("Standalone", 1)):
+        capsys.readouterr()
+        main(["test", "--config", "config.yaml", "--model", method, "--federation.progress=true", "--seed_everything=3"])
+        assert f"Measured: runs/version_{number}\n{method} after round 1" in capsys.readouterr().out
+
+
+def test_a_continued_run_keeps_a_configuration_of_all_of_it() -> None:
+    fit("--federation.rounds=1")
+    fit("--ckpt_path=last")
+    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["ckpt_path"] is None
 
 
 def test_validate_and_test_measure_the_newest_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +258,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val is set", "--model.init_args.gradient_clip"]),
         (["--trainer.limit_train_batches=0"], ["Client ", " in round 1: no step was trained", "limit_train_batches"]),
         (["--ckpt_path=nowhere"], ["No checkpoint at nowhere"]),
-        (["--config=nowhere.yaml"], ["File does not exist", "nowhere.yaml"]),
+        (["--config=nowhere.yaml"], ["There is no configuration 'nowhere.yaml'"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value[0].startswith("--") else "",
 )
@@ -276,3 +314,17 @@ def test_a_checkpoint_of_another_method(capsys: pytest.CaptureFixture[str]) -> N
     fit("--federation.rounds=1")
     message = Failure(capsys, "fit", "--config", "config.yaml", "--model=Standalone", "--ckpt_path=runs/version_0").message
     assert "was made with method = 'PFedLoRA', this run has 'Standalone'" in message
+
+
+def test_an_interrupted_run_says_the_command_that_continues_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(args: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_fed.cli.fit.run", interrupted)
+    for verb, said in (("fit", " Continue with: lightning-fed fit --config 'my own.yaml' --ckpt_path last"), ("test", "")):
+        with pytest.raises(SystemExit) as error:
+            main([verb, "--config", "my own.yaml"])
+        assert error.value.code == 130
+        assert capsys.readouterr().err == f"lightning-fed: interrupted.{said}\n"

@@ -117,6 +117,20 @@ def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
         assert first in header
 
 
+def test_a_table_that_is_still_too_wide_is_cut_between_columns() -> None:
+    rows = [[Entry(f"method {k}"), *(Entry("12.34 ± 5.67") for _ in range(6))] for k in range(7)]
+    layout = Layout("title", ["", *(f"worst tenth of clients ({k})" for k in range(6))], rows, ["Read."])
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(layout.terminal(80))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert (lines[0].strip(), lines[-1].strip()) == ("title", "Read.")
+    assert [line.count("method") for line in lines if "method" in line] == [3, 3, 1]
+    assert sum("worst tenth of clients (5)" in line for line in lines) == 3  # each whole
+    assert sum(line.count("12.34 ± 5.67") for line in lines) == 42
+
+
 def test_sizes() -> None:
     assert [sized(n) for n in (0, 999, 1234, 24_536_000, 5e13)] == ["0 B", "999 B", "1.23 kB", "24.5 MB", "50 TB"]
 

@@ -1,0 +1,118 @@
+"""What TensorBoard shows of a run besides its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.hyperparameters import Word, columns, hyperparameters
+from lightning_fed.run import Run
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardPage(FederationCallback):
+    """The headline under names of its own (``headline/…``), a page of charts that begins with it (CUSTOM SCALARS), a table of runs
+    (HPARAMS) and the configuration (TEXT).
+
+    The page has six charts instead of a card for each column of ``metrics.csv``: the headline with the quartiles of the clients,
+    the worst client, the losses of the phases, bytes, FLOPs and seconds.
+    """
+
+    def on_fit_start(self, run: Run) -> None:
+        """Lay out the page, and say what is played: a run that is stopped is in the table, too."""
+        for logger in boards(run):
+            logger.hparams.update(hyperparameters(run))  # for hparams.yaml
+            writer = logger.experiment
+            writer.add_custom_scalars(page(run.metric))
+            writer.add_text("configuration", in_markdown(configuration(run)), global_step=run.round)
+            begin_session(writer, columns(run), run.metric, f"{run.method}, seed {run.seed}, {logger.log_dir}")
+
+    def on_round_end(self, run: Run) -> None:
+        """Add the headline, if it was measured."""
+        for logger in boards(run):
+            for tag, value in headline(run).items():
+                logger.experiment.add_scalar(tag, value, global_step=run.round)
+
+    def on_fit_end(self, run: Run) -> None:
+        """Say that the run is finished."""
+        from torch.utils.tensorboard.summary import hparams
+
+        *_, end = hparams({}, {})
+        for logger in boards(run):
+            logger.experiment._get_file_writer().add_summary(end)
+
+
+def boards(run: Run) -> Iterator[TensorBoardLogger]:
+    """Those of the run's loggers that are TensorBoard's."""
+    return (logger for logger in run.loggers if isinstance(logger, TensorBoardLogger))
+
+
+def headline(run: Run) -> dict[str, float]:
+    """The newest round's headline on test data, the quartiles and the worst of the clients, and what an honest user may report."""
+    row, metric = run.history[-1], run.metric
+    of_clients = f"after/test_{metric}"
+    columns = {
+        metric: run.headline("test"),
+        "q25": f"{of_clients}/q25",
+        "q75": f"{of_clients}/q75",
+        "worst": f"{of_clients}/{'min' if run.model.more_is_better else 'max'}",
+        "selected": f"selected/test_{metric}",
+    }
+    if run.headline("test") not in row:
+        return {}
+    return {f"headline/{name}": row[column] for name, column in columns.items() if column in row}
+
+
+def page(metric: str) -> dict[str, dict[str, list[Any]]]:
+    """The charts of CUSTOM SCALARS."""
+    return {
+        "headline": {
+            f"{metric}, and the middle half of the clients": ["Margin", [f"headline/{metric}", "headline/q25", "headline/q75"]],
+        },
+        "clients": {"worst client": ["Multiline", ["headline/worst"]]},  # on a line of its own: bands come behind lines
+        "training": {"loss of each phase": ["Multiline", ["^train/.*loss$"]]},
+        "cost": {
+            "bytes, all rounds so far": ["Multiline", ["traffic/total_bytes"]],
+            "training FLOPs, all rounds so far": ["Multiline", ["compute/total_flops"]],
+            "seconds of a round": ["Multiline", ["^seconds/(fit|evaluate|aggregate|server)$"]],
+        },
+    }
+
+
+def configuration(run: Run) -> str:
+    """The file that the command line writes, without what is not set, or else what there is to be told."""
+    file = run.folder / "config.yaml" if run.folder else None
+    if file is None or not file.is_file():
+        return yaml.safe_dump(hyperparameters(run), sort_keys=False)
+    return "\n".join(line for line in file.read_text().splitlines() if not line.endswith(": null"))
+
+
+def in_markdown(text: str) -> str:
+    """As it is, in a block."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def begin_session(writer: SummaryWriter, words: dict[str, Word], metric: str, name: str) -> None:
+    """A row of the table of runs. Its metrics are the last values of scalars. Columns are numbered: TensorBoard shows the first
+    five of them in the order of their names.
+    """
+    from tensorboard.plugins.hparams import summary_v2 as api  # what its api has, without TensorFlow
+
+    numbered = {f"{place:02d} {name}": word for place, (name, word) in enumerate(words.items())}
+    hparams = [api.HParam(key, display_name=name) for key, name in zip(numbered, words, strict=True)]
+    tags = {
+        "last": f"headline/{metric}",
+        "selected": "headline/selected",
+        "worst": "headline/worst",
+        "bytes": "traffic/total_bytes",
+    }
+    metrics = [api.Metric(tag, display_name=name) for name, tag in tags.items()]
+    file = writer._get_file_writer()
+    file.add_summary(api.hparams_config_pb(hparams, metrics))
+    file.add_summary(api.hparams_pb(numbered, trial_id=name))

@@ -1,0 +1,133 @@
+"""The verb ``runs``: what has been played, and what it takes on disk; read from files, of which none is believed to be whole."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.cli.options import Options, say
+from lightning_fed.errors import FederationError
+from lightning_fed.sweep.settings import flat, read_yaml
+from lightning_fed.wording import sized
+
+TEXT = "List runs: method, seed, rounds, headline, size on disk, folder. Nothing of theirs is loaded or changed."
+UNKNOWN = "?"
+
+
+def parser() -> Options:
+    """Of the verb's command line."""
+    parser = Options("runs", TEXT)
+    text = "where to look (default: runs)"
+    parser.add_argument("folders", type=Path, nargs="*", default=[Path("runs")], metavar="FOLDER", help=text)
+    return parser
+
+
+def run(args: Sequence[str]) -> None:
+    """Do what the command line says."""
+    folders = parser().parse_args(args[1:]).folders
+    found = [PlayedRun(path) for folder in folders for path in run_folders(folder)]
+    if not found:
+        raise FederationError(f"No run below {', '.join(map(str, folders))}: give folders that have some.")
+    say(lines(found))
+
+
+@dataclass(frozen=True)
+class PlayedRun:
+    """A folder that a run has written.
+
+    Args:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Method, seed and rounds as ``run.json`` has them, or else the configuration."""
+        try:
+            facts = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            facts = {}
+        if not isinstance(facts, dict) or "method" not in facts:
+            facts = (facts if isinstance(facts, dict) else {}) | self._configured()
+        return facts
+
+    def _configured(self) -> dict[str, Any]:
+        try:
+            settings = flat(read_yaml(self.path / "config.yaml"))
+        except (FederationError, OSError, ValueError, RecursionError):
+            return {}
+        named = {"method": "model.class_path", "seed": "seed_everything", "rounds": "federation.rounds"}
+        found = {name: settings.get(key, UNKNOWN) for name, key in named.items()}
+        return found | {"method": str(found["method"]).rpartition(".")[2]}
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rounds of ``metrics.csv``."""
+        try:
+            with (self.path / "metrics.csv").open(newline="") as file:
+                return list(csv.DictReader(file))
+        except (OSError, ValueError, csv.Error):
+            return []
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(path.lstat().st_size for path in self.path.rglob("*") if not path.is_dir())
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What the table says of it."""
+        facts, rows = self.facts, self.rows
+        played = whole(rows[-1].get("round")) if rows else "0"
+        column = str(facts.get("headline", ""))
+        value = next((row[column] for row in reversed(rows) if row.get(column)), None)
+        rounds = f"{played}/{whole(facts.get('rounds'))}"
+        return printable(facts.get("method")), whole(facts.get("seed")), rounds, measured(column, value), sized(self.size)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Folders of runs at or below one, in order."""
+    found = {path.parent for name in ("run.json", "metrics.csv", "config.yaml") for path in folder.rglob(name)}
+    return sorted((path for path in found if re.fullmatch(r"version_\d+", path.name)), key=_place)
+
+
+def _place(path: Path) -> tuple[str, int]:
+    return str(path.parent), int(path.name.removeprefix("version_"))
+
+
+def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
+    """The table. Folders come last: they may be long, and somebody wants to copy them."""
+    runs = list(found)
+    table = [("method", "seed", "round", "headline", "size"), *(one.cells for one in runs)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row, folder in zip(table, ["folder", *(printable(one.path) for one in runs)], strict=True):
+        first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "  ".join([first.strip().ljust(widths[0]), *others, folder])
+    yield f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {sized(sum(one.size for one in runs))}"
+
+
+def measured(column: str, value: str | None) -> str:
+    """A headline with its name, without ``after/test_`` and ``/mean``."""
+    name = re.sub(r"^\w+/test_|/mean$", "", column)
+    try:
+        number = float(value or "")
+    except ValueError:
+        return "not measured"
+    return f"{printable(name)} {number:.4f}"
+
+
+def whole(value: Any) -> str:
+    """A whole number, if it is one."""
+    try:
+        return str(int(float(value)))
+    except (TypeError, ValueError, OverflowError):
+        return UNKNOWN
+
+
+def printable(value: Any) -> str:
+    """A name that moves no cursor."""
+    return "".join(sign if sign.isprintable() else UNKNOWN for sign in str(value)) if value else UNKNOWN

@@ -1,0 +1,29 @@
+"""Numbers as people read them."""
+
+THIN = "\u202f"
+"""A narrow space that no line breaks at, between groups of three digits: neither 1,234 nor 1.234, which are 1.234 to somebody."""
+
+
+def grouped(number: float, digits: int = 0) -> str:
+    """A number with its digits in groups of three."""
+    return f"{number:,.{digits}f}".replace(",", THIN)
+
+
+def amount(number: float) -> str:
+    """A whole number, exactly up to a billion, so that a table goes on a screen."""
+    return grouped(number) if number < 1e9 else f"{number:.4g}"
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, …, 11th."""
+    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def sized(number: float) -> str:
+    """Bytes with a unit of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -1,0 +1,47 @@
+"""The table at the end of a run: on a screen of 80 columns, without colours where none are wanted."""
+
+import re
+
+import pytest
+import rich
+from rich.console import Console
+from tiny import data_for, new_federation, new_method
+
+from lightning_fed.callbacks.progress import ProgressBar, summary_table
+
+AMOUNTS = ("traffic/total_parameters", "traffic/total_bytes", "compute/total_flops", "target/bytes", "target/flops")
+
+
+@pytest.mark.parametrize("method", ["FedAvgFT", "SplitMix"])
+def test_no_line_is_broken_at_80_columns(method: str) -> None:
+    """Whatever the numbers."""
+    federation = new_federation(1, evaluate_every=1, target=0.0)
+    federation.fit(new_method(method), data_for(method))
+    run = federation.run
+    run.evaluate_every = 1000
+    run.history[-1] |= dict.fromkeys(AMOUNTS, 8.76e14) | {"selected/round": 1000.0, "target/round": 1000.0, "seconds/fit": 9e6}
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(summary_table(run))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "" not in rows
+    assert len(rows) == summary_table(run).row_count
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_colours_are_those_that_are_wanted(
+    no_color: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rich, "_console", None)  # the one that bars are drawn on, as of now
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    federation = new_federation(1, callbacks=[ProgressBar()])
+    federation.fit(new_method("FedAvg"), data_for("FedAvg"))
+    said = capsys.readouterr().out
+    colours = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m|\x1b\[38;", said)
+    assert bool(colours) != no_color

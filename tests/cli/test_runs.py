@@ -1,0 +1,77 @@
+"""The verb ``runs``: what it says of runs, whole or not, without believing them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import new_data, new_federation, new_method
+
+from lightning_fed.__main__ import main
+from lightning_fed.cli.runs import PlayedRun
+
+HOSTILE = "!!python/object/apply:os.system [touch believed]"
+
+
+def listed(capsys: pytest.CaptureFixture[str], *args: str) -> list[list[str]]:
+    capsys.readouterr()
+    main(["runs", *args])
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_runs_are_listed_with_what_they_came_to(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {}
+    for method in ("FedAvg", "PFedLoRA"):
+        federation = new_federation(2, "runs")
+        rows[method] = federation.fit(new_method(method), new_data(2))[-1]
+    head, *lines, total = listed(capsys)
+    assert head == ["method", "seed", "round", "headline", "size", "folder"]
+    assert [(line[0], line[1], line[2], line[-1]) for line in lines] == [
+        *(("FedAvg", "0", "2/2", "runs/version_0"), ("PFedLoRA", "0", "2/2", "runs/version_1")),
+    ]
+    for line in lines:
+        assert line[3:5] == ["accuracy", f"{rows[line[0]]['after/test_accuracy/mean']:.4f}"]
+    files = [path for path in Path("runs/version_1").rglob("*") if path.is_file()]
+    assert PlayedRun(Path("runs/version_1")).size == sum(path.stat().st_size for path in files)
+    assert total[:2] == ["2", "runs,"]
+
+
+def test_it_waits_for_nothing_and_believes_nothing() -> None:
+    """What a file names is neither imported nor run, and what it says moves no cursor."""
+    for number, (name, text) in enumerate(
+        [
+            ("config.yaml", HOSTILE),
+            ("config.yaml", f"model: {HOSTILE}"),
+            ("config.yaml", "model: {class_path: os.Evil}\nseed_everything: 3\nfederation: {rounds: 9}"),
+            ("run.json", '{"method": "\\u001b[2Jgone", "seed": [], "headline": 3}'),
+            ("run.json", "[" * 100000),
+            ("metrics.csv", "round,after/test_accuracy/mean\nmany,much\n"),
+            ("metrics.csv", "\0\xff"),
+        ]
+    ):
+        folder = Path(f"runs/version_{number}")
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+    code = "import sys; from lightning_fed.__main__ import main; main(['runs']); assert not {'torch', 'pandas'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == ["?", "?", "Evil", "?[2Jgone", "?", "?", "?"]
+    assert lines[3].split()[1:3] == ["3", "0/9"]
+    assert not Path("believed").exists()
+
+
+def test_a_run_of_which_only_the_tables_stayed(capsys: pytest.CaptureFixture[str]) -> None:
+    new_federation(1, "runs", keep="none").fit(new_method("FedAvg"), new_data(2))
+    before = json.loads(Path("runs/version_0/run.json").read_text())
+    assert listed(capsys, "runs")[1][:3] == ["FedAvg", "0", "1/1"]
+    assert json.loads(Path("runs/version_0/run.json").read_text()) == before
+
+
+def test_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["runs", "nowhere"])
+    assert error.value.code == 2
+    assert capsys.readouterr().err == "lightning-fed: error: No run below nowhere: give folders that have some.\n"

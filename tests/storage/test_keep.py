@@ -1,0 +1,84 @@
+"""What stays on disk of a finished run."""
+
+from pathlib import Path
+
+import pytest
+from tiny import final_checkpoint, new_data, new_federation, new_method, same
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.errors import FederationError
+from lightning_fed.federation import Federation
+from lightning_fed.run import Run
+from lightning_fed.storage.checkpoint import Keep
+
+FOLDER = Path("runs/version_0")
+
+
+def fit(keep: Keep, rounds: int = 3, method: str = "PFedLoRA", ckpt_path: str | None = None, **options: object) -> Federation:
+    federation = new_federation(rounds, "runs", keep=keep, participation=0.5, **options)
+    federation.fit(new_method(method), new_data(), ckpt_path)
+    return federation
+
+
+def names(folder: str) -> set[str]:
+    return {path.name for path in (FOLDER / folder).glob("*")}
+
+
+def test_all_is_what_a_run_has_before_its_end() -> None:
+    fit("all")
+    assert {"round_000002", "round_000003"} <= names("checkpoints")
+    assert len(names("clients")) >= 4
+
+
+@pytest.mark.parametrize("method", ["PFedLoRA", "FedAMP"])  # clients have states, or the server has some for them
+def test_the_last_one_is_as_it_was_and_has_all_it_needs(method: str) -> None:
+    federation = fit("last", method=method)
+    assert names("checkpoints") == {"round_000003"}
+    round, _, history, server, clients = final_checkpoint(FOLDER)
+    assert (round, len(history)) == (3, 3)
+    assert same(server, federation.run.server.state_dict())
+    assert all(same(state, federation.run.store.get(client)) for client, state in clients.items())
+    checkpoint, _ = federation.run.checkpoints.latest()  # type: ignore[union-attr]
+    assert names("clients") == {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
+    before = federation.test(new_method(method), new_data())
+    assert before["after/test_accuracy/mean"] == history[-1]["after/test_accuracy/mean"]
+
+
+def test_a_run_goes_on_from_the_last_one_as_if_all_had_been_kept() -> None:
+    fit("last", rounds=2)
+    fit("last", rounds=4, ckpt_path="last")
+    FOLDER.parent.rename("kept")
+    fit("all", rounds=4)
+    one, other = final_checkpoint(Path("kept/version_0")), final_checkpoint(FOLDER)
+    assert one[:3] == other[:3]
+    assert same(one[3], other[3])
+    assert names("checkpoints") > {"round_000004"}
+
+
+def test_of_none_the_tables_stay() -> None:
+    federation = fit("none")
+    assert {path.name for path in FOLDER.iterdir()} == {"clients.csv", "metrics.csv", "run.json"}
+    assert federation.client_module(0) is not None  # in memory still
+    with pytest.raises(FederationError, match=r"There is no checkpoint of PFedLoRA in runs: .* unless keep is none"):
+        federation.test(new_method("PFedLoRA"), new_data())
+
+
+class Stop(FederationCallback):
+    """Interrupts a run."""
+
+    def on_round_end(self, run: Run) -> None:
+        if run.round == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_is_not_finished_keeps_what_it_goes_on_from() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit("none", callbacks=[Stop()])
+    assert names("checkpoints") == {"round_000001"}
+    assert len(fit("none", ckpt_path="last").run.history) == 3
+    assert names("checkpoints") == names("clients") == set()
+
+
+def test_without_checkpoints_there_is_nothing_to_keep() -> None:
+    fit("last", checkpoint_every=0)
+    assert names("checkpoints") == set()
