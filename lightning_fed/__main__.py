@@ -26,6 +26,8 @@ SUBCOMMANDS = {
     "export": "write a client's or the server's model for use elsewhere",
     "sweep": "play a comparison: methods, settings and seeds",
     "report": "tables and pictures of finished runs",
+    "serve": "lead a study whose data stay at their sites",
+    "join": "take part in one, with data that stay here",
 }
 
 
@@ -43,6 +45,10 @@ def main(args: Sequence[str] | None = None) -> None:
             from lightning_fed.cli.sweep import run
         elif args[0] == "report":
             from lightning_fed.cli.report import run
+        elif args[0] == "serve":
+            from lightning_fed.cli.serve import run
+        elif args[0] == "join":
+            from lightning_fed.cli.join import run
         else:
             if sys.stderr.isatty():  # a moment in which nothing else can be said
                 print("Loading PyTorch and Lightning…", file=sys.stderr)

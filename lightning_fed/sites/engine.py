@@ -20,6 +20,7 @@ from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn
+from lightning_fed.module import FederatedModule
 from lightning_fed.sites.messages import Described, Errand, Study, counted, pack, said, unpack, unpack_update
 from lightning_fed.storage.client_store import ClientStore
 
@@ -76,6 +77,13 @@ class DataAtSites(FederatedDataModule):
         self.problem, self.mean, self.std = given.problem, given.mean, given.std
         self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
         self._checksum = ""
+
+    def refuse_what_needs_them(self, model: FederatedModule) -> None:
+        """Raises :class:`FederationError` for a method that cannot do without."""
+        if model.centralised:
+            self.pooled()
+        if model.needs_public_data:
+            self.public_set()
 
     def described(self, sites: Sequence[Described]) -> None:
         """Take in what the sites say, in order of the clients."""
