@@ -361,7 +361,9 @@ class Run:
         self._gather()
         broadcast = self.server.models().get("global", Broadcast(self.server.state))
         if broadcast.capacity is not None:  # a version of the model that the template is not
-            return self.local.module_of(self.data.pooled().info, broadcast, self.store.find(SERVER))
+            everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
+            private = self.store.find(SERVER) if self.data.at_hand else None
+            return self.local.module_of(everybody, broadcast, private)
         self.model.load_broadcast(broadcast)
         return self.model
 

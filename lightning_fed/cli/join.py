@@ -37,6 +37,7 @@ def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
     own("--key", type=Path, required=True, metavar="FILE", help="its private key; the server has the public one")
     own("--root_certificates", type=Path, required=True, metavar="FILE", help="of who has signed the server's certificate")
     own("--folder", type=Path, metavar="DIR", help="for private states and Flower's log (default: site-N)")
+    own("--output", type=Path, metavar="DIR", help="keep the client's model there, as it was last measured, for use elsewhere")
     own("--threads", type=positive, metavar="N", help="torch threads (default: as many as there are cores)")
     own(
         "--partitioned", action="store_true", help="the data are those of all clients, dealt as configured: take this client's part"
@@ -86,7 +87,8 @@ class SuperNode:
 
     def __init__(self, given: Namespace, path: Path, folder: Path) -> None:
         files = given.key.absolute(), given.root_certificates.absolute()
-        self.command = commands.supernode(given.server, *files, path, commands.free_port())
+        port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
+        self.command = commands.supernode(given.server, *files, path, port)
         self.folder = folder
         self._child: commands.Child | None = None
         self._again = 0.0  # when it may be started

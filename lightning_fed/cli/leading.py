@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lightning_fed.cli.serve import flower
 from lightning_fed.cli.study import StudyCLI
+from lightning_fed.export import write
 from lightning_fed.sites.engine import DataAtSites, Sites
 
 
@@ -34,3 +35,7 @@ class Leading(StudyCLI):
                 waits = {name: getattr(self.given, name) for name in ("wait", "deadline", "quorum")}
                 self.federation.engine = Sites(link, len(self.keys), study, **waits)
                 self.federation.fit(**kwargs)
+        if self.given.output:
+            run = self.federation.run
+            facts = {"method": run.method, "round": run.round, "client": None, "seed": run.seed}
+            write(self.given.output, run.server_module(), data, facts)

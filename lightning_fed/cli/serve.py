@@ -42,6 +42,7 @@ def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
     own("--host", default="127.0.0.1", help="where Flower listens (default: 127.0.0.1, for a proxy in front of it)")
     own("--port", type=positive, default=8000, help="its port (default: 8000)")
     own("--exposed_control_api_is_protected", action="store_true", help="allow another host than this machine")
+    own("--output", type=Path, metavar="DIR", help="write what the server has there when all rounds are played, for use elsewhere")
     own("--wait", type=positive, default=600, metavar="SECONDS", help="until all sites must be online (default: 600)")
     own("--deadline", type=positive, default=3600, metavar="SECONDS", help="for the turns of a round's phase (default: 3600)")
     own("--quorum", type=share, default=1.0, metavar="SHARE", help="of turns without which the run ends (default: 1)")

@@ -1,5 +1,6 @@
 """The command line of ``join``, as far as it needs torch."""
 
+import shutil
 from pathlib import Path
 
 from lightning_fed.cli.join import answer_all
@@ -7,6 +8,8 @@ from lightning_fed.cli.study import StudyCLI
 from lightning_fed.data import IID
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
+from lightning_fed.export import write
+from lightning_fed.module import FederatedModule
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.sites.site import OneClient, Site
 
@@ -29,4 +32,14 @@ class Staying(StudyCLI):
             folder = (self.given.folder or Path(f"site-{client}")).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             recipe = Recipe(model, own, self.federation.new_trainer, self.federation.seed)
-            answer_all(Site(recipe, client, self.study, folder / "states"), self.given, folder)
+            keep = self._export if self.given.output else None
+            answer_all(Site(recipe, client, self.study, folder / "states", keep), self.given, folder)
+
+    def _export(self, module: FederatedModule, round: int) -> None:
+        """Replace the exported model."""
+        facts = {"method": type(module).__name__, "round": round, "client": self.given.client, "seed": self.federation.seed}
+        aside = self.given.output.with_name(f".{self.given.output.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        write(aside, module, self.datamodule, facts)
+        shutil.rmtree(self.given.output, ignore_errors=True)
+        aside.rename(self.given.output)

@@ -18,6 +18,9 @@ from lightning_fed.errors import FederationError
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """What keeps Flower from calling home."""
 
+SUPERNODE_PORT = 9094
+"""Flower's own choice, of which one SuperNode per machine can make use."""
+
 GRACE = 10.0
 """Seconds that Flower's processes have to end."""
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.module import FederatedModule
 from lightning_fed.sites.messages import Described, Errand, Study, counted, pack, pack_update, unpack
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
 
@@ -100,10 +101,14 @@ class Site:
         client: its number.
         study: what the server must have, too.
         folder: where private states are kept.
+        keep: what to do with the client's model each time that it has been measured, given the round: the model as it was measured.
     """
 
-    def __init__(self, recipe: Recipe, client: int, study: Study, folder: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, client: int, study: Study, folder: Path, keep: Callable[[FederatedModule, int], None] | None = None
+    ) -> None:
         self.client = client
+        self._keep = keep
         self.study = study
         self.store = SiteStore(folder)
         self.info = recipe.data.client(client).info
@@ -146,4 +151,9 @@ class Site:
         if outcome.private is not None:
             self.store.put(errand.run, turn.round, outcome.private)
             self.store.keep(errand.run, {turn.since, turn.round, *errand.held})
+        if self._keep is not None and turn.verb == "evaluate":
+            module = self._worker.module_of(own, turn.broadcast, private)
+            if turn.adapt:
+                self._worker.adapt(module, self.client, turn.round)
+            self._keep(module, turn.round)
         return pack_update(outcome.update, keeps=outcome.private is not None)

@@ -1,11 +1,13 @@
 """The verbs serve and join, with a link in place of Flower."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import yaml
 from tiny import final_checkpoint, same
 from tiny_sites import Memory
@@ -91,6 +93,24 @@ def test_all_data_of_a_site_are_its_clients(join: Joining) -> None:
     assert sum((site.info.num_train, site.info.num_val, site.info.num_test)) == 1797
     assert all(site.info.label_counts)
     assert site.store.folder == Path("site-3/states").absolute()
+
+
+def test_what_comes_of_it_is_written_for_use_elsewhere(join: Joining, serve: Any) -> None:
+    """A site's own model, with its private part, and what the server has: those that fit would have exported."""
+    method = ["--model", "FedPer", "--model.init_args.adapt_epochs", "1"]
+    sites = [join(client, "--partitioned", "--output", f"model-{client}", *method) for client in (0, 1)]
+    serve(sites, "--output", "shared", *method)
+    fit = ["--config", "study.yaml", *method, "--federation.run_dir", "here"]
+    main(["fit", *fit])
+    for client, expected in (("0", "model-0"), ("1", "model-1"), (None, "shared")):
+        main(["export", *fit, "--output", "expected", *(["--client", client] if client else [])])
+        ours, theirs = (safetensors.torch.load_file(Path(folder) / "model.safetensors") for folder in (expected, "expected"))
+        assert same(ours, theirs)
+        config, known = (json.loads((Path(folder) / "config.json").read_text()) for folder in (expected, "expected"))
+        unknown = () if client else ("image_size",)  # to a server without data
+        assert {name: value for name, value in config.items() if name not in unknown} == {
+            name: value for name, value in known.items() if name not in unknown
+        }
 
 
 def test_a_configuration_that_differs_is_refused_with_its_keys(
