@@ -5,9 +5,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fed.cli.serve import flower
 from lightning_fed.cli.study import StudyCLI
 from lightning_fed.export import write
+from lightning_fed.flower.link import linked
 from lightning_fed.sites.engine import DataAtSites, Sites
 
 
@@ -31,7 +31,7 @@ class Leading(StudyCLI):
         study = self.study
         with tempfile.TemporaryDirectory() as scratch:
             home = (self.federation.run_dir or Path(scratch)) / "flower"
-            with flower(self.given, self.keys, home) as link:
+            with linked(self.given.certificates, self.keys, self.given.host, self.given.port, home) as link:
                 waits = {name: getattr(self.given, name) for name in ("wait", "deadline", "quorum")}
                 self.federation.engine = Sites(link, len(self.keys), study, **waits)
                 self.federation.fit(**kwargs)

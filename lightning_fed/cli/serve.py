@@ -1,25 +1,18 @@
 """The verb ``serve``: a study whose data stay at their sites, from the server's side."""
 
 import argparse
-import shutil
-import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning_fed.cli.options import Options, positive
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import require
 from lightning_fed.flower import commands
 
 TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
 Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-START = 120.0
-"""Seconds that Flower's processes may take to start."""
 
 
 def share(text: str) -> float:
@@ -85,66 +78,7 @@ def public_keys(folder: Path) -> list[Path]:
     return [found[name] for name in expected]
 
 
-def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
-    """Whose key it is, by key as Flower has it. Raises :class:`FederationError` for what is no such key, or there twice."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    clients: dict[str, int] = {}
-    for client, file in enumerate(files):
-        try:
-            key = serialization.load_ssh_public_key(file.read_bytes())
-        except Exception as error:  # what is wrong with a key, its library says in many ways
-            raise FederationError(f"{file} is no public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise FederationError(f"{file} is a key of another kind than Flower knows: make one with ssh-keygen -t ecdsa -b 384.")
-        form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        pem = key.public_bytes(*form).decode()
-        if pem in clients:
-            raise FederationError(f"{file} and {files[clients[pem]]} are the same key: each site needs its own.")
-        clients[pem] = client
-    return clients
-
-
 def check_certificates(folder: Path) -> None:
     """Refuse a folder in which something lacks."""
     lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (folder / name).is_file()]
     require(not lacking, f"{folder} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")
-
-
-@contextmanager
-def flower(given: Namespace, keys: Sequence[Path], home: Path) -> Iterator[Any]:
-    """Flower's processes, and the link through them.
-
-    Args:
-        given: the verb's options.
-        keys: the sites' keys.
-        home: folder for Flower's configuration and logs.
-    """
-    from lightning_fed.flower.channel import Door
-    from lightning_fed.flower.link import FlowerLink
-
-    clients = keys_in_pem(keys)
-    certificates, home = given.certificates.absolute(), home.absolute()
-    commands.refuse_taken(given.host, given.port)
-    commands.write_home(home, f"{given.host}:{given.port}", certificates)
-    rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # whose path is short, and which nobody else may open
-    door = Door(rooms / "serve.sock")
-    commands.write_app(home / "app", door.path)
-    child = None
-    try:
-        child = commands.Child(commands.superlink(certificates, given.host, given.port), home / "superlink.log", home)
-        commands.wait_for_port(child, given.host, given.port, START)
-        for client, key in enumerate(keys):
-            commands.carry_out(commands.register(key.absolute(), client), home)
-        commands.carry_out(commands.run_app(home / "app"), home)
-        app = door.wait(START)
-        if app is None:
-            raise FederationError(f"Flower's ServerApp did not start within {START:g} seconds: see {child.log}.")
-        with app:
-            yield FlowerLink(app, clients)
-    finally:
-        door.close()
-        if child is not None:
-            child.stop()
-        shutil.rmtree(rooms, ignore_errors=True)

@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
-from lightning_fed.cli.join import answer_all
 from lightning_fed.cli.study import StudyCLI
 from lightning_fed.data import IID
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.export import write
+from lightning_fed.flower import commands
+from lightning_fed.flower.node import answer_all
 from lightning_fed.module import FederatedModule
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.sites.site import OneClient, Site
@@ -33,7 +34,13 @@ class Staying(StudyCLI):
             folder.mkdir(parents=True, exist_ok=True)
             recipe = Recipe(model, own, self.federation.new_trainer, self.federation.seed)
             keep = self._export if self.given.output else None
-            answer_all(Site(recipe, client, self.study, folder / "states", keep), self.given, folder)
+            site = Site(recipe, client, self.study, folder / "states", keep)
+            answer_all(site, self._supernode, folder, self.given.socket, self.given.without_supernode)
+
+    def _supernode(self, path: Path) -> list[str]:
+        given = self.given
+        port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
+        return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
 
     def _export(self, module: FederatedModule, round: int) -> None:
         """Replace the exported model."""

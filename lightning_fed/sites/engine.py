@@ -153,6 +153,32 @@ class _Message(Generic[T]):
     def is_done(self) -> bool:
         return self.answer is not None or self.failure is not None
 
+    def take(self, answer: bytes | Broken) -> None:
+        """Read what came, and see whether it is to be asked for again."""
+        self.ticket = None
+        if isinstance(answer, Broken):
+            self.trouble = answer.why
+            self.tries -= answer.away
+        else:
+            whose = f"The site of client {self.client}'s"
+            try:
+                head, tensors = unpack(answer, whose)
+                if counted(head, "client", whose) != self.client:
+                    raise FederationError(f"{whose} message is of client {head['client']}.")
+                kind = said(head, "answer", str, whose)
+                if kind == "refused":  # which a second time would be refused, too
+                    self.failure = said(head, "why", str, whose)
+                    return
+                if kind == "failed":
+                    self.trouble = f"{said(head, 'why', str, whose)}, of which the site's log says more"
+                else:
+                    self.answer = self.read(head, tensors, whose)
+                    return
+            except FederationError as error:
+                self.trouble = str(error)
+        if self.tries >= TRIES:
+            self.failure = self.trouble
+
 
 class Sites(Engine):
     """Has turns carried out at sites. Private states stay there; in their place the server's store has the round that a client's is
@@ -328,30 +354,4 @@ class Sites(Engine):
                 else:
                     message.trouble = message.trouble or "its site was not online"
             elif (answer := self.link.poll(message.ticket)) is not None:
-                self._take(message, answer)
-
-    @staticmethod
-    def _take(message: _Message[Any], answer: bytes | Broken) -> None:
-        message.ticket = None
-        if isinstance(answer, Broken):
-            message.trouble = answer.why
-            message.tries -= answer.away
-        else:
-            whose = f"The site of client {message.client}'s"
-            try:
-                head, tensors = unpack(answer, whose)
-                if counted(head, "client", whose) != message.client:
-                    raise FederationError(f"{whose} message is of client {head['client']}.")
-                kind = said(head, "answer", str, whose)
-                if kind == "refused":  # which a second time would be refused, too
-                    message.failure = said(head, "why", str, whose)
-                    return
-                if kind == "failed":
-                    message.trouble = f"{said(head, 'why', str, whose)}, of which the site's log says more"
-                else:
-                    message.answer = message.read(head, tensors, whose)
-                    return
-            except FederationError as error:
-                message.trouble = str(error)
-        if message.tries >= TRIES:
-            message.failure = message.trouble
+                message.take(answer)

@@ -39,7 +39,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Joining:
     Path("key").touch()
     Path("ca.crt").touch()
     sites: list[Site] = []
-    monkeypatch.setattr("lightning_fed.cli.staying.answer_all", lambda site, given, folder: sites.append(site))
+    monkeypatch.setattr("lightning_fed.cli.staying.answer_all", lambda site, *others: sites.append(site))
 
     def started(client: int, *options: str) -> Site:
         own = ["--server", "localhost:1", "--client", str(client), "--key", "key", "--root_certificates", "ca.crt"]
@@ -61,11 +61,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Memory]:
         link = Memory(dict(enumerate(sites)))
 
         @contextmanager
-        def flower(given: Any, keys: Any, home: Path) -> Iterator[Memory]:
+        def linked(*settings: Any) -> Iterator[Memory]:
             with quiet_lightning(), lean_lightning():
                 yield link
 
-        monkeypatch.setattr("lightning_fed.cli.leading.flower", flower)
+        monkeypatch.setattr("lightning_fed.cli.leading.linked", linked)
         for client in range(len(sites)):
             (Path("sites") / f"{client}.pub").touch()
         main(["serve", "--config", "study.yaml", "--sites", "sites", "--certificates", "certificates", *options])
@@ -205,8 +205,8 @@ def test_keys_are_read_as_flower_has_them() -> None:
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-    from lightning_fed.cli.serve import keys_in_pem
     from lightning_fed.errors import FederationError
+    from lightning_fed.flower.link import keys_in_pem
 
     keys = [ec.generate_private_key(ec.SECP384R1()).public_key(), ec.generate_private_key(ec.SECP256R1()).public_key()]
     other = ed25519.Ed25519PrivateKey.generate().public_key()

@@ -1,6 +1,7 @@
 """The real Flower on this machine: a SuperLink, SuperNodes, certificates and keys. Run with .ci/flower."""
 
 import datetime
+import importlib.util
 import ipaddress
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from lightning_fed.__main__ import main
 from lightning_fed.flower import commands
 from lightning_fed.sites.site import SiteStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs Flower")]
 
 CONFIG = """
 seed_everything: 0
@@ -28,11 +29,6 @@ model: {class_path: METHOD, init_args: {backbone: {class_path: MLP, init_args: {
 federation: {rounds: 3, run_dir: runs, evaluate_every: 0}
 trainer: {accelerator: cpu}
 """
-
-
-@pytest.fixture(autouse=True)
-def needs_flower() -> None:
-    pytest.importorskip("flwr")
 
 
 def write_keys(folder: Path, *names: str) -> None:
