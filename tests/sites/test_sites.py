@@ -1,5 +1,6 @@
 """Turns at sites: the same numbers as in one process, and whatever becomes of messages leaves no trace."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -410,7 +411,7 @@ def test_statistics_are_checked() -> None:
             return change(client, head, answer)
         return answer()
 
-    with pytest.raises(FederationError, match=r"The update of client 1 lacks '.*running"):
+    with pytest.raises(FederationError, match=r"the turn of client 1 was lost \(The update of client 1 lacks '"):
         fit("FedHM", linked("FedHM", fault), participation=1.0, rounds=1)
 
 
@@ -521,4 +522,4 @@ def test_nothing_is_unpickled() -> None:
     folder = Path(str(lightning_fed.__file__)).parent
     sources = [path.read_text() for room in ("sites", "flower") for path in (folder / room).glob("*.py")]
     assert len(sources) > 5
-    assert not any("import pickle" in source or ".recv()" in source or "torch.load(" in source for source in sources)
+    assert not any(re.search(r"import pickle|\.recv\(\)|(?<!safetensors\.)torch\.load\(", source) for source in sources)
