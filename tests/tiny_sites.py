@@ -27,9 +27,9 @@ def data_of(name: str, num_clients: int = 3) -> Any:
     return data_for(name, num_clients=num_clients, size=100)
 
 
-def new_site(name: str, client: int, folder: Path | str = "sites", study: Study = STUDY, **options: Any) -> Site:
+def new_site(name: str, client: int, folder: Path | str = "sites", study: Study = STUDY, seed: int = 0, **options: Any) -> Site:
     """The site of one of three clients, as if it had been started now."""
-    recipe = Recipe(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed=0)
+    recipe = Recipe(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
     with quiet_lightning(), lean_lightning():
         return Site(recipe, client, study, Path(folder) / str(client))
 

@@ -21,7 +21,7 @@ from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn
 from lightning_fed.module import FederatedModule
-from lightning_fed.sites.messages import Described, Errand, Study, counted, pack, said, unpack, unpack_update
+from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
 from lightning_fed.storage.client_store import ClientStore
 
 TRIES = 2
@@ -208,6 +208,7 @@ class Sites(Engine):
         self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
         self._sites: list[Described] = []
         self._opened: tuple[str, ClientStore, Worker] | None = None
+        self._frozen = ""
         self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
 
     def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
@@ -243,8 +244,9 @@ class Sites(Engine):
         if named is None:
             named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
             states.put(SERVER, named, 0)
-        self._opened = bytes(named["run"].tolist()).hex(), states, recipe.worker()
-        self._statistics = {}
+        worker = recipe.worker()
+        self._opened = bytes(named["run"].tolist()).hex(), states, worker
+        self._frozen, self._statistics = frozen_checksum(worker.template), {}
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
         """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here.
@@ -291,7 +293,8 @@ class Sites(Engine):
         run, states, _ = self._opened
         client = turn.client.id
         turn = replace(turn, since=turn.since if client in states else 0)  # without a private state there is nothing to start from
-        return Errand(run, turn, tuple(sorted(states.rounds(client))), self._sites[client].data).pack(self.study)
+        held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
+        return Errand(run, turn, held, data, self._frozen).pack(self.study)
 
     def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
         return Described.unpacked(head, whose)
@@ -302,7 +305,7 @@ class Sites(Engine):
         described = self._sites[turn.client.id].info.num_train
         if update.num_examples != described:
             raise FederationError(f"{whose} message counts {update.num_examples} training examples, {described} were described.")
-        for name in {"fit": ("flops", "steps"), "gather": ("batches",)}.get(turn.verb, ()):
+        for name in {"fit": ("flops",), "gather": ("batches",)}.get(turn.verb, ()):
             said(update.metrics, name, float, whose)
         if turn.verb == "gather":
             check_update(update, self._statistics_of(turn))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
+from zlib import crc32
 
 import safetensors.torch
 import torch
@@ -16,6 +17,7 @@ import torch
 from lightning_fed import __version__
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, Turn
+from lightning_fed.module import FederatedModule
 
 PROTOCOL = 1
 """Number of the language; both sides must speak the same."""
@@ -103,7 +105,7 @@ class Study:
         """
         theirs = Study(said(head, "settings", dict, "The server's"), said(head, "versions", dict, "The server's"))
         different = [
-            f"{key} is {mine.get(key, 'not set')!r} here and {its.get(key, 'not set')!r} at the server"
+            f"{key} is {mine.get(key, 'not set')!r} at the site and {its.get(key, 'not set')!r} at the server"
             for mine, its in ((self.settings, theirs.settings), (self.versions, theirs.versions))
             for key in sorted(mine.keys() | its.keys())
             if mine.get(key, None) != its.get(key, None)
@@ -129,6 +131,18 @@ def installed() -> dict[str, str]:
     return found
 
 
+def frozen_checksum(module: FederatedModule) -> str:
+    """Checksum of what of a module never travels and never learns, a pretrained network say: it must be the same everywhere, and
+    nobody would notice if it were not.
+    """
+    checksum = 0
+    for name, tensor in sorted(module.state_dict().items()):
+        if name in module.frozen_names:
+            values = tensor.detach().cpu().contiguous().flatten()
+            checksum = crc32(values.view(torch.uint8).numpy().tobytes(), crc32(name.encode(), checksum))
+    return f"{checksum:08x}"
+
+
 # --------------------------------------------------------------------------------------------------------------- questions
 
 
@@ -141,17 +155,20 @@ class Errand:
         turn: what to do. Of the client, only id, capacity and how many clients there are have been said.
         held: rounds of which the server may still ask for the client's private state, if it is continued from a checkpoint.
         data: checksum of the client's data, as the site described them.
+        frozen: checksum of what is neither sent nor learned, see :func:`frozen_checksum`.
     """
 
     run: str
     turn: Turn
     held: tuple[int, ...]
     data: str
+    frozen: str
 
     def pack(self, study: Study) -> bytes:
         """As a message."""
         turn, broadcast = self.turn, self.turn.broadcast
-        head = {"ask": "turn", **study.head, "run": self.run, "held": self.held, "data": self.data}
+        head = {"ask": "turn", **study.head, "run": self.run, "held": self.held}
+        head |= {"data": self.data, "frozen": self.frozen}
         head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "capacity": broadcast.capacity}
         head |= {name: getattr(turn, name) for name in ("verb", "round", "since", "evaluate", "adapt")}
         tensors = {f"state/{name}": tensor for name, tensor in broadcast.state.items()}
@@ -184,7 +201,8 @@ class Errand:
             counts["since"],
             said(head, "adapt", bool, whose),
         )
-        return cls(run, turn, tuple(number for number in held if type(number) is int), said(head, "data", str, whose))
+        rounds = tuple(number for number in held if type(number) is int)
+        return cls(run, turn, rounds, said(head, "data", str, whose), said(head, "frozen", str, whose))
 
 
 # ----------------------------------------------------------------------------------------------------------------- answers

@@ -13,7 +13,7 @@ from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.module import FederatedModule
-from lightning_fed.sites.messages import Described, Errand, Study, counted, pack, pack_update, unpack
+from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, pack_update, unpack
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
 
 
@@ -114,6 +114,7 @@ class Site:
         self.info = recipe.data.client(client).info
         self._data = recipe.data.fingerprint()
         self._worker = recipe.worker()
+        self._frozen = frozen_checksum(self._worker.template)
         refuse_lone_examples(self._worker.template, recipe.data, [self.info], recipe.seed)
 
     def answer(self, message: bytes) -> bytes:
@@ -127,6 +128,10 @@ class Site:
             errand = Errand.unpacked(head, tensors)
             if errand.data != self._data:
                 raise FederationError("the data are others than those that this run began with")
+            if errand.frozen != self._frozen:
+                raise FederationError(
+                    "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
+                )
             private = self.store.get(errand.run, errand.turn.since) if errand.turn.since else None
         except FederationError as error:
             print(f"Refused: {error}", file=sys.stderr, flush=True)

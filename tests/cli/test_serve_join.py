@@ -124,8 +124,8 @@ def test_a_configuration_that_differs_is_refused_with_its_keys(
     with pytest.raises(SystemExit) as ended:
         serve(sites)
     assert ended.value.code == 2
-    told = "The site of client 1 cannot take part: this is another study: data.batch_size is 8 here and 64 at the server; "
-    assert told + "model.epochs is 2 here and 1 at the server." in capsys.readouterr().err
+    told = "The site of client 1 cannot take part: this is another study: data.batch_size is 8 at the site and 64 at the server; "
+    assert told + "model.epochs is 2 at the site and 1 at the server." in capsys.readouterr().err
     other = join(1, "--data.init_args.val_share", "0.2", "--trainer.accelerator", "auto", "--federation.rounds", "9")
     assert other.study == sites[0].study
 

@@ -190,7 +190,7 @@ def test_a_site_with_another_model_is_refused(stations: Stations, capsys: pytest
     stations.start(1, "--model.init_args.epochs", "2")
     with pytest.raises(SystemExit):
         serve(stations)
-    assert "The site of client 1 cannot take part: this is another study: model.epochs is 2 here and 1 at the server" in (
+    assert "The site of client 1 cannot take part: this is another study: model.epochs is 2 at the site and 1 at the server" in (
         capsys.readouterr().err
     )
     assert not list(Path("runs").glob("version_*"))

@@ -251,8 +251,9 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
     link = linked("FedAvg")
     link.sites[1] = new_site("FedAvg", 1, study=other)
     message = (
-        r"^The site of client 1 cannot take part: this is another study: model.init_args.mu is 0.5 here and 'not set' at the "
-        r"server; seed_everything is 1 here and 0 at the server; torch is '1.0' here and '[\d.]+' at the server\.$"
+        r"^The site of client 1 cannot take part: this is another study: model.init_args.mu is 0.5 at the site and 'not set' at "
+        r"the server; seed_everything is 1 at the site and 0 at the server; torch is '1.0' at the site "
+        r"and '[\d.]+' at the server\.$"
     )
     with pytest.raises(FederationError, match=message):
         fit("FedAvg", link, run_dir="runs")
@@ -279,6 +280,17 @@ def test_a_site_that_comes_back_as_another_is_refused(changed: dict[str, Any], m
     link = linked("PFedLoRA", Once("PFedLoRA", come_back))
     with pytest.raises(FederationError, match=rf"Round 2: the turn of client \d was lost \({message}"):
         fit("PFedLoRA", link)
+
+
+def test_another_pretrained_network_is_refused() -> None:
+    """It never travels; here it is drawn with another seed."""
+    link = linked("PF2LoRA")
+    link.sites[1] = new_site("PF2LoRA", 1, seed=1)
+    with pytest.raises(
+        FederationError, match="what is frozen of the network, a pretrained one perhaps, has other weights than the ser"
+    ):
+        fit("PF2LoRA", link, participation=1.0)
+    assert not kept_at(link.sites[1])
 
 
 def test_a_site_answers_for_its_own_client_alone() -> None:
