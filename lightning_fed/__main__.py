@@ -31,6 +31,8 @@ SUBCOMMANDS = {
     "runs": "list what was played: rounds, headline, size on disk",
     "report": "tables and pictures of finished runs",
     "completion": "what a shell completes: bash or zsh",
+    "serve": "lead a study whose data stay at their sites",
+    "join": "take part in one, with data that stay here",
 }
 
 
@@ -54,6 +56,10 @@ def main(args: Sequence[str] | None = None) -> None:
             from lightning_fed.cli.completion import run
         elif args[0] == "configs":
             from lightning_fed.cli.configs import run
+        elif args[0] == "serve":
+            from lightning_fed.cli.serve import run
+        elif args[0] == "join":
+            from lightning_fed.cli.join import run
         else:
             if sys.stderr.isatty():  # a moment in which nothing else can be said
                 print("Loading PyTorch and Lightning…", file=sys.stderr)

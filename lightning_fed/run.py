@@ -106,7 +106,9 @@ class Run:
         self._recipe = replace(recipe, initial=model.initial_copies())
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
-        refuse_lone_examples(model, data, [data.pooled().info] if model.centralised else self.clients, seed)
+        trained_on = [data.pooled().info] if model.centralised else self.clients
+        if data.at_hand:
+            refuse_lone_examples(model, data, trained_on, seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()
@@ -309,13 +311,14 @@ class Run:
 
     def headline(self, kind: str) -> str:
         """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
-        return f"global/{kind}_{self.metric}" if self.model.headline_model == "global" else f"after/{kind}_{self.metric}/mean"
+        of_global = self.model.headline_model == "global" and self.data.at_hand
+        return f"global/{kind}_{self.metric}" if of_global else f"after/{kind}_{self.metric}/mean"
 
     def _evaluate(self) -> Metrics:
         """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's."""
         with self._stopwatch("evaluate"):
             self._gather()
-            models = self.server.models()
+            models = self.server.models() if self.data.at_hand else {}
             everybody = self.data.pooled().info if models else None
             always, last = self.model.adapt_when == "always", self.round == self.rounds
 
@@ -374,6 +377,8 @@ class Run:
         """A client's model as it is now, with the server's broadcast loaded, and adapted if it is measured so."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
+        if not self.data.at_hand:
+            raise FederationError(f"Client {client}'s model is at its site, which has its private state: ask for it there.")
         self._gather()
         info = self.clients[client]
         module = self.local.module_of(info, self.server.measured(info), self.store.find(client))
@@ -386,7 +391,9 @@ class Run:
         self._gather()
         broadcast = self.server.models().get("global", Broadcast(self.server.state))
         if broadcast.capacity is not None:  # a version of the model that the template is not
-            return self.local.module_of(self.data.pooled().info, broadcast, self.store.find(SERVER))
+            everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
+            private = self.store.find(SERVER) if self.data.at_hand else None
+            return self.local.module_of(everybody, broadcast, private)
         self.model.load_broadcast(broadcast)
         return self.model
 

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -186,7 +186,12 @@ def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
 
 def run(args: Sequence[str]) -> None:
     """Parse the command line and do what it says."""
+    quietly(lambda: FederationCLI(args))
+
+
+def quietly(do: Callable[[], Any]) -> None:
+    """Do something without Lightning's remarks on how it is used."""
     with quiet_lightning(), warnings.catch_warnings():
         # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-        FederationCLI(args)
+        do()

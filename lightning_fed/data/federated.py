@@ -99,6 +99,9 @@ class FederatedDataModule(L.LightningDataModule):
     are the inputs' targets, and ``num_classes`` says how many there are.
     """
 
+    at_hand = True
+    """Whether examples can be looked at in this process; not where they stay at clients' sites."""
+
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 

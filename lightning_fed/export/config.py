@@ -61,6 +61,8 @@ def label_names(data: FederatedDataModule) -> list[str] | None:
 
 
 def _images(data: FederatedDataModule) -> dict[str, Any]:
+    if not data.at_hand:
+        return {"image_size": None, "mean": list(data.mean), "std": list(data.std)}
     images, _ = next(iter(data.client(0).train_dataloader()))
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return {"image_size": None, "mean": None, "std": None}

@@ -117,6 +117,10 @@ class ClientStore:
         """Names of the files that hold what there was at the last call of :meth:`flush`, if nothing was put since."""
         return {record["file"] for record in self._records.values()}
 
+    def rounds(self, client: int) -> set[int]:
+        """Rounds of a client's states that are on the disk: those that checkpoints refer to, and perhaps a newer one."""
+        return {int(path.stem[-6:]) for path in self.folder.glob(f"{self.owner}_{client:06d}_round_*.safetensors")}
+
     def restore(self, records: Mapping[int, FileRecord]) -> None:
         """Continue from what the calls of :meth:`flush` returned, taken together."""
         self._memory.clear()

@@ -45,7 +45,8 @@ class TableData(FederatedDataModule):
     """Data of one's own, in whatever files. A kind of file overrides :meth:`read`; see docs/your_data.md.
 
     Classes are found. Targets that are strings are classes in alphabetical order; whole numbers from 0 without gaps are classes as
-    they are, and other whole numbers are classes in their order.
+    they are, and other whole numbers are classes in their order. Where several places have a part of the data each, one of them may
+    lack a class: ``classes`` says which there are, and a class then has the same number everywhere.
 
     A validation set without a test set is what is tested on, as is usual where test labels are not published.
 
@@ -55,6 +56,7 @@ class TableData(FederatedDataModule):
         partition: who holds what; default, two classes per client.
         split: see :class:`FederatedDataModule`. None: ``official`` if the data have a test set of their own, else ``pooled``.
         test_share: see :class:`FederatedDataModule`. Where it is given and ``split`` is not, that is ``pooled``.
+        classes: the classes, as the targets name them, in the order of their numbers. None: those that are found.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
@@ -65,8 +67,13 @@ class TableData(FederatedDataModule):
         partition: Partitioner | None = None,
         split: Literal["pooled", "official"] | None = None,
         test_share: ClosedUnitInterval | None = None,
+        classes: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
+        require(
+            classes is None or len(set(classes)) == len(classes) > 0,
+            f"Got classes={classes}: name each class once.",
+        )
         require(
             client is None or partition is None,
             f"Got client={client!r} and partition={partition}, of which the first is short for a ByColumn: give one of them.",
@@ -76,7 +83,10 @@ class TableData(FederatedDataModule):
         self.split_column = split_column
         self._finds_split = split is None and test_share is None
         self._table: Table | None = None
-        self._classes: int | None = None
+        self._classes: int | None = None if classes is None else len(classes)
+        self.classes = classes
+        if classes is not None:
+            self.class_names = list(classes)
         self._roles: NDArray[np.int64] | None = None
 
     def read(self) -> Table:
@@ -85,7 +95,7 @@ class TableData(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
-        """How many classes there are. To know it, the data are read, but images in files are not decoded."""
+        """How many classes there are. Unless ``classes`` says it, the data are read, but images in files are not decoded."""
         if self._classes is None:
             self._read()
         assert self._classes is not None
@@ -133,16 +143,32 @@ class TableData(FederatedDataModule):
                 sets = pick_column(type(self).__name__, table.columns, self.split_column)
             self._roles = None if sets is None else roles_of(sets, self.split_column)
             labels = self._numbered(table)
-            self._classes = int(labels.max()) + 1 if self.class_names is None else len(self.class_names)
+            if self.classes is None:
+                self._classes = int(labels.max()) + 1 if self.class_names is None else len(self.class_names)
         return self._table
 
     def _numbered(self, table: Table) -> NDArray[np.int64]:
         """The targets as numbers from 0. Notes what the classes are called."""
+        if self.classes is not None:
+            return self._among(self.classes, table)
         if table.class_names is not None:
             self.class_names = table.class_names
             return table.targets.astype(np.int64)
         labels, self.class_names = numbered(table.targets)
         return labels
+
+    def _among(self, classes: list[str], table: Table) -> NDArray[np.int64]:
+        """The targets as numbers of classes that are known."""
+        names = table.targets if table.class_names is None else np.asarray(table.class_names)[table.targets.astype(np.int64)]
+        found, place = np.unique(names.astype(str), return_inverse=True)
+        numbers = {name: number for number, name in enumerate(classes)}
+        unknown = [name for name in found.tolist() if name not in numbers]
+        require(
+            not unknown,
+            f"{type(self).__name__} found {', '.join(map(repr, unknown[:3]))} among the targets, and classes are "
+            f"{', '.join(map(repr, classes))}: name all that there are.",
+        )
+        return np.array([numbers[name] for name in found.tolist()])[place]
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where the examples of the training set, those for validation among them, are in the table, and those of the test set."""

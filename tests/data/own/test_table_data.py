@@ -128,3 +128,32 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 def test_read_must_be_written() -> None:
     with pytest.raises(NotImplementedError, match="override read"):
         TableData().setup()
+
+
+# ------------------------------------------------------------------------------------------- classes that are known beforehand
+
+
+def test_known_classes_have_the_same_numbers_whichever_are_found() -> None:
+    """And nothing is read to know how many there are."""
+    classes = ["c", "a", "b"]
+    everywhere, here = (
+        Given(targets, classes=classes, partition=IID(), num_clients=1) for targets in (["a", "b", "c"] * 12, ["a", "b"] * 18)
+    )
+    assert (here.num_classes, here.class_names, here.reads) == (3, classes, 0)
+    assert here.clients[0].label_counts[0] == 0
+    assert len(here.clients[0].label_counts) == len(everywhere.clients[0].label_counts) == 3
+    _, labels, *_ = Given(["a", "b"] * 18, classes=classes).load()
+    assert labels.tolist() == [1, 2] * 18
+    _, labels, *_ = Given(np.arange(36) % 2, names=["b", "c"], classes=classes).load()
+    assert labels.tolist() == [2, 0] * 18
+    _, labels, *_ = Given(np.arange(36) % 2, classes=["0", "1", "2"]).load()
+    assert labels.tolist() == [0, 1] * 18
+
+
+def test_classes_that_are_not_named_are_refused() -> None:
+    with pytest.raises(
+        FederationError, match="Given found 'c' among the targets, and classes are 'a', 'b': name all that there are"
+    ):
+        Given(["a", "b", "c"] * 12, classes=["a", "b"]).load()
+    with pytest.raises(FederationError, match="name each class once"):
+        Given(classes=["a", "a"])

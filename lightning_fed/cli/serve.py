@@ -1,0 +1,84 @@
+"""The verb ``serve``: a study whose data stay at their sites, from the server's side."""
+
+import argparse
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_fed.cli.options import Options, positive
+from lightning_fed.errors import require
+from lightning_fed.flower import commands
+
+TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
+Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def share(text: str) -> float:
+    """A number in (0, 1]."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share in (0, 1]")
+    return value
+
+
+def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """The verb's own options, and those of ``fit``."""
+    parser = Options("serve", TEXT)
+    own = parser.add_argument
+    own("--sites", type=Path, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …")
+    own("--certificates", type=Path, required=True, metavar="DIR", help="ca.crt, server.pem and server.key")
+    own("--host", default="127.0.0.1", help="where Flower listens (default: 127.0.0.1, for a proxy in front of it)")
+    own("--port", type=positive, default=8000, help="its port (default: 8000)")
+    own("--exposed_control_api_is_protected", action="store_true", help="allow another host than this machine")
+    own("--output", type=Path, metavar="DIR", help="write what the server has there when all rounds are played, for use elsewhere")
+    own("--wait", type=positive, default=600, metavar="SECONDS", help="until all sites must be online (default: 600)")
+    own("--deadline", type=positive, default=3600, metavar="SECONDS", help="for the turns of a round's phase (default: 3600)")
+    own("--quorum", type=share, default=1.0, metavar="SHARE", help="of turns without which the run ends (default: 1)")
+    return parser.parse_known_args(args[1:])
+
+
+def run(args: Sequence[str]) -> None:
+    """Do what the command line says."""
+    given, rest = options(args)
+    commands.need_flower()
+    refuse_exposed(given)
+    keys = public_keys(given.sites)
+    check_certificates(given.certificates)
+
+    from lightning_fed.cli.fit import quietly
+    from lightning_fed.cli.leading import Leading
+
+    quietly(lambda: Leading(rest, given, keys))
+
+
+def refuse_exposed(given: Namespace) -> None:
+    """Flower's Control API has no authentication and shares a port with what sites need."""
+    require(
+        given.host in LOOPBACK or given.exposed_control_api_is_protected,
+        f"Got host={given.host}, where anybody who reaches it can start programs on the server and at all sites, through Flower's "
+        "Control API: leave host out and put a proxy in front that passes on /v1/fleet/ alone (docs/deployment.md), or say "
+        "--exposed_control_api_is_protected.",
+    )
+
+
+def public_keys(folder: Path) -> list[Path]:
+    """Files of the sites' keys, in order of their clients."""
+    found = {path.stem: path for path in folder.glob("*.pub")}
+    expected = [str(client) for client in range(len(found))]
+    require(
+        bool(found) and sorted(found) == sorted(expected),
+        f"{folder} has {', '.join(sorted(path.name for path in found.values())) or 'no public keys'}: expected 0.pub, 1.pub, … "
+        "without gaps, a file per client.",
+    )
+    return [found[name] for name in expected]
+
+
+def check_certificates(folder: Path) -> None:
+    """Refuse a folder in which something lacks."""
+    lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (folder / name).is_file()]
+    require(not lacking, f"{folder} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")

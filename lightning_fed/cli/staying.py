@@ -1,0 +1,52 @@
+"""The command line of ``join``, as far as it needs torch."""
+
+import shutil
+from pathlib import Path
+
+from lightning_fed.cli.study import StudyCLI
+from lightning_fed.data import IID
+from lightning_fed.engines import InProcess
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.export import write
+from lightning_fed.flower import commands
+from lightning_fed.flower.node import answer_all
+from lightning_fed.module import FederatedModule
+from lightning_fed.signals import stopped_by_signals
+from lightning_fed.sites.site import OneClient, Site
+
+
+class Staying(StudyCLI):
+    """Builds what ``fit`` would, for one client, and answers a server's messages."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        client, data = self.given.client, self.datamodule
+        if not self.given.partitioned:
+            data.asked_clients, data.partition = 1, IID()  # all that is here is this client's
+        self.federation.engine = InProcess(self.given.threads)
+        with stopped_by_signals(), self.federation._surroundings():
+            own = OneClient(data, client if self.given.partitioned else 0, client)
+            model = self.federation._started(self.model, own)
+            info = own.client(client).info
+            print(
+                f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples", flush=True
+            )
+            folder = (self.given.folder or Path(f"site-{client}")).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            recipe = Recipe(model, own, self.federation.new_trainer, self.federation.seed)
+            keep = self._export if self.given.output else None
+            site = Site(recipe, client, self.study, folder / "states", keep)
+            answer_all(site, self._supernode, folder, self.given.socket, self.given.without_supernode)
+
+    def _supernode(self, path: Path) -> list[str]:
+        given = self.given
+        port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
+        return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
+
+    def _export(self, module: FederatedModule, round: int) -> None:
+        """Replace the exported model."""
+        facts = {"method": type(module).__name__, "round": round, "client": self.given.client, "seed": self.federation.seed}
+        aside = self.given.output.with_name(f".{self.given.output.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        write(aside, module, self.datamodule, facts)
+        shutil.rmtree(self.given.output, ignore_errors=True)
+        aside.rename(self.given.output)

@@ -1,0 +1,64 @@
+"""What a server and its sites read out of the same configuration."""
+
+import json
+from argparse import Namespace
+from typing import Any
+from zlib import crc32
+
+import yaml
+
+from lightning_fed.cli.fit import FederationCLI
+from lightning_fed.federation import Federation
+from lightning_fed.sites.messages import Study, pack
+from lightning_fed.storage.initial import initial_network
+from lightning_fed.sweep.settings import SEED, flat, within
+
+OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "lone_example", "augment", "mean", "std")
+"""What of the data must be the same everywhere, whatever data they are."""
+
+OF_TRAINER = (
+    "precision",
+    "max_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "overfit_batches",
+    "fast_dev_run",
+)
+"""What of the Trainer decides what is computed, and not where."""
+
+
+class StudyCLI(FederationCLI):
+    """The command line of ``fit``, whose objects serve something else.
+
+    Args:
+        args: options of ``fit``.
+        given: the verb's own options.
+    """
+
+    def __init__(self, args: list[str], given: Namespace) -> None:
+        self.given = given
+        super().__init__(["fit", *args])
+
+    @property
+    def federation(self) -> Federation:
+        """The federation, which takes the Trainer's place."""
+        federation: Any = self.trainer
+        return federation
+
+    @property
+    def study(self) -> Study:
+        """What must be the same everywhere."""
+        given = flat(yaml.safe_load(self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False)))
+        blocks = ("model", SEED, *(f"trainer.{name}" for name in OF_TRAINER))
+        settings = {key: value for key, value in given.items() if within(key, blocks)}
+        settings |= {f"data.{name}": plainly(getattr(self.datamodule, name)) for name in OF_DATA}
+        if (path := self.federation.init_from) is not None:
+            network, _ = initial_network(path)
+            settings["federation.init_from"] = f"{crc32(pack({}, dict(sorted(network.items())))):08x}"
+        return Study.of(settings)
+
+
+def plainly(value: Any) -> Any:
+    """A value of a data module as JSON has it."""
+    return json.loads(json.dumps(value, default=list))

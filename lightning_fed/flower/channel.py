@@ -1,0 +1,77 @@
+"""Bytes between two processes of one machine, through a socket in a folder: who may open the folder may speak."""
+
+import os
+import socket
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from lightning_fed.errors import FederationError
+
+LONGEST = 100
+"""Characters that the path of such a socket may have; systems allow little more."""
+
+
+class Door:
+    """Where another process comes in.
+
+    Args:
+        path: of the socket; what lay there is removed.
+        mode: who may come in, of the users that can reach the folder.
+
+    Raises:
+        FederationError: if the path is too long, or cannot be used.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
+        if len(str(path)) > LONGEST:
+            raise FederationError(f"{path} is too long for a socket: give a path of at most {LONGEST} characters.")
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            path.unlink(missing_ok=True)
+            self._socket.bind(str(path))
+            path.chmod(mode)
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise FederationError(f"The socket {path} cannot be made ({error}): give another one.") from error
+
+    def wait(self, seconds: float) -> Connection | None:
+        """Who comes next; None if nobody does in so many seconds."""
+        self._socket.settimeout(seconds)
+        try:
+            visitor, _ = self._socket.accept()
+        except TimeoutError:
+            return None
+        visitor.setblocking(True)
+        return Connection(visitor.detach())
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+
+def enter(path: str, patience: float = 60.0) -> Connection:
+    """Speak to the process behind a socket, which may be about to start.
+
+    Args:
+        path: of the socket.
+        patience: for how many seconds it is waited for.
+
+    Raises:
+        OSError: if there is nobody.
+    """
+    ends = time.monotonic() + patience
+    while True:
+        visitor = socket.socket(socket.AF_UNIX)
+        try:
+            visitor.connect(os.fspath(path))
+        except OSError:
+            visitor.close()
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.5)
+        else:
+            return Connection(visitor.detach())

@@ -1,0 +1,360 @@
+"""The server's side of turns at sites: messages go out, answers are waited for, and what the server cannot know is not asked."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+from zlib import crc32
+
+import torch
+
+from lightning_fed.aggregation import check_update
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.data.batches import SharedTensors
+from lightning_fed.engines.base import Engine
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn
+from lightning_fed.module import FederatedModule
+from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
+from lightning_fed.storage.client_store import ClientStore
+
+TRIES = 2
+"""How often a site is asked that answers with an error, or not at all."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A message, or its answer, came to nothing on the way.
+
+    Args:
+        why: for people.
+        away: whether the site was not there: the message then goes out again when it is.
+    """
+
+    why: str
+    away: bool = False
+
+
+class Link(ABC):
+    """Carries messages to the sites of clients, and their answers back. It vouches for who answers: nobody else than whose key is
+    registered for the client.
+    """
+
+    @abstractmethod
+    def online(self) -> Collection[int]:
+        """The clients whose sites are there now."""
+
+    @abstractmethod
+    def send(self, client: int, message: bytes, seconds: float) -> str:
+        """Send a message, which is of use for so long; returns a ticket for its answer."""
+
+    @abstractmethod
+    def poll(self, ticket: str) -> bytes | Broken | None:
+        """The answer, handed out once; None: not yet."""
+
+
+class DataAtSites(FederatedDataModule):
+    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them.
+
+    Args:
+        given: the study's data, of which nothing is loaded.
+    """
+
+    at_hand = False
+
+    def __init__(self, given: FederatedDataModule) -> None:
+        super().__init__(partition=given.partition, batch_size=given.batch_size, lone_example=given.lone_example, seed=given.seed)
+        self.given = given
+        self.problem, self.mean, self.std = given.problem, given.mean, given.std
+        self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
+        self._checksum = ""
+
+    def refuse_what_needs_them(self, model: FederatedModule) -> None:
+        """Raises :class:`FederationError` for a method that cannot do without."""
+        if model.centralised:
+            self.pooled()
+        if model.needs_public_data:
+            self.public_set()
+
+    def described(self, sites: Sequence[Described]) -> None:
+        """Take in what the sites say, in order of the clients."""
+        self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
+        checksum = 0
+        for site in sites:
+            checksum = crc32(site.data.encode(), checksum)
+        self._checksum = f"{checksum:08x}"
+
+    @property
+    def clients(self) -> list[ClientInfo]:
+        """What is known about each client, in order of their ids."""
+        return list(self._clients)
+
+    @property
+    def num_clients(self) -> int:
+        """How many sites there are."""
+        return len(self._clients)
+
+    def setup(self, stage: str | None = None) -> None:
+        """There is nothing to load."""
+
+    def majority_accuracy(self) -> None:
+        """Nobody here knows it."""
+
+    def fingerprint(self) -> str:
+        """Checksum of the checksums of all sites."""
+        return self._checksum
+
+    def pooled(self) -> ClientDataModule:
+        """Raises :class:`FederationError`."""
+        raise FederationError(
+            "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
+            "(CentralizedLoRA does not)."
+        )
+
+    def public_set(self, batch_size: int | None = None) -> ClientDataModule:
+        """Raises :class:`FederationError`."""
+        raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
+
+    def _loaded(self) -> SharedTensors:
+        raise FederationError("The data are at their sites: nothing of them can be looked at here.")
+
+
+@dataclass(eq=False)
+class _Message(Generic[T]):
+    """A message to a site, and what came of it.
+
+    Args:
+        client: whose site.
+        pack: makes it, anew if it goes out again.
+        read: makes something of the answer's head and tensors, and refuses what is none.
+        ends: when it is too late for an answer.
+    """
+
+    client: int
+    pack: Callable[[], bytes]
+    read: Callable[[dict[str, Any], State, str], T]
+    ends: float
+    tries: int = 0
+    ticket: str | None = None  # while it is under way
+    answer: T | None = None
+    failure: str | None = None
+    trouble: str = ""  # that it has had so far
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.failure is not None
+
+    def take(self, answer: bytes | Broken) -> None:
+        """Read what came, and see whether it is to be asked for again."""
+        self.ticket = None
+        if isinstance(answer, Broken):
+            self.trouble = answer.why
+            self.tries -= answer.away
+        else:
+            whose = f"The site of client {self.client}'s"
+            try:
+                head, tensors = unpack(answer, whose)
+                if counted(head, "client", whose) != self.client:
+                    raise FederationError(f"{whose} message is of client {head['client']}.")
+                kind = said(head, "answer", str, whose)
+                if kind == "refused":  # which a second time would be refused, too
+                    self.failure = said(head, "why", str, whose)
+                    return
+                if kind == "failed":
+                    self.trouble = f"{said(head, 'why', str, whose)}, of which the site's log says more"
+                else:
+                    self.answer = self.read(head, tensors, whose)
+                    return
+            except FederationError as error:
+                self.trouble = str(error)
+        if self.tries >= TRIES:
+            self.failure = self.trouble
+
+
+class Sites(Engine):
+    """Has turns carried out at sites. Private states stay there; in their place the server's store has the round that a client's is
+    of, so that checkpoints refer to states at sites as they refer to states here, and sites learn which are still referred to.
+
+    Args:
+        link: carries messages.
+        count: how many clients there are, each with a site of its own.
+        study: what must be the same at all sites.
+        wait: seconds until all sites must be online and have said what they have, at the start.
+        deadline: seconds that the turns of a phase of a round may take; a turn that takes longer is lost.
+        quorum: share of a phase's turns that must arrive; below it the run ends.
+        poll: seconds between looks for answers.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        count: int,
+        study: Study,
+        wait: float = 600,
+        deadline: float = 3600,
+        quorum: float = 1.0,
+        poll: float = 0.5,
+    ) -> None:
+        self.link, self.count, self.study = link, count, study
+        self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
+        self._sites: list[Described] = []
+        self._opened: tuple[str, ClientStore, Worker] | None = None
+        self._frozen = ""
+        self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
+
+    def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
+        """Wait until all sites are there, and ask them what they have.
+
+        Raises:
+            FederationError: naming those that are not there, or the first that refuses and why.
+        """
+        if not isinstance(data, DataAtSites):
+            raise FederationError(f"The engine Sites got {type(data).__name__}, but data are at the sites: give DataAtSites(data).")
+        ends = time.monotonic() + self.wait
+        self._wait_for_all(ends)
+        question = {"ask": "describe", **self.study.head}
+        asked = [_Message(k, partial(pack, question | {"client": k}), self._read_description, ends) for k in range(self.count)]
+        self._sites = []
+        for message in asked:
+            self._finish(message, asked)
+            if message.answer is None:
+                raise FederationError(f"The site of client {message.client} cannot take part: {message.failure}.")
+            self._sites.append(message.answer)
+        lengths = sorted({len(site.info.label_counts) for site in self._sites})
+        if len(lengths) > 1:
+            raise FederationError(
+                f"Some sites count {lengths[0]} labels and others {lengths[-1]}: the data must have the same classes at all sites. "
+                "Where they are found in files, say which there are (data.init_args.classes)."
+            )
+        data.described(self._sites)
+        return data.clients
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Give the run a name, or find that of the run that is continued."""
+        named = states.find(SERVER)
+        if named is None:
+            named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
+            states.put(SERVER, named, 0)
+        worker = recipe.worker()
+        self._opened = bytes(named["run"].tolist()).hex(), states, worker
+        self._frozen, self._statistics = frozen_checksum(worker.template), {}
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here.
+
+        Raises:
+            FederationError: if fewer than the quorum arrive.
+        """
+        assert self._opened is not None, "open() comes first"
+        _, states, _ = self._opened
+        asked, ends = list(turns), time.monotonic() + self.deadline
+        waiting = deque(
+            _Message(turn.client.id, partial(self._packed, turn), partial(self._read_update, turn), ends) for turn in asked
+        )
+        lost = 0
+        for turn in asked:
+            message = waiting[0]
+            self._finish(message, waiting)
+            waiting.popleft()  # and with it the update, when it has been merged
+            client = turn.client.id
+            if message.answer is None:
+                lost += 1
+                if len(asked) - lost < self.quorum * len(asked):
+                    raise FederationError(
+                        f"Round {turn.round}: the turn of client {client} was lost ({message.failure}), and {len(asked) - lost} of "
+                        f"{len(asked)} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "
+                        "--ckpt_path last; or go on without it, with a smaller --quorum."
+                    )
+                yield Lost(client, str(message.failure))
+                continue
+            update, keeps = message.answer
+            if turn.verb == "fit" and keeps:
+                states.put(client, {"round": torch.tensor(turn.round)}, turn.round)
+            yield update
+
+    def close(self) -> None:
+        """The sites hear nothing of it; they wait for the next message."""
+        self._opened = None
+        self._statistics = {}
+
+    # ------------------------------------------------------------------------------------------------------ what is exchanged
+
+    def _packed(self, turn: Turn) -> bytes:
+        assert self._opened is not None
+        run, states, _ = self._opened
+        client = turn.client.id
+        turn = replace(turn, since=turn.since if client in states else 0)  # without a private state there is nothing to start from
+        held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
+        return Errand(run, turn, held, data, self._frozen).pack(self.study)
+
+    def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
+        return Described.unpacked(head, whose)
+
+    def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
+        """The update, checked as far as the run does not do it."""
+        update, keeps = unpack_update(head, tensors, whose)
+        described = self._sites[turn.client.id].info.num_train
+        if update.num_examples != described:
+            raise FederationError(f"{whose} message counts {update.num_examples} training examples, {described} were described.")
+        for name in {"fit": ("flops",), "gather": ("batches",)}.get(turn.verb, ()):
+            said(update.metrics, name, float, whose)
+        if turn.verb == "gather":
+            check_update(update, self._statistics_of(turn))
+        elif turn.verb == "evaluate" and update.state:
+            raise FederationError(f"{whose} message has tensors, and a measurement has none.")
+        return update, keeps
+
+    def _statistics_of(self, turn: Turn) -> State:
+        assert self._opened is not None
+        capacity = turn.broadcast.capacity
+        if capacity not in self._statistics:
+            self._statistics[capacity] = self._opened[2].load(turn.client, turn.broadcast, None).statistics()
+        return self._statistics[capacity]
+
+    # ---------------------------------------------------------------------------------------------------------------- waiting
+
+    def _wait_for_all(self, ends: float) -> None:
+        said_before: list[int] = []
+        while missing := sorted(set(range(self.count)) - set(self.link.online())):
+            if missing != said_before:
+                print(f"Waiting for the sites of clients {', '.join(map(str, missing))}.", flush=True)
+                said_before = missing
+            if time.monotonic() > ends:
+                raise FederationError(
+                    f"The sites of clients {', '.join(map(str, missing))} were not online within {self.wait:g} seconds: is "
+                    "lightning-fed join running there, and does it reach the server? --wait says how long to wait."
+                )
+            time.sleep(self.poll)
+
+    def _finish(self, message: _Message[Any], waiting: Collection[_Message[Any]]) -> None:
+        """Wait for an answer, and see to the others meanwhile."""
+        while True:
+            self._see_to(waiting)
+            if message.is_done:
+                return
+            time.sleep(self.poll)
+
+    def _see_to(self, messages: Collection[_Message[Any]]) -> None:
+        """Send what has to be sent, take what has come, give up what takes too long."""
+        undone = [message for message in messages if not message.is_done]
+        online = self.link.online() if any(message.ticket is None for message in undone) else ()
+        for message in undone:
+            if (left := message.ends - time.monotonic()) <= 0:
+                message.failure = message.trouble or "no answer in time"
+            elif message.ticket is None:
+                if message.client in online:
+                    message.tries += 1
+                    message.ticket = self.link.send(message.client, message.pack(), left)
+                else:
+                    message.trouble = message.trouble or "its site was not online"
+            elif (answer := self.link.poll(message.ticket)) is not None:
+                message.take(answer)

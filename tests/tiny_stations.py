@@ -1,0 +1,17 @@
+"""A site in a process of its own, as ``lightning-fed join`` would be."""
+
+import os
+import sys
+
+from lightning_fed.__main__ import main
+from lightning_fed.cli import staying  # noqa: F401 - imported once, for all sites
+
+
+def station(args: list[str], folder: str, output: str) -> None:
+    """Run a command in a folder, and print to a file there."""
+    os.chdir(folder)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    sys.argv = ["lightning-fed", *args]
+    main(args)
