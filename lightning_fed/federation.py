@@ -238,7 +238,10 @@ class Federation:
         """A run, new or continued, on its engine."""
         with self._surroundings(), stopped_by_signals():
             model = self._started(model, datamodule)
-            folder = checkpoint.run_folder if checkpoint else new_run_folder(self.run_dir) if self.run_dir else None
+            folder = checkpoint.run_folder if checkpoint else None
+            if folder is None and self.run_dir is not None:
+                with in_one_line(self.run_dir, lambda: "Set federation.run_dir to a folder that can be written to."):
+                    folder = new_run_folder(self.run_dir)
             try:
                 self._newest = run = Run(
                     model,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import DamagedError, FederationError
 
 REFUSALS = frozenset(
     {
@@ -31,7 +31,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def in_one_line(path: Path, remedy: Callable[[], str]) -> Iterator[None]:
-    """Say what a disk refuses as a :class:`FederationError`.
+    """Say what a disk refuses, or does not have any more, as a :class:`FederationError`.
 
     Args:
         path: where things are written, for errors that name no file.
@@ -39,6 +39,8 @@ def in_one_line(path: Path, remedy: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
+    except DamagedError as error:
+        raise FederationError(f"{error}. {remedy()}") from error
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
