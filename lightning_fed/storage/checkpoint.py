@@ -252,6 +252,7 @@ class Checkpoints:
         self._named.extend(older.manifest.best for older in reversed(recent))
         self._held = set().union(*self._bests.values()) - kept
         self._later_files -= kept | self._held
+        self.journal.trim()
         if self.clients_folder.is_dir():
             for file in self.clients_folder.iterdir():
                 if owner_and_client(file.name) and file.name not in kept | self._held | self._later_files:

@@ -47,6 +47,12 @@ class Journal:
         self.extent = Extent(self.extent.bytes + len(line), zlib.crc32(line, self.extent.crc32))
         return self.extent
 
+    def trim(self) -> None:
+        """Cut off what lies behind the extent."""
+        if self.path.is_file() and self.path.stat().st_size > self.extent.bytes:
+            with naming(self.path), self.path.open("r+b") as file:
+                file.truncate(self.extent.bytes)
+
     def read(self) -> list[Any]:
         """The lines of the extent. Raises :class:`DamagedError` if the file is missing, too short or changed."""
         try:
