@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import Net, new_data, new_federation, new_method
+from tiny import Net, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
 from lightning_fed.errors import DamagedError, FederationError
@@ -388,6 +388,19 @@ def test_states_of_another_kind_are_refused(played: Path, of: int | None, change
     rewrite(checkpoint, {name: tensor for name, tensor in changed.items() if tensor is not None}, of)
     with pytest.raises(FederationError, match=message):
         go_on(run)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [("HETLoRA", "ranks", "Client 0 had rank"), ("FedKD", "holds", "Clients held changes")],
+)
+@pytest.mark.parametrize("value", [-2, 2**40])
+def test_what_a_server_counts_has_its_range(method: str, name: str, message: str, value: int) -> None:
+    new_federation(1, "runs", participation=0.7).fit(new_method(method), data_for(method, num_clients=2, size=40))
+    checkpoint, _ = load_checkpoint(Path("runs/version_0"))
+    rewrite(checkpoint, checkpoint.server | {name: torch.full_like(checkpoint.server[name], value)})
+    with pytest.raises(FederationError, match=message):
+        new_federation(2, "runs").fit(new_method(method), data_for(method, num_clients=2, size=40), "last")
 
 
 def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -> None:
