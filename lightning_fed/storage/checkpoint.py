@@ -122,13 +122,14 @@ class Checkpoints:
                 for folder in (self.clients_folder, self.run_folder, aside):
                     if folder.is_dir():
                         _sync(folder)
-                for later in reversed(self._later):  # the last one first: what there is at any moment is of one past
-                    self._drop(later)
-                final = aside.rename(self.path(round))
-                _sync(self.folder)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)  # it takes room
             raise
+        with naming(self.folder):
+            for later in reversed(self._later):  # the last one first: what there is at any moment is of one past
+                self._drop(later)
+            final = aside.rename(self.path(round))
+            _sync(self.folder)
         self._rows, self._last, self._later = len(history), round, []
         if best == round:
             self._bests[round] = store.files() | (kept.files() if kept is not None else set())

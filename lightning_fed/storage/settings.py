@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
@@ -48,7 +47,7 @@ def _plain(value: Any) -> Setting:
 
 def _input_size(data: FederatedDataModule) -> str | None:
     client = data.client(0)
-    if not isinstance(client, ClientDataModule):
+    if not isinstance(client, ClientDataModule) or not len(client.splits[0]):
         return None
-    inputs, _ = client.data[torch.tensor([0])]
+    inputs, _ = client.data[client.splits[0][:1]]
     return "x".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else None
