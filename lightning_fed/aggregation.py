@@ -1,11 +1,13 @@
 """How the server merges payloads: pure functions on state dicts."""
 
+import sys
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State, check_finite, check_fits
+from lightning_fed.exchange import ClientUpdate, State, check_dtypes, check_finite, check_fits, shown
 
 
 class WeightedMean:
@@ -97,22 +99,91 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
 
 
 def check_update(update: ClientUpdate, expected: State) -> None:
-    """Check that a payload has exactly the expected names, shapes and dtypes, in ordinary tensors, and only finite values. The run
-    does this once, before a server sees the update (see :meth:`.Server.expected`): with another dtype a mean would lose precision,
-    or become a maximum, without a word.
+    """Check that a payload has exactly the expected names, shapes and dtypes, in ordinary tensors, and only finite values, and that
+    the rest of the update has its form (:func:`check_form`). The run does this once, before a server sees the update (see
+    :meth:`.Server.check`): with another dtype a mean would lose precision, or become a maximum, without a word.
 
     Raises:
         FederationError: naming the client and the tensor.
     """
+    check_form(update)
     what = f"The update of client {update.client}"
     check_fits(update.state, expected, what)
-    for name, like in expected.items():
-        tensor = update.state[name]
-        if tensor.is_meta or tensor.layout != torch.strided:
-            kind = "meta tensor, which holds no numbers" if tensor.is_meta else f"{tensor.layout} tensor"
-            raise FederationError(f"{what} has {name!r} as a {kind}: send an ordinary (dense) tensor.")
-        if tensor.dtype != like.dtype:
-            raise FederationError(
-                f"{what} has {name!r} of {tensor.dtype}, expected {like.dtype}, as it was sent: convert it back before it is sent."
-            )
+    check_dtypes(update.state, expected, what, ", as it was sent: convert it back before it is sent.")
     check_finite(update.state, what)
+
+
+def check_form(update: ClientUpdate, *needed: str) -> None:
+    """Check what can be said of an update without knowing what it should hold: names, tensors that one can compute with, a number
+    of examples, metrics that are numbers. Who looks at an update to say what is expected of it can rely on that.
+
+    Args:
+        update: what came back from a turn.
+        needed: names of metrics that it must have.
+
+    Raises:
+        FederationError: naming the client and the tensor or metric.
+    """
+    what = f"The update of client {update.client}"
+    for part, kind in ((update.state, "payload"), (update.metrics, "metrics")):
+        if not isinstance(part, dict) or not all(isinstance(name, str) for name in part):
+            raise FederationError(f"{what} has {shown(part)} as its {kind}, expected a dict whose keys are text.")
+    for name, tensor in update.state.items():
+        if odd := _oddity(tensor):
+            raise FederationError(f"{what} has {shown(name)} as a {odd}: send an ordinary (dense) tensor on the CPU.")
+    if not _is_count(update.num_examples):
+        raise FederationError(f"{what} says that its client has {shown(update.num_examples)} training examples: send a number.")
+    if lacking := sorted(set(needed) - update.metrics.keys()):
+        raise FederationError(f"{what} lacks the metric {lacking[0]!r}, which a turn reports.")
+    for name, value in update.metrics.items():
+        if name in COUNTED and not (_is_number(value) and value >= 0):
+            raise FederationError(f"{what} has the metric {name!r} = {shown(value)}, expected a finite number, 0 or more.")
+        if not _is_number(value) and not (name.startswith(MEASURED) and isinstance(value, float)):
+            raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number.")
+
+
+COUNTED = frozenset({"flops", "steps", "batches", "adapt/flops"})
+"""Metrics of a turn that are sums: of none of them there can be less than nothing."""
+
+MEASURED = ("val/", "test/")
+"""What the names of metrics begin with of which there may be no number: NaN, of too few examples."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _oddity(tensor: object) -> str | None:
+    """Why a server could not compute with a tensor; None if it can."""
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__}"
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"{type(tensor).__name__}, which is a tensor of its own kind"
+    if tensor.is_meta:
+        return "meta tensor, which holds no numbers"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"{'nested' if tensor.is_nested else tensor.layout} tensor"
+    if tensor.is_quantized:
+        return "quantised tensor"
+    if tensor.device.type != "cpu":
+        return f"tensor on {tensor.device}"
+    if tensor.requires_grad:
+        return "tensor that remembers how it was computed (detach it)"
+    return _memory_oddity(tensor)
+
+
+def _memory_oddity(tensor: Tensor) -> str | None:
+    """The same of where its values lie: each needs a place of its own, in memory that is there."""
+    end = 1  # behind the places of the dimensions so far, from the smallest stride on
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < end:
+                return "tensor whose values share their places (an expanded one, say; clone it)"
+            end += stride * (size - 1)
+    if tensor.numel() and tensor.untyped_storage().nbytes() < (tensor.storage_offset() + end) * tensor.element_size():
+        return "tensor whose memory was given back"
+    return None

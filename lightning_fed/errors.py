@@ -8,6 +8,10 @@ class FederationError(ValueError):
     """
 
 
+class DamagedError(FederationError):
+    """A file is missing, cut short, or not as it was written; another one may be whole."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a FederationError unless the condition holds."""
     if not condition:

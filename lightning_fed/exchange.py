@@ -1,5 +1,6 @@
 """What crosses the wire between server and clients: plain data, nothing else."""
 
+import reprlib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,10 +98,27 @@ def check_fits(state: State, expected: State, what: str) -> None:
     if lacking := sorted(expected.keys() - state.keys()):
         raise FederationError(f"{what} lacks {lacking[0]!r}{_and_more(lacking)}.")
     if unexpected := sorted(state.keys() - expected.keys()):
-        raise FederationError(f"{what} holds {unexpected[0]!r}{_and_more(unexpected)}, which does not belong there.")
+        raise FederationError(f"{what} holds {shown(unexpected[0])}{_and_more(unexpected)}, which does not belong there.")
     for name, like in expected.items():  # a state that was read from a file comes in no order
         if state[name].shape != like.shape:
             raise FederationError(f"{what} has {name!r} of shape {tuple(state[name].shape)}, expected {tuple(like.shape)}.")
+
+
+def check_dtypes(state: State, expected: State, what: str, remedy: str) -> None:
+    """Check the dtypes of tensors that :func:`check_fits` has passed.
+
+    Args:
+        state: the tensors that came.
+        expected: tensors of the same names, with the dtypes they should have.
+        what: what ``state`` is, the subject of the error's sentence.
+        remedy: how that sentence goes on after the expected dtype.
+
+    Raises:
+        FederationError: naming the tensor.
+    """
+    for name, like in expected.items():
+        if (dtype := state[name].dtype) != like.dtype:
+            raise FederationError(f"{what} has {name!r} of {dtype}, expected {like.dtype}{remedy}")
 
 
 def check_finite(state: State, what: str) -> None:
@@ -119,6 +137,12 @@ def check_finite(state: State, what: str) -> None:
             raise FederationError(
                 f"{what} holds NaN or infinity in {name!r}: its training diverged; lower the learning rate or set gradient_clip."
             )
+
+
+def shown(value: object) -> str:
+    """A value in an error's sentence: as Python writes it, in at most 80 characters and one line."""
+    text = " ".join(reprlib.repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _and_more(names: list[str]) -> str:

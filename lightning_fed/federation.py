@@ -42,6 +42,7 @@ from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Keep
+from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, without_a_round
 
@@ -143,7 +144,7 @@ class Federation:
             ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run of this method in ``run_dir`` that has
                 one (a new run if there is none), ``"best"`` that of its best round on validation data; else the folder of a run, of
                 a run and ``/best``, or of one checkpoint. A continued run ends as one that was never stopped. Checkpoints later
-                than the one it continues from are dropped.
+                than the one it continues from are dropped when its own first one is complete.
 
         Returns:
             The metrics of every round, as in ``metrics.csv``.
@@ -154,6 +155,11 @@ class Federation:
         checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:
             print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+        if checkpoint is not None and checkpoint.manifest.round > self.rounds:
+            raise FederationError(
+                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {self.rounds}: continue with "
+                "at least as many, or from an earlier checkpoint."
+            )
         if checkpoint is None and self.run_dir and (empty := without_a_round(self.run_dir)):
             print(
                 f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
@@ -225,7 +231,8 @@ class Federation:
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
             exported = run.server_module() if client is None else run.client_module(client)
             facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
-            write(Path(output), exported, datamodule, facts, merged, format)
+            with in_one_line(Path(output), lambda: "Give another output."):
+                write(Path(output), exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
@@ -239,7 +246,10 @@ class Federation:
         """A run, new or continued, on its engine."""
         with self._surroundings(), stopped_by_signals():
             model = self._started(model, datamodule)
-            folder = checkpoint.run_folder if checkpoint else new_run_folder(self.run_dir) if self.run_dir else None
+            folder = checkpoint.run_folder if checkpoint else None
+            if folder is None and self.run_dir is not None:
+                with in_one_line(self.run_dir, lambda: "Set federation.run_dir to a folder that can be written to."):
+                    folder = new_run_folder(self.run_dir)
             try:
                 self._newest = run = Run(
                     model,
@@ -262,7 +272,7 @@ class Federation:
                     checkpoint=checkpoint,
                 )
             except BaseException:
-                if folder and not any(folder.iterdir()):
+                if folder and folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()  # what did not begin leaves nothing
                 raise
             try:
@@ -270,7 +280,7 @@ class Federation:
             finally:
                 run.close()
                 if folder and not checkpoint and not run.history:
-                    shutil.rmtree(folder)  # it has not finished a round: nobody could continue it
+                    shutil.rmtree(folder, ignore_errors=True)  # it has not finished a round: nobody could continue it
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method with the network that the run is to begin with."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_fed.adapting import AdaptedModule
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, State, check_fits
+from lightning_fed.exchange import Broadcast, ClientInfo, State, check_dtypes, check_fits
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.measured import Loss, Metrics
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
@@ -342,8 +342,15 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
 
     def load_private_state(self, state: State) -> None:
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
-        self._moments = {name: tensor for name, tensor in state.items() if name.startswith(MOMENTS)}
-        self._load_state({name: t for name, t in state.items() if name not in self._moments}, self._private, "private")
+        moments = {name: tensor for name, tensor in state.items() if name.startswith(MOMENTS)}
+        parameters = dict(self.named_parameters())
+        if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
+            raise FederationError(
+                f"The private state for {type(self).__name__} has moments of what is no parameter: {strange[0]!r}."
+            )
+        own = {name: tensor for name, tensor in state.items() if name not in moments}
+        self._load_state(own, self._private, "private")
+        self._moments = moments
 
     def statistics(self) -> State:
         """The entries of :meth:`statistics_names`: a copy, on the CPU."""
@@ -395,6 +402,8 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
     def _load_state(self, state: State, names: frozenset[str], kind: str) -> None:
         expected = {name: tensor for name, tensor in self.state_dict().items() if name in names}
         check_fits(state, expected, f"The {kind} state for {type(self).__name__}")
+        if kind == "private":  # which comes from a file
+            check_dtypes(state, expected, f"The {kind} state for {type(self).__name__}", ".")
         self.load_state_dict(state, strict=False)
 
     def export(self, folder: Path, private: bool = True) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,25 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean, check_form, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import QUIET, TrainerFactory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_finite, check_fits
+from lightning_fed.exchange import (
+    SERVER,
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    Lost,
+    State,
+    Turn,
+    check_dtypes,
+    check_finite,
+    check_fits,
+)
 from lightning_fed.measure.meters import (
     BestRound,
     Metrics,
@@ -35,6 +47,9 @@ from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.server import Server, ServerVerb
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.disk import in_one_line
+from lightning_fed.storage.manifest import Setting
+from lightning_fed.storage.settings import differences, settings_of
 
 
 class Run:
@@ -147,22 +162,33 @@ class Run:
 
     def play(self) -> None:
         """All rounds that are left."""
-        if self.checkpoints and self._continued:
-            self.checkpoints.discard_after(self._continued)
+        with in_one_line(self.folder or Path(), self._kept_for_later):
+            if self.checkpoints and self._continued:
+                self.checkpoints.go_on_from(self._continued)
+            try:
+                self._call("on_fit_start")
+                while self.round < self.rounds:
+                    self.round += 1
+                    self.history.append(self._play_round())
+                    self._report()
+                    self._save_checkpoint()
+                self._call("on_fit_end")
+                if self.checkpoints and self.keep != "all":
+                    self.checkpoints.drop(self.store.files() | self.kept.files() if self.keep == "last" else None)
+            finally:
+                self._call("teardown")
+                for logger in self.loggers:
+                    logger.finalize("success" if self.round == self.rounds else "failed")
+
+    def _kept_for_later(self) -> str:
+        """What there is of a run whose disk refused something."""
         try:
-            self._call("on_fit_start")
-            while self.round < self.rounds:
-                self.round += 1
-                self.history.append(self._play_round())
-                self._report()
-                self._save_checkpoint()
-            self._call("on_fit_end")
-            if self.checkpoints and self.keep != "all":
-                self.checkpoints.drop(self.store.files() | self.kept.files() if self.keep == "last" else None)
-        finally:
-            self._call("teardown")
-            for logger in self.loggers:
-                logger.finalize("success" if self.round == self.rounds else "failed")
+            newest = Checkpoints(self.folder).latest()[0] if self.folder else None
+        except FederationError:
+            newest = None
+        if newest is None:
+            return "No checkpoint of the run is there: make room, or set federation.run_dir, and start it again."
+        return f"The checkpoint {newest.path} is complete: when the disk can be written to, continue with --ckpt_path last."
 
     def rehearse(self) -> None:
         """Build what the first turn would take, a client's module, its optimizers and its Trainer, and train nothing."""
@@ -203,7 +229,7 @@ class Run:
     def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each checked, counted, noted without its payload, and passed on."""
         for turn, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
-            check_update(update, self.server.expected(update, turn.broadcast))
+            self.server.check(update, turn.broadcast, turn.client)
             self._traffic.up(update)
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)
@@ -286,6 +312,7 @@ class Run:
         for turn, update in self._carried_out(turns()):
             if turn is not due.popleft():
                 raise lost
+            check_form(update)
             yield update
         if due:
             raise lost
@@ -335,6 +362,7 @@ class Run:
             adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
             of_models: Metrics = {}
             for turn, update in self._carried_out(turns()):
+                check_form(update)
                 if update.client == SERVER:
                     name = next(name for name, model in models.items() if model is turn.broadcast)
                     of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
@@ -355,8 +383,11 @@ class Run:
     def _statistics_of(self, model: Broadcast) -> State:
         """Mean of all participants' statistics of a model, each batch counting the same."""
         turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.participants)
+        expected = self.local.load(self.participants[0], model, None).statistics()
         mean = WeightedMean()
         for _, update in self._carried_out(turns):
+            check_form(update, "batches")
+            check_update(update, expected)
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):
             raise FederationError(f"Nobody gathered statistics in round {self.round}: without them no model can be measured.")
@@ -416,7 +447,7 @@ class Run:
             with self._stopwatch("checkpoint"):
                 state, merged = self.server.state_dict(), self._merged
                 self.checkpoints.save(
-                    self.round, self.identity, self.threads, self.history, state, self.store, merged, best, self.kept
+                    self.round, self.identity, self.threads, self.history, state, self.store, merged, best, self.kept, self.settings
                 )
             self._merged = {}
 
@@ -434,14 +465,41 @@ class Run:
                 f"Checkpoint {checkpoint.path} was made with {manifest.threads} torch threads, this run has {self.threads}: "
                 "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
             )
-        check_fits(checkpoint.server, self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}")
+        if different := differences(manifest.settings, self.settings):
+            print(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. What is computed now is this run's.")
+        own, what = self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}"
+        check_fits(checkpoint.server, own, what)
+        check_dtypes(checkpoint.server, own, what, ": continue with the precision of that run.")
+        check_finite(checkpoint.server, what)
+        self._refuse_other_optimizers(checkpoint)
         self.server.load_state_dict(checkpoint.server)
         self.store.restore(checkpoint.clients)
         self.kept.restore(checkpoint.kept)
         self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
         for row in self.history:
-            self._noted(row)
+            try:
+                self._noted(row)
+            except KeyError as missing:
+                raise FederationError(
+                    f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, which "
+                    f"{self.method} reports."
+                ) from missing
         self._open_round()
+
+    def _refuse_other_optimizers(self, checkpoint: Checkpoint) -> None:
+        """Where clients keep the moments of their optimizers, another one cannot go on with them."""
+        for name in (f"optimizer of {phase.name}" for phase in self.model.phases() if phase.persistent):
+            theirs, ours = checkpoint.manifest.settings.get(name), self.settings.get(name)
+            if theirs not in (None, ours) and checkpoint.clients:
+                raise FederationError(
+                    f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose moments clients keep; this run has "
+                    f"{ours}: continue with {theirs}, or start a new run without --ckpt_path."
+                )
+
+    @cached_property
+    def settings(self) -> dict[str, Setting]:
+        """What checkpoints say of how the run was made."""
+        return settings_of(self.model, self.data, self.participation)
 
     def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
         wanted = [given] if isinstance(given, Logger | bool) else given

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from lightning_fed.aggregation import WeightedMean
+from lightning_fed.aggregation import WeightedMean, check_form, check_update
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.kept import Kept, Scratch
 
@@ -73,10 +74,30 @@ class Server:
         update. Default: those that the client was sent.
 
         Args:
-            update: what came back; nothing about it has been checked.
+            update: what came back: its tensors are ordinary ones, see :func:`.check_form`, nothing else has been checked.
             sent: what its sender received at the start of its turn.
         """
         return sent.state
+
+    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
+        """Refuse an update that is not what was expected of its sender; see :func:`.check_update`. Who receives updates calls this
+        once for each, before :meth:`aggregate` sees it.
+
+        Args:
+            update: what came back; nothing about it has been checked.
+            sent: what its sender received at the start of its turn.
+            client: the sender.
+
+        Raises:
+            FederationError: naming the client and what is wrong.
+        """
+        check_form(update, "flops")
+        if update.num_examples != client.num_train:
+            raise FederationError(
+                f"The update of client {update.client} says that its client has {update.num_examples} training examples, expected "
+                f"{client.num_train}: they are the weight of an update, and stay what they are."
+            )
+        check_update(update, self.expected(update, sent))
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have

@@ -1,6 +1,7 @@
 """Metrics as CSV files."""
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.run import Run
+from lightning_fed.storage.disk import naming
 
 
 class MetricsTable(FederationCallback):
@@ -67,10 +69,15 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def append_row(path: Path, row: dict[str, Any], columns: Sequence[str]) -> None:
-    """Add a line to a table that has these columns, in one write."""
+    """Add a line to a table that has these columns, in one write. On a disk that is full the table stays as it was."""
+    line = _lines([row], columns).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(descriptor, _lines([row], columns).encode())
+        size = os.fstat(descriptor).st_size
+        with naming(path):
+            if os.write(descriptor, line) < len(line):
+                os.ftruncate(descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from lightning_fed.aggregation import WeightedMean
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits
 from lightning_fed.families.twins import SHARED, TwinModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
@@ -233,7 +233,9 @@ class MenteeServer(Server):
         return self.state | means | {name: torch.tensor(value) for name, value in counts.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`. Raises :class:`FederationError` if clients hold versions that there are not."""
+        version, holds = int(state["version"]), state["holds"].tolist()
+        require(min(holds) >= -1 and max(holds) < version, f"Clients held changes {holds[:20]}, of which there were {version}.")
         self.state = {name: state[name] for name in self.state}
         self.mean, self._change = {name: state[f"{CHANGE}{name}"] for name in self.mean}, None
         self.version, self.merged = int(state["version"]), int(state["merged"])

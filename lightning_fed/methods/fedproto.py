@@ -234,7 +234,7 @@ class FedProto(FederatedModule):
 def class_of(name: str, num_classes: int, kind: str = PROTOTYPE) -> int | None:
     """The class that a name on the wire is about; None if it is not of that kind, or of no class."""
     number = name.removeprefix(kind)
-    if number == name or not number.isdecimal() or f"{kind}{int(number)}" != name or int(number) >= num_classes:
+    if number == name or len(number) > 9 or not number.isdecimal() or f"{kind}{int(number)}" != name or int(number) >= num_classes:
         return None
     return int(number)
 
@@ -253,9 +253,15 @@ class PrototypeServer(Server):
         self.empty = torch.zeros_like(empty)
 
     def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """Prototypes of any of the classes, each with its count where that is the weight."""
+        """Prototypes of any of the classes, each with its count where that is the weight.
+
+        Raises:
+            FederationError: where there is none.
+        """
         num_classes, like = len(self.empty), self.empty[0]
         labels = {class_of(name, num_classes, kind) for name in update.state for kind in (PROTOTYPE, COUNT)} - {None}
+        if not labels:
+            raise FederationError(f"The update of client {update.client} has no prototype, expected one of each class that it has.")
         expected = {f"{PROTOTYPE}{label}": like for label in labels}
         if self.weighting == "examples":
             expected |= {f"{COUNT}{label}": torch.tensor(0, dtype=torch.int32) for label in labels}

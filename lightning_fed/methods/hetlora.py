@@ -178,9 +178,13 @@ class HETLoRAServer(Server):
         return {**self.state, "ranks": torch.tensor(list(self.ranks.values()))}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`. Raises :class:`FederationError` for ranks that the clients cannot have."""
+        ranks = dict(zip(self.ranks, state["ranks"].tolist(), strict=True))
+        for client, rank in ranks.items():
+            if not self.r_min <= rank <= self.ranks[client]:
+                raise FederationError(f"Client {client} had rank {rank}, expected {self.r_min} to {self.ranks[client]}.")
         self.state = {name: tensor for name, tensor in state.items() if name != "ranks"}
-        self.ranks = dict(zip(self.ranks, state["ranks"].tolist(), strict=True))
+        self.ranks = ranks
 
 
 def matrices(adapter: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:

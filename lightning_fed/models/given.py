@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import check_fits
+from lightning_fed.exchange import check_finite, check_fits
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.making import DOTTED, aliased, name_of, network_of
@@ -59,7 +59,10 @@ def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
         check_fits(given, own, what)
     except FederationError as error:
         raise FederationError(f"{error} Give weights of a {name_of(network)} like this run's, all of it.") from error
+    check_finite(given, what)
     for name, tensor in own.items():
+        if (dtype := given[name].dtype).is_floating_point != tensor.is_floating_point():
+            raise FederationError(f"{what} has {name!r} of {dtype}, which cannot become {tensor.dtype}.")
         tensor.copy_(given[name])
     return network
 

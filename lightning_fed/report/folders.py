@@ -1,6 +1,5 @@
 """Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import FederationError
+from lightning_fed.report.files import read_facts, read_settings
 from lightning_fed.sweep.plan import Sweep, read_sweep
-from lightning_fed.sweep.settings import SEED, Settings, differences, flat, plain, read_yaml
+from lightning_fed.sweep.settings import SEED, Settings, differences, plain
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class RunFolder:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What ``run.json`` says; empty for a run of an earlier version, which has none."""
-        path = self.path / "run.json"
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return read_facts(self.path)
 
     @property
     def headline(self) -> str | None:
@@ -79,13 +78,15 @@ def _with_tables(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.rglob("metrics.csv") if (path.parent / "config.yaml").is_file())
     cells: dict[Path, list[Path]] = {}
     for path in found:
-        cells.setdefault(path.parent if (path.parent / "cell.json").is_file() else path, []).append(path)
+        in_cell = (path.parent / "cell.json").is_file()
+        if not in_cell or path.name.removeprefix("version_").isdecimal():  # else a copy that somebody made
+            cells.setdefault(path.parent if in_cell else path, []).append(path)
     return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
 
 
 def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
     """A run with its name in the comparison; None for what its sweep does not play any more."""
-    settings = flat(read_yaml(path / "config.yaml"))
+    settings = read_settings(path)
     varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
     if root is None:

@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lightning_fed.errors import FederationError
+from lightning_fed.report.files import read_clients, read_rounds
 from lightning_fed.report.folders import RunFolder, run_folders
 from lightning_fed.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
@@ -52,7 +53,7 @@ def load_runs(
     """
     runs, view = run_folders(folders, vary), View(at)
     metrics = metrics_of(runs, metric)
-    rounds = [pd.read_csv(run.path / "metrics.csv") for run in runs]
+    rounds = [read_rounds(run.path) for run in runs]
     table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
     if equal is not None:
         _compare_at(table, rounds, equal, view)
@@ -67,12 +68,12 @@ def read_runs(path: Path | str) -> pd.DataFrame:
 
 def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and round: ``method``, ``setting``, ``seed``, and all of ``metrics.csv``."""
-    return _stacked(run_folders(folders, vary), "metrics.csv")
+    return _stacked(run_folders(folders, vary), read_rounds)
 
 
 def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and client as last measured: ``method``, ``setting``, ``seed``, and all of ``clients.csv``."""
-    return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], "clients.csv")
+    return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
 
 
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
@@ -93,7 +94,7 @@ def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
 
 def _column(runs: Collection[RunFolder], metric: str | None) -> str:
     """The column that is meant for all runs."""
-    columns = list(dict.fromkeys(column for run in runs for column in pd.read_csv(run.path / "metrics.csv", nrows=0)))
+    columns = list(dict.fromkeys(column for run in runs for column in read_rounds(run.path)))
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
     measures = [name for name in (*chosen, *found) if name != "loss"] or found
@@ -181,7 +182,7 @@ def _of_clients(run: RunFolder, metric: str) -> dict[str, float]:
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
     if not path.is_file() or not metric.startswith("after/test_"):
         return unknown
-    clients = pd.read_csv(path)
+    clients = read_clients(run.path)
     if column not in clients:
         return unknown
     measured = clients.dropna(subset=[column])
@@ -202,10 +203,10 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float) -> dict[str, 
     return {f"target_{name}": reached[column].iloc[0] if len(reached) else math.nan for name, column in sources.items()}
 
 
-def _stacked(runs: Collection[RunFolder], file: str) -> pd.DataFrame:
+def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     tables = []
     for run in runs:
-        table = pd.read_csv(run.path / file)
+        table = read(run.path)
         for place, name in enumerate(("method", "setting", "seed")):
             table.insert(place, name, getattr(run, name))
         tables.append(table)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from lightning_fed.aggregation import check_update
 from lightning_fed.data import ClientDataModule, FederatedDataModule
@@ -120,7 +121,7 @@ class DataAtSites(FederatedDataModule):
             "(CentralizedLoRA does not)."
         )
 
-    def public_set(self, batch_size: int | None = None) -> ClientDataModule:
+    def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """Raises :class:`FederationError`."""
         raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
 

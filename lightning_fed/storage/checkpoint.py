@@ -1,45 +1,23 @@
 """Checkpoints of a federation: complete or absent."""
 
-import json
 import os
 import shutil
-import zlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.exchange import State
-from lightning_fed.storage.client_store import ClientStore, FileRecord, read_state, write_state
-from lightning_fed.storage.journal import Extent, Journal
-
-FORMAT = 2
+from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
+from lightning_fed.storage.disk import naming
+from lightning_fed.storage.journal import Journal
+from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Setting, read_entries, read_manifest, round_of, write_manifest
 
 Keep = Literal["all", "last", "none"]
 """Which checkpoints stay when a run is finished."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint's own file holds; the rest is in the journal and in the files of states.
-
-    Args:
-        round: the last finished round.
-        identity: what must agree with a run that continues it: method, seed, data.
-        threads: torch threads that the run has computed with: sums depend on it.
-        server: the server's file.
-        journal: how much of the journal belongs to it.
-        best: the round that was best on validation data so far; None: nothing was measured on such data.
-    """
-
-    round: int
-    identity: dict[str, Any]
-    threads: int
-    server: FileRecord
-    journal: Extent
-    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +53,8 @@ class Checkpoints:
     and those of the rounds that they name as the best so far: one round, or two where the last checkpoint names another than the
     one before, to which a run goes back if the last one is damaged. The states of clients, private ones and those that the server
     keeps for them, lie in one folder under names that are never written twice; the journal lists them, and the rounds' metrics: a
-    checkpoint writes what is new since the last one, however long the run is.
+    checkpoint writes what is new since the last one, however long the run is. A run that goes on from an older checkpoint leaves
+    the later ones as they are until its own first one is complete. What else lies in these folders is not looked at.
 
     Args:
         run_folder: folder of the run.
@@ -90,6 +69,9 @@ class Checkpoints:
         self.keep = keep
         self.journal = Journal(run_folder / "journal.jsonl", *([continued.manifest.journal] if continued else []))
         self._rows = len(continued.history) if continued else 0  # of the history, in the journal
+        self._last = continued.manifest.round if continued else 0  # the round of the last checkpoint
+        self._later: list[Path] = []  # checkpoints that go when there is a new one
+        self._later_files: set[str] = set()  # which only they need
         self._replaced: deque[list[str]] = deque()  # files that the last checkpoints need, the newest one does not
         self._named: deque[int | None] = deque(maxlen=keep)  # the best rounds of which the last checkpoints know
         self._bests: dict[int, set[str]] = {}  # the files that the checkpoints of these rounds need
@@ -106,6 +88,7 @@ class Checkpoints:
         since: Mapping[int, int],
         best: int | None = None,
         kept: ClientStore | None = None,
+        settings: Mapping[str, Setting] | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -119,25 +102,38 @@ class Checkpoints:
             since: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
             kept: what the server keeps for each client, in the folder of the private states.
+            settings: see :class:`Manifest`.
+
+        Raises:
+            OSError: if the disk refuses; what was there before is still there.
         """
-        final = self.path(round)
-        aside = self.folder / f".round_{round:06d}"
+        aside = self.folder / ".new"
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        clients, replaced = store.flush()
-        entry = {"round": round, "history": history[self._rows :], "clients": clients, "since": dict(since)}
-        if kept is not None:
-            entry["kept"], others = kept.flush()
-            replaced += others
-        extent = self.journal.append(entry)
-        self._rows = len(history)
-        manifest = Manifest(round, identity, threads, write_state(aside / "server.safetensors", server), extent, best)
-        _write_manifest(aside / "manifest.json", manifest)
-        for folder in (self.clients_folder, self.run_folder, aside):
-            if folder.is_dir():
-                _sync(folder)
-        aside.rename(final)
-        _sync(self.folder)
+        try:
+            with naming(self.folder):
+                aside.mkdir(parents=True)
+                clients, replaced = store.flush()
+                entry = {"round": round, "after": self._last, "history": history[self._rows :], "clients": clients}
+                entry["since"] = dict(since)
+                if kept is not None:
+                    entry["kept"], others = kept.flush()
+                    replaced += others
+                extent = self.journal.append(entry)
+                written = write_state(aside / SERVER_FILE, server)
+                manifest = Manifest(round, identity, threads, written, extent, best, dict(settings or {}))
+                write_manifest(aside / "manifest.json", manifest)
+                for folder in (self.clients_folder, self.run_folder, aside):
+                    if folder.is_dir():
+                        _sync(folder)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)  # it takes room
+            raise
+        with naming(self.folder):
+            for later in reversed(self._later):  # the last one first: what there is at any moment is of one past
+                self._drop(later)
+            final = aside.rename(self.path(round))
+            _sync(self.folder)
+        self._rows, self._last, self._later = len(history), round, []
         if best == round:
             self._bests[round] = store.files() | (kept.files() if kept is not None else set())
         self._prune(store, replaced, best)
@@ -147,13 +143,13 @@ class Checkpoints:
         """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged.
 
         Raises:
-            FederationError: if there is none.
+            FederationError: if there is none, or if one is not damaged, but says what no run can have written.
         """
         problems: list[str] = []
         for path in reversed(self.paths()):
             try:
                 return self.load(path), problems
-            except FederationError as error:
+            except DamagedError as error:
                 problems.append(str(error))
         raise FederationError(
             f"No complete checkpoint in {self.folder}: {'; '.join(problems) or 'it holds none'}. Start the run without --ckpt_path."
@@ -183,7 +179,7 @@ class Checkpoints:
         """The method of the run, as the newest checkpoint that can be read has it; None if none can."""
         for path in reversed(self.paths()):
             try:
-                return str(_read_manifest(path / "manifest.json").identity["method"])
+                return str(read_manifest(path / "manifest.json").identity["method"])
             except FederationError:
                 continue
         return None
@@ -194,22 +190,33 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Folders of all checkpoints, oldest first."""
-        return sorted(self.folder.glob("round_*"))
+        found = {path: round_of(path) for path in self.folder.iterdir()} if self.folder.is_dir() else {}
+        return sorted((path for path, round in found.items() if round is not None), key=lambda path: found[path] or 0)
 
     def load(self, path: Path) -> Checkpoint:
-        """Read and verify one checkpoint. Raises :class:`FederationError` if any of its files is missing or damaged."""
+        """Read and verify one checkpoint.
+
+        Raises:
+            DamagedError: if any of its files is missing or damaged.
+            FederationError: if they are whole, but not what a run writes.
+        """
         try:
-            manifest = _read_manifest(path / "manifest.json")
+            manifest = read_manifest(path / "manifest.json")
             checkpoint = Checkpoint(path, self.run_folder, manifest, read_state(path, manifest.server))
-            for entry in Journal(self.journal.path, manifest.journal).read():
-                checkpoint.history.extend(entry["history"])
-                checkpoint.clients.update({int(client): record for client, record in entry["clients"].items()})
-                checkpoint.kept.update({int(client): record for client, record in entry.get("kept", {}).items()})
-                checkpoint.since.update({int(client): round for client, round in entry["since"].items()})
+            journal = Journal(self.journal.path, manifest.journal)
+            for entry in read_entries(journal.read(), manifest, str(journal.path)):
+                checkpoint.history.extend(entry.history)
+                checkpoint.clients.update(entry.clients)
+                checkpoint.kept.update(entry.kept)
+                checkpoint.since.update(entry.since)
             for record in (*checkpoint.clients.values(), *checkpoint.kept.values()):
                 read_state(self.clients_folder, record)
+        except DamagedError as error:
+            raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
         except FederationError as error:
-            raise FederationError(f"Checkpoint {path} cannot be used: {error}") from error
+            raise FederationError(
+                f"Checkpoint {path} cannot be used: {error} Delete its folder, or give another checkpoint as ckpt_path."
+            ) from error
         return checkpoint
 
     def drop(self, all_but: set[str] | None) -> None:
@@ -231,39 +238,56 @@ class Checkpoints:
                 if path.name not in all_but:
                     path.unlink()
 
-    def discard_after(self, checkpoint: Checkpoint) -> None:
-        """Drop what later rounds left, when a run is continued from a checkpoint: their checkpoints, and files of states that none
-        of the others refers to. Of the earlier ones, those stay that a run keeps and that are not damaged.
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Prepare to continue a run from a checkpoint. What lies there of rounds that no checkpoint has is deleted; so are earlier
+        checkpoints that are damaged, or that a run does not keep. Later ones stay, with all that they need, until the first new one
+        is complete.
         """
+        for left in (".new", ".old"):
+            shutil.rmtree(self.folder / left, ignore_errors=True)
         recent, kept = [checkpoint], _files(checkpoint)
         named = {checkpoint.manifest.best}
         for path in reversed(self.paths()):  # a file goes with the last checkpoint that needs it
-            if path.name == checkpoint.path.name:
-                continue
-            is_best = path in {self.path(round) for round in named if round is not None}
-            if path.name > checkpoint.path.name or not (is_best or len(recent) < self.keep):
-                shutil.rmtree(path)
+            round = round_of(path) or 0
+            if round == checkpoint.manifest.round:
                 continue
             try:
-                older = self.load(path)
+                other = self.load(path)
             except FederationError:
-                shutil.rmtree(path)  # damaged: no use to anybody
-                continue
-            if len(recent) < self.keep:
-                recent.append(older)
-                self._replaced.appendleft(sorted(_files(older) - kept))
-                kept |= _files(older)
-                named.add(older.manifest.best)
-            if older.manifest.round in named:
-                self._bests[older.manifest.round] = _files(older)
+                other = None
+            if round > checkpoint.manifest.round:
+                self._later.insert(0, path)
+                if other is not None:
+                    self._later_files |= _files(other)
+                    self.journal.extent = max(self.journal.extent, other.manifest.journal)
+            elif other is None or not (round in named or len(recent) < self.keep):
+                self._drop(path)
+            else:
+                if len(recent) < self.keep:
+                    recent.append(other)
+                    self._replaced.appendleft(sorted(_files(other) - kept))
+                    kept |= _files(other)
+                    named.add(other.manifest.best)
+                if round in named:
+                    self._bests[round] = _files(other)
         if checkpoint.manifest.best == checkpoint.manifest.round:
             self._bests[checkpoint.manifest.round] = _files(checkpoint)
         self._named.extend(older.manifest.best for older in reversed(recent))
         self._held = set().union(*self._bests.values()) - kept
+        self._later_files -= kept | self._held
+        self.journal.trim()
         if self.clients_folder.is_dir():
             for file in self.clients_folder.iterdir():
-                if file.name not in kept | self._held:
-                    file.unlink()
+                if owner_and_client(file.name) and file.name not in kept | self._held | self._later_files:
+                    with suppress(IsADirectoryError):  # which is not ours
+                        file.unlink()
+
+    def _drop(self, path: Path) -> None:
+        """Delete a checkpoint, which is there as a whole or not at all."""
+        old = self.folder / ".old"
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        shutil.rmtree(old)
 
     def _prune(self, store: ClientStore, replaced: list[str], best: int | None) -> None:
         """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they needed."""
@@ -272,42 +296,19 @@ class Checkpoints:
         best_paths = {self.path(round) for round in self._bests}
         for path in self.paths()[: -self.keep]:
             if path not in best_paths:
-                shutil.rmtree(path)
+                self._drop(path)
         self._replaced.append(replaced)
         while len(self._replaced) >= self.keep:
             self._held.update(self._replaced.popleft())
         free = {name for name in self._held if not any(name in files for files in self._bests.values())}
-        store.discard(free)
+        store.discard(free | self._later_files)
         self._held -= free
+        self._later_files = set()
 
 
 def _files(checkpoint: Checkpoint) -> set[str]:
     """The files of clients' states that a checkpoint refers to."""
     return {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
-
-
-def _write_manifest(path: Path, manifest: Manifest) -> None:
-    body = json.dumps(asdict(manifest))
-    with path.open("w") as file:
-        file.write(json.dumps({"format": FORMAT, "crc32": zlib.crc32(body.encode()), "body": body}))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_manifest(path: Path) -> Manifest:
-    if not path.is_file():
-        raise FederationError(f"{path} is missing")
-    try:
-        document = json.loads(path.read_bytes())
-        body, crc32, version = document["body"], document["crc32"], document["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise FederationError(f"{path} is damaged ({error})") from error
-    if version != FORMAT:
-        raise FederationError(f"{path} has format {version}, this version reads {FORMAT}")
-    if zlib.crc32(body.encode()) != crc32:
-        raise FederationError(f"{path} is damaged (its checksum does not match)")
-    fields = json.loads(body)
-    return Manifest(**fields | {"journal": Extent(*fields["journal"])})
 
 
 def _sync(folder: Path) -> None:

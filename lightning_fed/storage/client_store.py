@@ -1,10 +1,13 @@
 """States of all clients: the recently used in memory, the rest on disk."""
 
+import itertools
 import os
+import re
 import shutil
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
@@ -12,8 +15,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, count_bytes
+from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.exchange import State, count_bytes, shown
+from lightning_fed.storage.disk import naming
 
 
 class FileRecord(TypedDict):
@@ -27,22 +31,52 @@ class FileRecord(TypedDict):
 def write_state(path: Path, state: State) -> FileRecord:
     """Write tensors as safetensors and return once they are on the disk, not only in its cache."""
     data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with naming(path), path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            path.unlink()  # half a file takes room
+        raise
     return {"file": path.name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
 
 def read_state(folder: Path, record: FileRecord) -> State:
-    """Read what :func:`write_state` wrote. Raises :class:`FederationError` if the file is missing, cut short or changed."""
+    """Read what :func:`write_state` wrote.
+
+    Raises:
+        DamagedError: if the file is missing, cut short or changed.
+        FederationError: if it is as it was written, but holds no tensors.
+    """
     path = folder / record["file"]
-    if not path.is_file():
-        raise FederationError(f"{path} is missing")
-    data = path.read_bytes()
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size == record["bytes"] else b""
+    except OSError as error:
+        raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
     if len(data) != record["bytes"] or zlib.crc32(data) != record["crc32"]:
-        raise FederationError(f"{path} is damaged ({len(data)} bytes, {record['bytes']} were written)")
-    return safetensors.torch.load(data)
+        raise DamagedError(f"{path} is damaged ({size} bytes, {record['bytes']} were written)")
+    return tensors_in(data, path)
+
+
+def tensors_in(data: bytes, path: Path) -> State:
+    """The tensors of a file in the safetensors format. Raises :class:`FederationError` if it is none."""
+    try:
+        return safetensors.torch.load(data)
+    except Exception as error:  # of several kinds: of the format itself, of a dtype that PyTorch lacks, of a shape
+        said = shown(" ".join(str(error).split()))
+        raise FederationError(f"{path} holds no tensors in the safetensors format ({type(error).__name__}: {said})") from error
+
+
+FILE = re.compile(r"(client|server)_(-?\d{5,})_round_\d{6,}(?:_\d+)?\.safetensors", re.ASCII)
+
+
+def owner_and_client(file: str) -> tuple[str, int] | None:
+    """Whose state a file of a store has, by its name; None for a name that no store gives."""
+    match = FILE.fullmatch(file)
+    return (match[1], int(match[2])) if match else None
 
 
 class ClientStore:
@@ -135,15 +169,22 @@ class ClientStore:
 
     def _write(self, client: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"{self.owner}_{client:06d}_round_{self._dirty.pop(client):06d}.safetensors"
+        path = self._free(f"{self.owner}_{client:06d}_round_{self._dirty[client]:06d}")
         before = self._records.get(client)
         in_checkpoint = client not in self._changed
-        self._records[client] = self._changed[client] = write_state(self.folder / name, self._memory[client])
-        if before is not None and before["file"] != name:
+        self._records[client] = self._changed[client] = write_state(path, self._memory[client])
+        del self._dirty[client]
+        if before is not None:
             if in_checkpoint:
                 self._replaced.append(before["file"])
             else:
                 self.discard([before["file"]])
+
+    def _free(self, name: str) -> Path:
+        """A file that is not there yet: of a round that is played again, the one before may still be needed."""
+        names = itertools.chain([name], (f"{name}_{again}" for again in itertools.count(2)))
+        paths = (self.folder / f"{name}.safetensors" for name in names)
+        return next(path for path in paths if not os.path.lexists(path))
 
     def _remember(self, client: int, state: State) -> None:
         self._memory[client] = state

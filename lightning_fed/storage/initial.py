@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
-
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.storage.client_store import tensors_in
 from lightning_fed.storage.run_folder import load_checkpoint
 
 NETWORK = "backbone."
@@ -28,8 +26,8 @@ def initial_network(path: Path) -> tuple[State, str | None]:
     """
     if path.suffix == ".safetensors":
         try:
-            return safetensors.torch.load_file(path), None
-        except (OSError, safetensors.SafetensorError) as error:
+            return tensors_in(path.read_bytes(), path), None
+        except (OSError, FederationError) as error:
             raise FederationError(f"init_from: could not read {path} ({error}): give a file in the safetensors format.") from error
     checkpoint, _ = load_checkpoint(path)
     network = {name.removeprefix(NETWORK): tensor for name, tensor in checkpoint.server.items() if name.startswith(NETWORK)}

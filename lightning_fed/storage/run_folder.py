@@ -1,5 +1,6 @@
 """Folders of runs: ``run_dir/version_<n>``, numbered as Lightning's loggers do."""
 
+import os
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
@@ -8,7 +9,7 @@ from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 
 def versions(run_dir: Path) -> list[Path]:
     """Folders of all runs, oldest first."""
-    numbered = [path for path in run_dir.glob("version_*") if path.name.removeprefix("version_").isdecimal()]
+    numbered = [path for path in run_dir.glob("version_*") if path.name.removeprefix("version_").isdecimal() and path.is_dir()]
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("version_")))
 
 
@@ -16,7 +17,8 @@ def new_run_folder(run_dir: Path) -> Path:
     """Create the folder of the next run."""
     existing = versions(run_dir)
     number = int(existing[-1].name.removeprefix("version_")) + 1 if existing else 0
-    folder = run_dir / f"version_{number}"
+    while os.path.lexists(folder := run_dir / f"version_{number}"):  # a file, say
+        number += 1
     folder.mkdir(parents=True)
     return folder
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lightning_fed.errors import FederationError
+
 
 @dataclass(frozen=True)
 class CellRecord:
@@ -46,9 +48,17 @@ class CellFolder:
 
     @property
     def outcome(self) -> CellRecord | None:
-        """What ``cell.json`` says; None before the first attempt."""
+        """What ``cell.json`` says; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
         path = self.path / "cell.json"
-        return CellRecord(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return CellRecord(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            said = " ".join(str(error).split())
+            raise FederationError(
+                f"{path} does not say what became of a run ({said}): delete it, and the run is played."
+            ) from error
 
     def record(self, outcome: CellRecord) -> None:
         """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
@@ -60,6 +70,7 @@ class CellFolder:
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""
         runs = [path.parent for path in self.path.glob("version_*/metrics.csv")]
+        runs = [path for path in runs if path.name.removeprefix("version_").isdecimal()]
         return max(runs, key=lambda path: int(path.name.removeprefix("version_")), default=None)
 
     @property

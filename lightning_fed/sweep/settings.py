@@ -27,7 +27,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise FederationError(f"There is no file {path}: give a YAML file.")
     try:
         content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
         raise FederationError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
         raise FederationError(f"{path} holds {type(content).__name__}, not a mapping of settings.")

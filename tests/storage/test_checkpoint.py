@@ -22,7 +22,7 @@ from lightning_fed.storage.client_store import ClientStore, read_state
 from lightning_fed.storage.journal import Journal
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}
-IDENTITY = {"method": "PFedLoRA", "seed": 0}
+IDENTITY = {"method": "PFedLoRA", "seed": 0, "clients": 500, "data": "0123abcd"}
 
 
 def history(rounds: int) -> list[dict[str, float]]:
@@ -93,7 +93,7 @@ def test_a_round_that_changed_no_private_state(checkpoints: Checkpoints, store: 
         checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {})
     checkpoint, problems = checkpoints.latest()
     assert (checkpoint.history, checkpoint.clients, checkpoint.since, problems) == (history(2), {}, {}, [])
-    checkpoints.discard_after(checkpoint)
+    checkpoints.go_on_from(checkpoint)
     assert not checkpoints.clients_folder.exists()
 
 
@@ -149,7 +149,7 @@ class Played:
             self.kept.restore(checkpoint.kept)
             self.round, self.best = checkpoint.manifest.round, checkpoint.manifest.best
             self.since = {}
-            self.checkpoints.discard_after(checkpoint)
+            self.checkpoints.go_on_from(checkpoint)
 
     def play(self, rounds: int) -> None:
         """Rounds with three of eight clients each."""
@@ -225,17 +225,24 @@ def test_continued_after_a_kill_before_the_old_checkpoints_went(
     run.play(5)
 
 
-def test_what_later_rounds_left_is_dropped(checkpoints: Checkpoints, store: ClientStore) -> None:
+def test_what_later_rounds_left_is_dropped_when_there_is_a_new_checkpoint(checkpoints: Checkpoints, store: ClientStore) -> None:
     for round in (1, 2, 3):
         save(checkpoints, store, round)
     aside = checkpoints.clients_folder / "client_000007_round_000004.safetensors"
     aside.write_bytes(b"of a run that was killed")
-    older, _ = checkpoints.paths()
+    older, later = checkpoints.paths()
     chosen = checkpoints.load(older)
     continued = Checkpoints(Path("run"), chosen)
-    continued.discard_after(chosen)
-    assert continued.paths() == [older]
-    assert client_files() == {record["file"] for record in chosen.clients.values()}
+    continued.go_on_from(chosen)
+    assert continued.paths() == [older, later]
+    assert client_files() == referred_to(continued)  # which looks at all their files
+    assert not aside.exists()
+    store.restore(chosen.clients)
+    save(continued, store, 3)
+    assert continued.paths() == [older, later]
+    assert continued.load(later).clients[0]["file"] == "client_000000_round_000003_2.safetensors"
+    assert continued.load(later).history == history(3)
+    assert client_files() == referred_to(continued)
     found = continued.load(older)
     assert (found.manifest, found.history, found.since) == (chosen.manifest, chosen.history, chosen.since)
 
@@ -248,7 +255,7 @@ def test_an_older_checkpoint_that_is_damaged_goes_when_a_run_is_continued(checkp
     checkpoint, problems = checkpoints.latest()
     assert problems == []
     continued = Checkpoints(Path("run"), checkpoint)
-    continued.discard_after(checkpoint)
+    continued.go_on_from(checkpoint)
     assert continued.paths() == [newest]
     assert client_files() == referred_to(continued)
     store.restore(checkpoint.clients)
@@ -349,16 +356,16 @@ def test_the_best_before_stays_until_the_last_two_agree(checkpoints: Checkpoints
     flip(checkpoints.paths()[-1] / "server.safetensors")
     assert checkpoints.best().manifest.round == 1
     continued = Checkpoints(Path("run"), checkpoints.latest()[0])
-    continued.discard_after(checkpoints.latest()[0])
-    assert rounds_of(continued) == [1, 4]
-    assert client_files() == referred_to(continued)
+    continued.go_on_from(checkpoints.latest()[0])
+    assert rounds_of(continued) == [1, 4, 5]  # the last one, which is damaged, until there is a new one
+    assert client_files() == {f"client_000000_round_{round:06d}.safetensors" for round in (1, 4)}
 
 
 def test_a_run_that_continues_keeps_its_best_round(checkpoints: Checkpoints, store: ClientStore) -> None:
     save_rounds(checkpoints, store, [1, 2, 2, 2, 2])
     newest, _ = checkpoints.latest()
     continued = Checkpoints(Path("run"), newest)
-    continued.discard_after(newest)
+    continued.go_on_from(newest)
     assert rounds_of(continued) == [2, 4, 5]
     store.restore(newest.clients)
     for round in (6, 7, 8):
@@ -373,9 +380,13 @@ def test_continued_from_the_best_round_itself(checkpoints: Checkpoints, store: C
     save_rounds(checkpoints, store, [1, 2, 2, 2, 2])
     best = checkpoints.best()
     continued = Checkpoints(Path("run"), best)
-    continued.discard_after(best)
-    assert rounds_of(continued) == [2]
-    assert client_files() == referred_to(continued) == {"client_000000_round_000002.safetensors"}
+    continued.go_on_from(best)
+    assert rounds_of(continued) == [2, 4, 5]
+    store.restore(best.clients)
+    store.put(0, {"x": torch.tensor([3.0])}, 3)
+    continued.save(3, IDENTITY, 1, history(3), STATE, store, {0: 3}, 2)
+    assert rounds_of(continued) == [2, 3]
+    assert client_files() == referred_to(continued) == {f"client_000000_round_{round:06d}.safetensors" for round in (2, 3)}
     assert continued.best().manifest.round == 2
 
 
@@ -399,7 +410,7 @@ def test_a_manifest_without_a_best_round_is_read(checkpoints: Checkpoints, store
     body = json.loads(document["body"])
     del body["best"]
     document["body"] = json.dumps(body)
-    document["crc32"] = zlib.crc32(document["body"].encode())
+    document |= {"format": 2, "crc32": zlib.crc32(document["body"].encode())}
     path.write_text(json.dumps(document))
     assert checkpoints.latest()[0].manifest.best is None
 
@@ -435,7 +446,7 @@ def test_a_run_that_continues_selects_as_one_that_was_never_stopped(ckpt_path: s
     ours, theirs = (Checkpoints(run).best() for run in (stopped, whole))
     assert ours.manifest.round == theirs.manifest.round
     assert same(ours.server, theirs.server)
-    assert client_files(stopped) == client_files(whole)
+    assert {name.replace("_2.", ".") for name in client_files(stopped)} == client_files(whole)
 
 
 def test_best_of_a_run_without_validation_data_is_refused() -> None:
@@ -458,7 +469,7 @@ def fail(*args: Any, **kwargs: Any) -> None:
         (lightning_fed.storage.checkpoint, "write_state"),
         (lightning_fed.storage.client_store, "write_state"),
         (Journal, "append"),
-        (lightning_fed.storage.checkpoint, "_write_manifest"),
+        (lightning_fed.storage.checkpoint, "write_manifest"),
         (lightning_fed.storage.checkpoint, "_sync"),
         (Path, "rename"),
     ],
@@ -578,8 +589,8 @@ def test_without_a_complete_checkpoint_the_message_says_why(checkpoints: Checkpo
 
 def test_a_manifest_of_another_format_is_refused(checkpoints: Checkpoints, store: ClientStore) -> None:
     manifest = save(checkpoints, store, 1) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
-    with pytest.raises(FederationError, match="has format 99, this version reads 2"):
+    manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 99'))
+    with pytest.raises(FederationError, match="has format 99, this version reads 2 and 3"):
         checkpoints.latest()
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tiny import assert_same_end, data_for, new_federation, new_method
+from tiny import assert_same_end, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
 from lightning_fed.engines.on_public import OutputsPass
@@ -194,8 +195,8 @@ def assert_whole_lines(run_folder: Path) -> None:
 def assert_ended_as(run_folder: Path, whole: Path) -> None:
     """A run ended as one that was never stopped, and nothing that was left by the way lies about."""
     assert_same_end(run_folder, whole)
-    ours, theirs = ({path.relative_to(folder) for path in folder.rglob("*")} for folder in (run_folder, whole))
-    assert ours == theirs
+    ours, theirs = ([str(path.relative_to(folder)) for path in folder.rglob("*")] for folder in (run_folder, whole))
+    assert sorted(name.replace("_2.", ".") for name in ours) == sorted(theirs)  # of a round that is played again
     for path in whole.glob("*.csv"):
         assert table(run_folder / path.name) == table(path)
     checkpoints = Checkpoints(run_folder)
@@ -281,6 +282,40 @@ def test_a_tear_takes_half_of_what_was_not_synced() -> None:
         sizes.append(os.fstat(file).st_size)
     assert sizes == [100, 125, 65, 90]
     assert (Path("old.json").stat().st_size, Path("new.json").stat().st_size) == (10, 5)
+
+
+def goes_on(method: str, run_dir: str, after: float) -> bool:
+    """Continue a run in a fork and kill it after so many seconds; whether it was over before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            federation = new_federation(6, run_dir, participation=0.7)
+            federation.fit(new_method(method), new_data(4), "last")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return not os.WIFSIGNALED(status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["PFedLoRA", "FedAMP", "FedHM"])
+def test_killed_again_and_again_at_random_moments(method: str) -> None:
+    """Private states, states that the server keeps for each client, statistics: whatever is lost is played again."""
+    begun = time.monotonic()
+    new_federation(6, "whole", participation=0.7).fit(new_method(method), new_data(4))
+    took = time.monotonic() - begun
+    moments, kills = random.Random(method), 0
+    while not goes_on(method, "killed", moments.uniform(0.1, 0.6) * took):
+        kills += 1
+        assert kills < 100, "a run that is killed so early that it gets nowhere"
+    newest = max(Path("killed").iterdir())
+    assert_same_end(newest, Path("whole/version_0"))
+    assert kills >= 2
 
 
 CONFIG = """

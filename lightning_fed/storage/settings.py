@@ -1,0 +1,53 @@
+"""What a run is made with, beside what must agree where it goes on: so that a continued run can say what differs."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.exchange import shown
+from lightning_fed.module import FederatedModule
+from lightning_fed.storage.manifest import Setting
+
+
+def settings_of(model: FederatedModule, data: FederatedDataModule, participation: float) -> dict[str, Setting]:
+    """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
+    and of an input, and who takes part. What has no plain form (a network that is an object, say) is left out.
+    """
+    found: dict[str, Any] = {name: value for name, value in model.hparams.items() if not name.startswith("_")}
+    for phase in model.phases():
+        optimizer = phase.optimizer(phase.parameters)
+        found[f"optimizer of {phase.name}"] = type(optimizer).__name__
+        found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
+    found |= {"participation": participation, "batch_size": data.batch_size, "size of an input": _input_size(data)}
+    plain = {name: _plain(value) for name, value in found.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
+    """Where two runs differ in a setting that both know, in words."""
+    common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
+    return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
+
+
+def _said(setting: Setting) -> str:
+    return shown(setting) if isinstance(setting, str) and len(setting) > 60 else str(setting)
+
+
+def _plain(value: Any) -> Setting:
+    if isinstance(value, Setting):
+        return value
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+
+
+def _input_size(data: FederatedDataModule) -> str | None:
+    client = data.client(0)
+    if not isinstance(client, ClientDataModule) or not len(client.splits[0]):
+        return None
+    inputs, _ = client.data[client.splits[0][:1]]
+    return "x".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else None

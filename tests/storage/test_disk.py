@@ -1,0 +1,188 @@
+"""Disks that are full, read-only or gone: one line, and what was there before is still there."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import assert_same_end, new_data, new_federation, new_method
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks.table import append_row, write_table
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate
+from lightning_fed.federation import Federation
+from lightning_fed.run import Run
+from lightning_fed.storage.checkpoint import Checkpoints
+from lightning_fed.storage.disk import in_one_line
+from lightning_fed.storage.run_folder import load_checkpoint
+
+
+def fit(run_dir: str, ckpt_path: Path | str | None = None, rounds: int = 3, **options: Any) -> Federation:
+    """Clients keep a network, of which one is in memory at a time."""
+    federation = new_federation(rounds, run_dir, participation=0.7, evaluate_every=0, store_limit_mb=1e-6, **options)
+    federation.fit(new_method("PFedLoRA"), new_data(3), ckpt_path)
+    return federation
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a good disk."""
+    folder = tmp_path_factory.mktemp("whole")
+    fit(str(folder))
+    return folder / "version_0"
+
+
+class Disk:
+    """Refuses to write after so many calls, until it is let go."""
+
+    CALLS = ("fsync", "mkdir", "rename", "replace", "write")
+
+    def __init__(self, calls: int, code: int, patch: pytest.MonkeyPatch) -> None:
+        self.left, self.code = calls, code
+        for name in self.CALLS:
+            patch.setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(self.code, os.strerror(self.code))
+            return function(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_anywhere(code: int, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it does not any more, the run goes on and ends as one on a good disk."""
+    refusals, calls, kept = 0, code % 7, 0  # another beginning for each
+    while True:
+        run = Path(f"run_{calls}")
+        with monkeypatch.context() as patch:
+            disk = Disk(calls, code, patch)
+            try:
+                fit(str(run))
+            except FederationError as error:
+                said = str(error)
+            else:
+                break
+        assert disk.left < 0
+        assert os.strerror(code) in said
+        assert str(run) in said
+        assert "\n" not in said
+        refusals += 1
+        if "is complete" in said:
+            kept += 1
+            checkpoint, problems = load_checkpoint(run / "version_0")
+            assert (str(checkpoint.path) in said, problems) == (True, [])
+        fit(str(run), ckpt_path="last")
+        assert_same_end(max(run.iterdir()), whole)
+        assert not list(run.glob("*/checkpoints/.*"))
+        calls += 11
+    assert refusals >= 4
+    assert kept >= 2
+
+
+class At(FederationCallback):
+    """Does something after the first turn of a round."""
+
+    def __init__(self, round: int, do: Callable[[], Any]) -> None:
+        self.round, self.do = round, do
+
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        if run.round == self.round:
+            self.do()
+
+
+def test_a_folder_that_disappears(whole: Path) -> None:
+    with pytest.raises(FederationError, match=r"runs/version_0/.*No such file or directory\)?\. No checkpoint of the run is there"):
+        fit("runs", callbacks=[At(2, lambda: shutil.rmtree("runs", ignore_errors=True))])
+    assert fit("runs", ckpt_path="last").run.round == 3
+    assert_same_end(Path("runs/version_0"), whole)
+
+
+@pytest.mark.parametrize("victim", ["clients", "checkpoints", "journal.jsonl"])
+def test_a_file_where_a_folder_should_be(victim: str) -> None:
+    def swap() -> None:
+        path = Path("runs/version_0", victim)
+        path.rename("aside") if not Path("aside").exists() else None
+        path.mkdir(exist_ok=True) if victim == "journal.jsonl" else path.write_text("mine")
+
+    with pytest.raises(FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. No checkpoint"):
+        fit("runs", callbacks=[At(2, swap)])
+    path = Path("runs/version_0", victim)
+    path.rmdir() if victim == "journal.jsonl" else path.unlink()
+    Path("aside").rename(path)
+    assert fit("runs", ckpt_path="last").run.round == 3
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    for error in (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), BrokenPipeError(errno.EPIPE, "pipe"), OSError("of mine")):
+        with pytest.raises(OSError, match=r"refused|pipe|mine") as caught, in_one_line(Path(), str):
+            raise error
+        assert caught.value is error
+
+
+def test_a_full_disk_leaves_the_tables_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, row = Path("table.csv"), {"round": 1, "value": 0.5}
+    write_table(path, [row])
+    before, write = path.read_bytes(), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))  # as a disk does on which there is no more
+        with pytest.raises(OSError, match=r"No space left on device: 'table\.csv'"):
+            append_row(path, row, ["round", "value"])
+    assert path.read_bytes() == before
+    append_row(path, row, ["round", "value"])
+    assert path.read_text().splitlines() == ["round,value", "1,0.5", "1,0.5"]
+
+
+# ------------------------------------------------------------------------------------------------ from an older checkpoint
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop() -> None:
+    raise StoppedError
+
+
+def test_later_checkpoints_stay_until_there_is_a_new_one(whole: Path) -> None:
+    shutil.copytree(whole, "runs/version_0")
+    run, chosen = Path("runs/version_0"), Path("runs/version_0/checkpoints/round_000002")
+    with pytest.raises(StoppedError):
+        fit("runs", chosen, callbacks=[At(3, stop)])
+    assert [path.name for path in Checkpoints(run).paths()] == ["round_000002", "round_000003"]
+    assert_same_end(run, whole)  # as if nobody had tried
+    assert fit("runs", "last").run.round == 3
+    assert_same_end(run, whole)
+    fit("runs", chosen, 4)
+    fit("longer", rounds=4)
+    assert_same_end(run, Path("longer/version_0"))
+
+
+def test_a_run_that_goes_on_otherwise_leaves_nothing_of_what_it_had_been() -> None:
+    """Again and again from an older checkpoint, with other settings, and once without getting anywhere."""
+    fit("runs", rounds=4)
+    run = Path("runs/version_0")
+    for seed, rounds in enumerate((4, 6, 7)):
+        federation = new_federation(rounds, "runs", participation=1.0, evaluate_every=0)
+        older = Checkpoints(run).paths()[0]
+        shutil.copytree(run, "twin/version_0", dirs_exist_ok=True)
+        if seed == 1:
+            with pytest.raises(StoppedError):
+                fit("runs", older, rounds=7, callbacks=[At(Checkpoints(run).load(older).manifest.round + 1, stop)])
+        federation.fit(new_method("PFedLoRA", epochs=seed + 1), new_data(3), older)
+        new_federation(rounds, "twin", participation=1.0, evaluate_every=0).fit(
+            new_method("PFedLoRA", epochs=seed + 1), new_data(3), Path("twin") / older.relative_to("runs")
+        )
+        assert_same_end(run, Path("twin/version_0"))
+        loaded = [Checkpoints(run).load(path) for path in Checkpoints(run).paths()]
+        assert [one.manifest.round for one in loaded][-1] == rounds
+        files = {path.name for path in (run / "clients").iterdir()}
+        assert files == {record["file"] for one in loaded for record in one.clients.values()}
+        shutil.rmtree("twin")

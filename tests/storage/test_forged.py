@@ -1,0 +1,453 @@
+"""Checkpoints that no run has written: whole by their checksums, nonsense in what they say."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import Net, data_for, new_data, new_federation, new_method
+
+from lightning_fed.__main__ import main
+from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
+from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.initial import initial_network
+from lightning_fed.storage.manifest import FORMAT
+from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
+
+IDENTITY = {"method": "FedAvg", "seed": 0, "clients": 4, "data": "0123abcd"}
+STATE = {"weight": torch.tensor([1.0, 2.0])}
+OUTSIDE = [None, 3, "", ".", "..", "../../x", "/etc/passwd", "a\0b", "sub/server.safetensors", "manifest.json", "x" * 999]
+NAN, HUGE, DEEP = float("nan"), 10**30, json.loads("[" * 300 + "]" * 300)
+
+
+def save(rounds: int = 2) -> Path:
+    """A run of some rounds, in each of which client 0 changed; the newest checkpoint."""
+    checkpoints = Checkpoints(Path("run"))
+    store = ClientStore(checkpoints.clients_folder, memory_limit=10**6)
+    kept = ClientStore(checkpoints.clients_folder, 10**6, "server")
+    for round in range(1, rounds + 1):
+        store.put(0, {"x": torch.tensor([float(round)])}, round)
+        kept.put(3, {"x": torch.tensor([float(round)])}, round)
+        rows = [{"round": float(number), "accuracy": 0.5} for number in range(1, round + 1)]
+        settings = {"lr": 0.1}
+        path = checkpoints.save(round, IDENTITY, 1, rows, STATE, store, {0: round}, 1, kept, settings)
+    return path
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what a manifest says, and its checksum with it."""
+    file = path / "manifest.json"
+    body = json.loads(json.loads(file.read_text())["body"])
+    changed = change(body)
+    text = json.dumps(body if changed is None else changed)
+    file.write_text(json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode(), FORMAT), "body": text}))
+
+
+def forge_journal(path: Path, change: Callable[[list[Any]], Any]) -> None:
+    """The same of the journal's lines."""
+    file = path.parents[1] / "journal.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    changed = change(lines)
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in (lines if changed is None else changed))
+    file.write_bytes(data)
+    forge(path, lambda body: body.update(journal=[len(data), zlib.crc32(data)]))
+
+
+def put(*keys: Any, value: Any) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+def drop(*keys: Any) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+def refused(path: Path, match: str = "cannot be used") -> str:
+    """The checkpoint is refused in one line, and not passed over for an older one."""
+    for read in (lambda: load_checkpoint(path), lambda: load_checkpoint(Path("run"))):
+        with pytest.raises(FederationError, match=match) as caught:
+            read()
+        assert not isinstance(caught.value, DamagedError)
+        said = str(caught.value)
+        assert str(path) in said
+        assert "\n" not in said
+        assert len(said) < 600
+    return said
+
+
+WHOLE_NUMBERS = ["round", "threads"]
+NO_NUMBERS = [None, "1", True, 1.0, NAN, -1, 0, HUGE, [], {}, DEEP]
+FIELDS = [
+    *((name, value) for name in WHOLE_NUMBERS for value in NO_NUMBERS),
+    *(("best", value) for value in ("1", True, 1.5, NAN, -1, 0, 3, HUGE, [])),
+    *(("identity", value) for value in (None, [], "FedAvg", {})),
+    *(("server", value) for value in (None, [], "server.safetensors", {})),
+    *(("journal", value) for value in (None, {}, [], [1], [1, 2, 3], ["1", 2], [NAN, 2], [-1, 2], [HUGE, 2], [1, HUGE], "12")),
+    *(("settings", value) for value in (None, [], {"lr": []}, {"lr": {}})),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS, ids=lambda value: repr(value)[:20])
+def test_a_field_of_another_type_or_range_is_refused(name: str, value: Any) -> None:
+    path = save()
+    forge(path, put(name, value=value))
+    assert name in refused(path)
+
+
+@pytest.mark.parametrize("name", ["round", "identity", "threads", "server", "journal"])
+def test_a_missing_field_is_refused(name: str) -> None:
+    path = save()
+    forge(path, drop(name))
+    refused(path, f"has no {name}")
+
+
+@pytest.mark.parametrize("body", [[], "text", 3, NAN, False])
+def test_a_manifest_that_is_no_object_is_refused(body: Any) -> None:
+    path = save()
+    forge(path, lambda _: body)
+    refused(path, "expected an object")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        *((("identity", "method"), value) for value in (None, 3, [])),
+        *((("identity", "seed"), value) for value in (None, "0", True, -1, NAN)),
+        *((("identity", "clients"), value) for value in (None, "4", 0, HUGE)),
+        *((("identity", "data"), value) for value in (None, 7)),
+        *((("server", "bytes"), value) for value in (None, "1", -1, NAN, HUGE)),
+        *((("server", "crc32"), value) for value in (None, -1, 2**32)),
+        *((("server", "file"), value) for value in OUTSIDE),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_is_in_a_field_is_typed_and_ranged_too(keys: tuple[str, str], value: Any) -> None:
+    path = save()
+    forge(path, put(*keys, value=value))
+    refused(path, keys[1])
+    forge(path, put(*keys[:-1], value=dict.fromkeys(("other",), 1)))
+    refused(path)
+
+
+FILE = "client_000000_round_000002.safetensors"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(put(1, "clients", "0", "file", value=name) for name in OUTSIDE),
+        put(1, "clients", "0", "file", value=FILE.replace("000000", "000001")),  # another client's
+        put(1, "clients", "0", "file", value=FILE.replace("client", "server")),
+        put(1, "kept", "3", "file", value=FILE),
+        *(put(1, "clients", key, value={}) for key in ("x", "4", "-2", "01", " 1", "1_0", "٣", "9" * 5000, "1.0")),
+        *(put(1, "clients", value=value) for value in (None, [], {"0": None}, {"0": {}}, {"0": [FILE, 1, 2]})),
+        put(1, "clients", "0", "bytes", value=-1),
+        put(1, "clients", "0", "crc32", value="1"),
+        *(put(1, "since", value=value) for value in (None, [], {"0": 3}, {"0": 0}, {"0": "1"}, {"4": 1}, {"0": NAN})),
+        *(put(1, "round", value=value) for value in (None, "2", True, 1, 3, -1, NAN, HUGE)),
+        *(put(1, "after", value=value) for value in (None, "1", True, 0, 2, -1, NAN)),
+        *(put(1, "history", value=value) for value in (None, {}, [], [3], [None], [{}], [{"round": 1.0}], [{"round": 2.0}] * 2)),
+        *(put(1, "history", 0, "accuracy", value=value) for value in (None, "0.5", True, [], 10**400)),
+        *(put(1, "history", 0, "round", value=value) for value in (1.0, 3.0, 2.5, NAN)),
+        *(drop(1, name) for name in ("round", "history", "clients", "since")),
+        drop(0),
+        drop(1),
+        lambda lines: lines[::-1],
+        lambda lines: [[], *lines],
+        lambda lines: [],
+    ],
+)
+def test_a_journal_that_contradicts_itself_or_the_manifest_is_refused(change: Callable[[Any], Any]) -> None:
+    path = save()
+
+    def changed(lines: list[Any]) -> Any:
+        found = change(lines)
+        for line in lines if found is None else found:  # a client without fields may be a new one
+            if isinstance(line, dict) and isinstance(line.get("clients"), dict):
+                record = {"file": FILE, "bytes": 1, "crc32": 1}
+                line["clients"] = {key: record if value == {} and key != "0" else value for key, value in line["clients"].items()}
+        return found
+
+    forge_journal(path, changed)
+    refused(path)
+
+
+def test_a_number_that_python_does_not_read_is_refused() -> None:
+    path = save()
+    file = path.parents[1] / "journal.jsonl"
+    data = file.read_bytes().replace(b'"round": 2.0', b'"round": ' + b"9" * 5000)
+    file.write_bytes(data)
+    forge(path, put("journal", value=[len(data), zlib.crc32(data)]))
+    refused(path, "not JSON")
+
+
+@pytest.mark.parametrize("round", [1, 3, 7])
+def test_a_manifest_in_the_folder_of_another_round_is_refused(round: int) -> None:
+    path = save(3)
+    forge(path, put("round", value=round)) if round != 3 else path.rename(path.with_name("round_000004"))
+    refused(path if round != 3 else path.with_name("round_000004"), "but lies in the folder|ends with round|best")
+
+
+def tensor_file(header: Any, body: bytes = bytes(8)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def entry(**fields: Any) -> dict[str, Any]:
+    return {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields}
+
+
+NONSENSE = [
+    b"",
+    b"short",
+    b"\xff" * 64,
+    tensor_file(b"{}"[:1]),
+    tensor_file(b"[]"),
+    tensor_file(b"\xff\xfe"),
+    tensor_file(entry(dtype="F33")),
+    tensor_file(entry(dtype=None)),
+    tensor_file(entry(shape=[3])),
+    tensor_file(entry(shape=[-2])),
+    tensor_file(entry(shape=[2**62, 4])),
+    tensor_file(entry(data_offsets=[0, 2**60])),
+    tensor_file(entry(data_offsets=[8, 0])),
+    tensor_file(entry(data_offsets=[4, 8])),
+    tensor_file(entry(data_offsets="0")),
+    tensor_file({"weight": None}),
+    tensor_file({"weight": 3}),
+    tensor_file(entry(), bytes(7)),
+    tensor_file(entry(), bytes(9)),
+    (2**62).to_bytes(8, "little") + b"{}",
+]
+
+
+@pytest.mark.parametrize("data", NONSENSE, ids=lambda data: repr(data[8:40]))
+@pytest.mark.parametrize("of", ["server", "client"])
+def test_a_header_of_tensors_that_is_nonsense_is_refused(data: bytes, of: str) -> None:
+    path, facts = save(), {"bytes": len(data), "crc32": zlib.crc32(data)}
+    if of == "server":
+        (path / "server.safetensors").write_bytes(data)
+        forge(path, lambda body: body["server"].update(facts))
+    else:
+        Path("run/clients", FILE).write_bytes(data)
+        forge_journal(path, lambda lines: lines[1]["clients"]["0"].update(facts))
+    refused(path, "holds no tensors in the safetensors format")
+    Path("weights.safetensors").write_bytes(data)
+    with pytest.raises(FederationError, match=r"init_from: could not read weights\.safetensors"):
+        initial_network(Path("weights.safetensors"))
+
+
+# --------------------------------------------------------------------------------------------------------- on the disk
+
+
+FILES = ["round_000002/manifest.json", "round_000002/server.safetensors", f"../clients/{FILE}", "../journal.jsonl"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["folder", "dangling", "loop"])
+def test_what_is_no_file_is_damage(file: str, kind: str) -> None:
+    path = save()
+    victim = Path("run/checkpoints", file)
+    victim.unlink()
+    if kind == "folder":
+        victim.mkdir()
+    else:
+        victim.symlink_to(victim.name if kind == "loop" else "nowhere")
+    with pytest.raises(DamagedError, match=f"{path} cannot be used: .*{victim.name} is (missing or cannot be read|damaged)"):
+        load_checkpoint(path)
+    if file != "../journal.jsonl":
+        checkpoint, [problem] = load_checkpoint(Path("run"))
+        assert (checkpoint.manifest.round, victim.name in problem) == (1, True)
+
+
+def foreign() -> list[Path]:
+    """Things of other people's, in every folder of a run."""
+    run = Path("run")
+    files = [run / "checkpoints" / name for name in ("notes.txt", "round_000003", "round_x", "round_00000٣", ".DS_Store")]
+    files += [run / "clients" / name for name in ("notes.txt", "client_000000.safetensors", "weights.safetensors")]
+    folders = [run / "checkpoints" / name for name in ("round_000002.bak", "round_2", "backup", "round_000001 (copy)")]
+    folders += [
+        run / "clients" / "backup",
+        run / "clients" / "client_000001_round_000009.safetensors",
+        Path("version_x"),
+        run / "old",
+    ]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "manifest.json").write_text("mine")
+    for file in files:
+        file.write_text("mine")
+    link = run / "checkpoints/round_000009"
+    link.symlink_to("backup", target_is_directory=True)
+    return [*files, *(folder / "manifest.json" for folder in folders), link]
+
+
+def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
+    save()
+    things = foreign()
+    checkpoint, problems = load_checkpoint(Path("run"))
+    assert (checkpoint.manifest.round, problems) == (2, [])
+    continued = Checkpoints(Path("run"), checkpoint)
+    continued.go_on_from(checkpoint)
+    (Path("run/checkpoints/round_000003")).unlink()  # a file where the next checkpoint goes would be in its way
+    store = ClientStore(continued.clients_folder, 10**6)
+    store.restore(checkpoint.clients)
+    for round in (3, 4, 5):
+        store.put(0, {"x": torch.zeros(1)}, round)
+        rows = [{"round": float(number)} for number in range(1, round + 1)]
+        continued.save(round, IDENTITY, 1, rows, STATE, store, {0: round})
+    assert [path.name for path in continued.paths()] == ["round_000004", "round_000005"]
+    assert all(os.path.lexists(thing) for thing in things if thing.name != "round_000003")
+
+
+def test_files_called_like_runs_are_no_runs() -> None:
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(2))
+    for name in ("version_1", "version_x"):
+        Path("runs", name).write_text("notes")
+    assert versions(Path("runs")) == [Path("runs/version_0")]
+    assert newest_run(Path("runs"), "FedAvg") == Path("runs/version_0")
+    new_federation(1, "runs").fit(new_method("FedAvg"), new_data(2))
+    assert versions(Path("runs")) == [Path("runs/version_0"), Path("runs/version_2")]
+
+
+# ---------------------------------------------------------------------------------------------------- half-foreign runs
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds of a method whose clients keep a network and the moments of its optimizer."""
+    folder = tmp_path_factory.mktemp("played")
+    new_federation(2, folder).fit(new_method("FedPer"), new_data(2))
+    return folder / "version_0"
+
+
+def rewrite(checkpoint: Checkpoint, state: dict[str, torch.Tensor], client: int | None = None) -> None:
+    """Put another state into a checkpoint, with its checksum."""
+    data = safetensors.torch.save(state)
+    facts = {"bytes": len(data), "crc32": zlib.crc32(data)}
+    if client is None:
+        (checkpoint.path / "server.safetensors").write_bytes(data)
+        forge(checkpoint.path, lambda body: body["server"].update(facts))
+        return
+    file = checkpoint.clients[client]["file"]
+    (checkpoint.run_folder / "clients" / file).write_bytes(data)
+
+    def change(lines: list[Any]) -> None:
+        for line in lines:
+            for record in line["clients"].values():
+                if record["file"] == file:
+                    record.update(facts)
+
+    forge_journal(checkpoint.path, change)
+
+
+def copied(played: Path) -> Path:
+    """A copy to be changed."""
+    import shutil
+
+    shutil.copytree(played, "runs/version_0")
+    return Path("runs/version_0")
+
+
+def go_on(run: Path, rounds: int = 3, data: Any = None, **options: Any) -> None:
+    new_federation(rounds, run.parent).fit(new_method("FedPer", **options), data or new_data(2), ckpt_path=run)
+
+
+@pytest.mark.parametrize("of", [None, 0])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.double(), "of torch.float64, expected torch.float32"),
+        (lambda t: t.half(), "of torch.float16, expected torch.float32"),
+        (lambda t: t.int(), "of torch.int32, expected torch.float32"),
+        (lambda t: t[None], "of shape"),
+        (lambda t: None, "lacks"),
+    ],
+)
+def test_states_of_another_kind_are_refused(played: Path, of: int | None, change: Callable[[Any], Any], message: str) -> None:
+    run = copied(played)
+    checkpoint, _ = load_checkpoint(run)
+    file = checkpoint.path / "server.safetensors" if of is None else run / "clients" / checkpoint.clients[of]["file"]
+    state = safetensors.torch.load_file(file)
+    changed = {name: change(tensor) for name, tensor in state.items()}
+    rewrite(checkpoint, {name: tensor for name, tensor in changed.items() if tensor is not None}, of)
+    with pytest.raises(FederationError, match=message):
+        go_on(run)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [("HETLoRA", "ranks", "Client 0 had rank"), ("FedKD", "holds", "Clients held changes")],
+)
+@pytest.mark.parametrize("value", [-2, 2**40])
+def test_what_a_server_counts_has_its_range(method: str, name: str, message: str, value: int) -> None:
+    new_federation(1, "runs", participation=0.7).fit(new_method(method), data_for(method, num_clients=2, size=40))
+    checkpoint, _ = load_checkpoint(Path("runs/version_0"))
+    rewrite(checkpoint, checkpoint.server | {name: torch.full_like(checkpoint.server[name], value)})
+    with pytest.raises(FederationError, match=message):
+        new_federation(2, "runs").fit(new_method(method), data_for(method, num_clients=2, size=40), "last")
+
+
+def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -> None:
+    run = copied(played)
+    newest, _ = load_checkpoint(run)
+    forge_journal(newest.path, lambda lines: [lines[0], lines[1] | {"history": [{"round": 2.0, "after/val_accuracy/mean": 2.0}]}])
+    with pytest.raises(FederationError, match="its history lacks 'after/test_accuracy/mean' in round 2"):
+        go_on(run)
+
+
+def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:
+    with pytest.raises(FederationError, match=r"round_000002 is of round 2, and rounds is 1: continue with at least as many"):
+        go_on(copied(played), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": new_data(2, batch_size=7)}, "batch_size 16, now 7"),
+        ({"optimizer": torch.optim.AdamW}, "SGD, now AdamW"),
+        ({"epochs": 3}, "epochs 1, now 3"),
+    ],
+    ids=["batch", "optimizer", "epochs"],
+)
+def test_a_continued_run_says_what_differs(
+    played: Path, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(played)
+    go_on(run, **change)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
+    assert said in line
+    assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with ")
+    go_on(run, rounds=4, **change)
+    assert "was made with" not in capsys.readouterr().out
+
+
+def test_a_network_of_another_size_is_refused(played: Path) -> None:
+    with pytest.raises(FederationError, match=r"has 'backbone\.fc1\.weight' of shape"):
+        go_on(copied(played), backbone=lambda classes: Net(classes, hidden=9))
+
+
+def test_the_command_refuses_a_forged_checkpoint_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    forge(path := save(), put("round", value=-1))
+    Path("config.yaml").write_text("data: Digits\nmodel: {class_path: FedAvg, init_args: {backbone: SoftmaxMLP}}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", "config.yaml", "--federation.run_dir", "runs", "--ckpt_path", str(path)])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lightning-fed: error: Checkpoint ")
+    assert not Path("runs").exists()
