@@ -8,12 +8,13 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-import lightning_fed  # noqa: E402
 from generators import api, gallery, links  # noqa: E402
+
+import lightning_fed  # noqa: E402
 
 project = "lightning-fed"
 author = "lightning-fed contributors"
-copyright = author  # noqa: A001
+copyright = author
 version = release = lightning_fed.__version__
 
 extensions = [
@@ -29,7 +30,21 @@ exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [  # of other libraries, whose inventories would have to be fetched
     (r"py:.*", rf"({'|'.join(names)})(\..*)?")
-    for names in [["abc", "collections", "jsonargparse", "lightning", "numpy", "pandas", "pathlib", "peft", "torch", "torchmetrics", "transformers"]]
+    for names in [
+        [
+            "abc",
+            "collections",
+            "jsonargparse",
+            "lightning",
+            "numpy",
+            "pandas",
+            "pathlib",
+            "peft",
+            "torch",
+            "torchmetrics",
+            "transformers",
+        ]
+    ]
 ]
 
 html_theme = "furo"
@@ -50,7 +65,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
-nb_execution_timeout = 180
+nb_execution_timeout = 300
 nb_merge_streams = True
 os.environ["LIGHTNING_FED_CHECKOUT"] = str(DOCS.parent)
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -83,6 +98,15 @@ def generated(what: str, argument: str) -> str:
     if what == "api":
         return api.page(argument)
     raise ValueError(f"a page asks for {what!r}, which nothing generates")
+
+
+def spread(app: object, env: object, docnames: list[str]) -> None:
+    """Notebooks take longest to read: they are spread over the chunks that processes share."""
+    notebooks = [name for name in docnames if name.startswith("tutorials/")]
+    others = [name for name in docnames if name not in notebooks]
+    for place, name in enumerate(notebooks):
+        others.insert(place * len(docnames) // len(notebooks), name)
+    docnames[:] = others
 
 
 def write_in(app: object, docname: str, source: list[str]) -> None:
@@ -130,6 +154,7 @@ def own_name(app: object, env: object, node: object, content: object) -> object:
 
 def setup(app: object) -> None:
     """Called by Sphinx."""
+    app.connect("env-before-read-docs", spread)
     app.connect("source-read", write_in)
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", restore_sentence, priority=600)

@@ -1,4 +1,4 @@
-"""What the documentation's generators write, and what an index and a host of repositories are told. .ci/docs builds the site itself."""
+"""What the documentation's generators write, and what a package index and a host are told. .ci/docs builds the site itself."""
 
 import inspect
 import re
@@ -74,7 +74,9 @@ def test_commands_that_wait_for_no_torch_are_there() -> None:
     assert "| `--equal` | `'rounds' \\| 'bytes' \\| 'flops'` |" in section("commands")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) if what == "methods" else what for what in options.CLASSES])
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow) if what == "methods" else what for what in options.CLASSES]
+)
 def test_classes_have_every_option(what: str) -> None:
     common, *parts = re.split(r"^## ", section(what), flags=re.MULTILINE)[1:]
     found = {part.split("\n")[0]: part for part in parts}
@@ -103,9 +105,12 @@ def test_every_public_name_has_a_page_and_a_text() -> None:
         page = ROOT / "docs" / "api" / f"{module}.md"
         assert f"<!-- generated: api {module} -->" in page.read_text(), module
         assert f"\n{module}\n" in index
-        home, shown = import_module(module), re.findall(r"^\.\. auto(?:class|function|data):: (\w+)$", api.page(module), re.MULTILINE)
+        home, shown = (
+            import_module(module),
+            re.findall(r"^\.\. auto(?:class|function|data):: (\w+)$", api.page(module), re.MULTILINE),
+        )
         assert set(getattr(home, "__all__", shown)) == set(shown)
-        for value in map(vars(home).get, shown):
+        for value in (getattr(home, name) for name in shown):
             assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, value
     assert {path.stem for path in (ROOT / "docs" / "api").glob("*.md")} == {"index", *api.pages()}
 
@@ -114,7 +119,9 @@ def test_every_public_name_has_a_page_and_a_text() -> None:
 
 
 def test_links_lead_to_pages_or_into_the_repository() -> None:
-    text = "[a](docs/results.md#digits) [b](CONTRIBUTING.md#style) [c](configs/quickstart.yaml) [d](LICENSE) [e](https://x.y) [f](#g)"
+    text = (
+        "[a](docs/results.md#digits) [b](CONTRIBUTING.md#style) [c](configs/quickstart.yaml) [d](LICENSE) [e](https://x.y) [f](#g)"
+    )
     there = links.rebased(text, ROOT, ROOT / "docs" / "tutorials" / "first.md")
     blob = f"{links.repository()}/blob/main"
     assert there == (
