@@ -1,8 +1,8 @@
 """The methods, from the head of each page in docs/methods: README's table, and the gallery of the site.
 
 A page begins, between two lines of dashes, with the key ``methods``. Below it is the name of each method's class, and below that
-what a table says: ``kind``, one of :data:`KINDS`; ``year`` of the first publication, if there is one; ``networks`` of the clients; what
-``travels``.
+what a table says: ``kind``, one of :data:`KINDS`; ``year`` of the first publication, if there is one; ``networks`` of the clients;
+what ``travels``.
 
 ``python docs/generators/gallery.py`` writes README's table again.
 """
