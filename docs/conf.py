@@ -58,7 +58,7 @@ html_theme_options = {
 copybutton_prompt_text = r"\$ "
 copybutton_exclude = ".linenos, .gp, .go"
 
-myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath", "html_image"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 4
 
 # Notebooks are text, and are run whenever the site is built: in a temporary folder, with the configurations of this checkout.

@@ -111,7 +111,7 @@ def facts(page: Path) -> str:
             name = method.name
             lines.append(
                 f"`{name}` · *networks:* {method.networks} · *travels:* {method.travels} · "
-                f"[options](../reference/methods.md#{name.lower()}) · {{py:class}}`class <lightning_fed.methods.{name}>`\n"
+                f"[options](../reference/methods.md#{name.lower()}) · {{py:class}}`API <lightning_fed.methods.{name}>`\n"
             )
     return "\n".join(lines)
 
@@ -121,6 +121,7 @@ def sentence(name: str) -> str:
     import lightning_fed.methods  # waits for torch
 
     text = markdown(inspect.cleandoc(getattr(lightning_fed.methods, name).__doc__).split("\n\n")[0])
+    text = re.sub(r", \$[^$]{15,}\$", "", text)  # a formula that repeats the sentence, and would not fit a card
     return re.split(r"(?<=[.:;])\s", text)[0].rstrip(":;.") + "."
 
 

@@ -94,7 +94,7 @@ def commands() -> str:
         for block in BLOCKS:
             if rows := [action for action in found if block_of(action) == block]:
                 parts.append(f"### {BLOCKS[block]} of {verb}" if verb == VERBS[0] else "")
-                parts.append(table(rows))
+                parts.append(listed(rows))
         if verb in VERBS:
             known |= {name_of(action) for action in found}
     return "\n\n".join(part for part in parts if part)
@@ -112,11 +112,11 @@ def block_of(action: argparse.Action) -> str:
 def classes(package: str, base: type) -> str:
     """Every class of a package that a configuration can name: first the options that all have, then those of each."""
     everywhere = {facts(action) for action in shown(parser_for(base))}
-    parts = [f"## Options of all\n\n{table(shown(parser_for(base)))}"] if everywhere else []
+    parts = [f"## Options of all\n\n{listed(shown(parser_for(base)))}"] if everywhere else []
     for cls in named(package, base):
         own = [action for action in shown(parser_for(cls)) if facts(action) not in everywhere]
         doc = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
-        parts += [f"## {cls.__name__}", markdown(doc), table(own) if own else "No options of its own."]
+        parts += [f"## {cls.__name__}", markdown(doc), listed(own) if own else "No options of its own."]
     return "\n\n".join(parts)
 
 
@@ -195,15 +195,14 @@ def written(hint: Any) -> str:
     return "None" if hint in (None, type(None)) else "…" if hint is ... else getattr(hint, "__name__", str(hint))
 
 
-def table(found: Iterable[argparse.Action]) -> str:
-    """Options as a table."""
-    lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
+def listed(found: Iterable[argparse.Action]) -> str:
+    """Options as a list of definitions: name, type and default, and below them what it means."""
+    parts = []
     for name, kind, default, text in map(facts, found):
-        cells = (code(name), code(kind), code(default), text.replace("|", r"\|"))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        given = f", default `{default}`" if default else ""
+        parts.append(f"`{name}` *{kind.translate(MARKUP)}*{given}\n: {text or '–'}")
+    return "\n\n".join(parts)
 
 
-def code(text: str) -> str:
-    """As code in a cell of a table."""
-    return f"`{text}`".replace("|", r"\|") if text else ""
+MARKUP = str.maketrans({character: f"\\{character}" for character in "[]*_"})
+"""What Markdown would read in a type."""
