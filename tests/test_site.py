@@ -65,13 +65,13 @@ def section(what: str) -> str:
 def test_commands_have_every_option(function: Any) -> None:
     block = {L.Trainer.__init__: "trainer.", Federation.__init__: "federation."}.get(function, "")
     given_otherwise = {"self", "trainer", "seed", "model", "datamodule"}
-    wanted = [f"\n`--{block}{name}` *" for name in inspect.signature(function).parameters.keys() - given_otherwise]
+    wanted = [f"\n`--{block}{name}` (`" for name in inspect.signature(function).parameters.keys() - given_otherwise]
     assert [option for option in wanted if option not in section("commands")] == []
 
 
 def test_commands_that_wait_for_no_torch_are_there() -> None:
-    assert "\n`--workers` *positive*, default `1`\n: runs side by side" in section("commands")
-    assert "\n`--equal` *'rounds' | 'bytes' | 'flops'*\n" in section("commands")
+    assert "\n`--workers` (`positive`, default `1`)\n: runs side by side" in section("commands")
+    assert "\n`--equal` (`'rounds' | 'bytes' | 'flops'`)\n" in section("commands")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_classes_have_every_option(what: str) -> None:
     if not common.startswith("Options of all"):
         found, common = {common.split("\n")[0]: common} | found, ""
     for cls in options.named(*options.CLASSES[what]):
-        wanted = [f"\n`--{name}` *" for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
+        wanted = [f"\n`--{name}` (`" for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
         assert [option for option in wanted if option not in found[cls.__name__] + common] == [], cls.__name__
 
 

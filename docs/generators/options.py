@@ -200,9 +200,5 @@ def listed(found: Iterable[argparse.Action]) -> str:
     parts = []
     for name, kind, default, text in map(facts, found):
         given = f", default `{default}`" if default else ""
-        parts.append(f"`{name}` *{kind.translate(MARKUP)}*{given}\n: {text or '–'}")
+        parts.append(f"`{name}` (`{kind}`{given})\n: {text or '–'}")
     return "\n\n".join(parts)
-
-
-MARKUP = str.maketrans({character: f"\\{character}" for character in "[]*_"})
-"""What Markdown would read in a type."""
