@@ -152,7 +152,7 @@ class FederatedDataModule(L.LightningDataModule):
         """What else is known of each example, by name: whose it is, say. It is what a natural partition asks for. Default: nothing.
 
         Returns:
-            Shape (N,): a value for each example of the training set, then for each of the test set.
+            Shape (N,), a value for each example of the training set, then for each of the test set.
 
         Raises:
             FederationError: if there is no such column, naming those that there are.

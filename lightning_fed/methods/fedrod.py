@@ -37,7 +37,7 @@ class FedRoD(FederatedModule):
         backbone: the network of every client: f and g.
         num_classes: number of classes; the command line takes it from the data.
         personal_head: ``"linear"``: a private h_i, zero at first, so that a client starts as the generic model. ``"hyper"``: h_i
-            is made from the client's class frequencies by a shared two-layer network C → 16 → |h|, which travels with f and g.
+            is made from the client's class frequencies by a shared two-layer network ``C → 16 → |h|``, which travels with f and g.
         gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
         optimizer: of everything. Default: SGD, lr 0.01.
         epochs: local epochs per round.

@@ -1,0 +1,162 @@
+"""The site: sphinx-build -W -n docs docs/_build/html. .ci/docs does it in an environment of its own."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+from generators import api, gallery, links  # noqa: E402
+
+import lightning_fed  # noqa: E402
+
+project = "lightning-fed"
+author = "lightning-fed contributors"
+copyright = author
+version = release = lightning_fed.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx-mathjax-offline",  # the site fetches nothing from elsewhere
+]
+exclude_patterns = ["_build"]
+nitpicky = True
+nitpick_ignore_regex = [  # of other libraries, whose inventories would have to be fetched
+    (r"py:.*", rf"({'|'.join(names)})(\..*)?")
+    for names in [
+        [
+            "abc",
+            "collections",
+            "jsonargparse",
+            "lightning",
+            "numpy",
+            "pandas",
+            "pathlib",
+            "peft",
+            "torch",
+            "torchmetrics",
+            "transformers",
+        ]
+    ]
+]
+
+html_theme = "furo"
+html_title = "lightning-fed"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "source_view_link": f"{links.repository()}/blob/main/docs/{{filename}}",
+    "top_of_page_buttons": ["view"],
+}
+copybutton_prompt_text = r"\$ "
+copybutton_exclude = ".linenos, .gp, .go"
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "html_image"]
+myst_heading_anchors = 4
+
+# Notebooks are text, and are run whenever the site is built: in a temporary folder, with the configurations of this checkout.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+os.environ["LIGHTNING_FED_CHECKOUT"] = str(DOCS.parent)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+autosummary_generate = False
+autodoc_inherit_docstrings = False  # an override without a text means what the method it overrides says
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+MARK = re.compile(r"<!-- generated: (?P<what>\w+) ?(?P<argument>.*?) -->")
+
+
+def generated(what: str, argument: str) -> str:
+    """What stands in a page in place of a comment that asks for it."""
+    if what == "gallery":
+        return gallery.cards(gallery.methods())
+    if what == "file":
+        path, _, until = argument.partition(" until ")
+        text = (DOCS.parent / path).read_text()
+        return text.partition(f"\n{until}\n")[0] if until else text
+    if what == "options":
+        from generators import options  # waits for torch
+
+        return options.section(argument)
+    if what == "api":
+        return api.page(argument)
+    raise ValueError(f"a page asks for {what!r}, which nothing generates")
+
+
+def spread(app: object, env: object, docnames: list[str]) -> None:
+    """Notebooks take longest to read: they are spread over the chunks that processes share."""
+    notebooks = [name for name in docnames if name.startswith("tutorials/")]
+    others = [name for name in docnames if name not in notebooks]
+    for place, name in enumerate(notebooks):
+        others.insert(place * len(docnames) // len(notebooks), name)
+    docnames[:] = others
+
+
+def write_in(app: object, docname: str, source: list[str]) -> None:
+    """Complete the text of a page before it is read: what is generated, and links out of the documentation."""
+    page = DOCS / f"{docname}.md"
+    found = MARK.search(source[0])
+    home = DOCS.parent if found and found["what"] == "file" else page.parent
+    text = MARK.sub(lambda match: generated(match["what"], match["argument"]), source[0])
+    if page.parent == gallery.PAGES and (facts := gallery.facts(page)):
+        text = re.sub(r"^(# .*\n)", lambda match: f"{match[1]}\n{facts}\n", text, count=1, flags=re.MULTILINE)
+    source[0] = links.rebased(text, home, page)
+
+
+SENTENCES = ("attribute", "data", "property")
+"""Whose texts are sentences. Napoleon would take what stands before a colon for a type."""
+
+sentences: dict[str, list[str]] = {}
+
+
+def keep_sentence(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Before napoleon: remember a text that is not for it."""
+    if what in SENTENCES:
+        sentences[name] = list(lines)
+
+
+def restore_sentence(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """After napoleon: as if it had not been there."""
+    if what in SENTENCES:
+        lines[:] = sentences.pop(name)
+
+
+def own_name(app: object, env: object, node: object, content: object) -> object:
+    """Where a docstring refers to something of this package by another name than its public one, or to something internal.
+
+    A name that the package has nowhere stays unresolved, which ends the build.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    domain, last = env.get_domain("py"), node["reftarget"].rpartition(".")[2]
+    public = [name for name in domain.objects if name.rpartition(".")[2] == last]
+    if len(public) == 1:
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public[0], node, content)
+    return content if last in api.defined() else None
+
+
+def setup(app: object) -> None:
+    """Called by Sphinx."""
+    app.connect("env-before-read-docs", spread)
+    app.connect("source-read", write_in)
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", restore_sentence, priority=600)
+    app.connect("missing-reference", own_name)
+    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True  # it sets a path and does not say so

@@ -1,0 +1,182 @@
+"""What the documentation's generators write, and what a package index and a host are told. .ci/docs builds the site itself."""
+
+import inspect
+import re
+import tomllib
+from functools import cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+from generators import api, gallery, links, options
+
+import lightning_fed
+from lightning_fed import methods
+from lightning_fed.federation import Federation
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+assert {"ci.yml", "docs.yml", "release.yml"} <= {path.name for path in WORKFLOWS}
+
+
+# ---------------------------------------------------------------------------------------------------------------- methods
+
+
+def test_the_table_of_the_readme_is_that_of_the_pages() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme == gallery.rendered(readme, gallery.methods()), "python docs/generators/gallery.py"
+
+
+def test_every_method_is_on_one_page_and_says_which_networks_it_takes() -> None:
+    found = gallery.methods()
+    assert sorted(method.name for method in found) == methods.__all__
+    for method in found:
+        assert (method.networks == "any") == getattr(methods, method.name).heterogeneous, method.name
+
+
+def test_a_page_without_a_head_is_none_of_a_method() -> None:
+    Path("one.md").write_text("---\nmethods:\n  One: {kind: references, networks: any, travels: 'a | b'}\n---\n# One\n")
+    Path("other.md").write_text("# Other\n\n---\n")
+    [one] = gallery.methods(Path.cwd())
+    assert (one.name, one.page, one.year) == ("One", "one", None)
+    assert gallery.table([one]).splitlines()[-1] == "| [`One`](docs/methods/one.md) | any | a | b |"
+
+
+def test_cards_have_the_first_sentence_of_the_class() -> None:
+    text = gallery.cards(gallery.methods())
+    assert text.count(":::{grid-item-card}") == len(methods.__all__)
+    assert "FedAvg whose clients pay for drifting away from the model $w^t$ that the server sent" in text
+
+
+# ---------------------------------------------------------------------------------------------------------------- options
+
+
+@cache
+def section(what: str) -> str:
+    return options.section(what)
+
+
+@pytest.mark.parametrize("function", [L.Trainer.__init__, Federation.__init__, Federation.export], ids=lambda f: f.__qualname__)
+def test_commands_have_every_option(function: Any) -> None:
+    block = {L.Trainer.__init__: "trainer.", Federation.__init__: "federation."}.get(function, "")
+    given_otherwise = {"self", "trainer", "seed", "model", "datamodule"}
+    wanted = [f"\n`--{block}{name}` (`" for name in inspect.signature(function).parameters.keys() - given_otherwise]
+    assert [option for option in wanted if option not in section("commands")] == []
+
+
+def test_commands_that_wait_for_no_torch_are_there() -> None:
+    assert "\n`--workers` (`positive`, default `1`)\n: runs side by side" in section("commands")
+    assert "\n`--equal` (`'rounds' | 'bytes' | 'flops'`)\n" in section("commands")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow) if what == "methods" else what for what in options.CLASSES]
+)
+def test_classes_have_every_option(what: str) -> None:
+    common, *parts = re.split(r"^## ", section(what), flags=re.MULTILINE)[1:]
+    found = {part.split("\n")[0]: part for part in parts}
+    if not common.startswith("Options of all"):
+        found, common = {common.split("\n")[0]: common} | found, ""
+    for cls in options.named(*options.CLASSES[what]):
+        wanted = [f"\n`--{name}` (`" for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
+        assert [option for option in wanted if option not in found[cls.__name__] + common] == [], cls.__name__
+
+
+def test_types_are_written_as_one_reads_them() -> None:
+    parser = options.parser_for(methods.PFedLoRA)
+    kinds = {options.name_of(action): options.kind_of(action) for action in options.shown(parser)}
+    assert kinds["--adapter"] == "'reduction' | 'factorised'"
+    assert (kinds["--optimizer"], kinds["--gradient_clip"]) == ("Optimizer", "PositiveFloat | None")
+    assert kinds["--backbone"] == "list[Backbone | ImportPath] | Backbone | ImportPath"
+
+
+# -------------------------------------------------------------------------------------------------------------------- API
+
+
+def test_every_public_name_has_a_page_and_a_text() -> None:
+    assert {"lightning_fed", "lightning_fed.methods", "lightning_fed.data", "lightning_fed.nn"} <= set(api.packages())
+    index = (ROOT / "docs" / "api" / "index.md").read_text()
+    for module in api.pages():
+        page = ROOT / "docs" / "api" / f"{module}.md"
+        assert f"<!-- generated: api {module} -->" in page.read_text(), module
+        assert f"\n{module}\n" in index
+        home, shown = (
+            import_module(module),
+            re.findall(r"^\.\. auto(?:class|function|data):: (\w+)$", api.page(module), re.MULTILINE),
+        )
+        assert set(getattr(home, "__all__", shown)) == set(shown)
+        for value in (getattr(home, name) for name in shown):
+            assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, value
+    assert {path.stem for path in (ROOT / "docs" / "api").glob("*.md")} == {"index", *api.pages()}
+
+
+# ------------------------------------------------------------------------------------------------------------------ links
+
+
+def test_links_lead_to_pages_or_into_the_repository() -> None:
+    text = (
+        "[a](docs/results.md#digits) [b](CONTRIBUTING.md#style) [c](configs/quickstart.yaml) [d](LICENSE) [e](https://x.y) [f](#g)"
+    )
+    there = links.rebased(text, ROOT, ROOT / "docs" / "tutorials" / "first.md")
+    blob = f"{links.repository()}/blob/main"
+    assert there == (
+        f"[a](../results.md#digits) [b](../contributing.md#style) [c]({blob}/configs/quickstart.yaml) [d]({blob}/LICENSE) "
+        "[e](https://x.y) [f](#g)"
+    )
+
+
+def test_links_that_lead_nowhere_are_found() -> None:
+    Path("a.html").write_text('<p id="here"></p><a href="b.html#there"></a><a href="#here"></a><img src="https://x.y/z.png">')
+    Path("b.html").write_text('<p id="there"></p>')
+    assert links.broken(Path.cwd()) == []
+    Path("b.html").write_text('<a href="c.html"></a>')
+    assert sorted(links.broken(Path.cwd())) == ["a.html: b.html#there", "b.html: c.html"]
+
+
+def test_an_index_gets_whole_links() -> None:
+    spec = spec_from_file_location("setup_py", ROOT / "setup.py")
+    assert spec is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    shown = re.findall(r"(?:\]\(|src=\")([^)\"]+)", module.readme())
+    assert [link for link in shown if not link.startswith(("https://", "#"))] == []
+    assert f"{links.repository()}/blob/main/docs/methods/fedavg.md" in shown
+    assert f"{links.repository()}/raw/main/docs/images/over_rounds.png" in shown
+
+
+# --------------------------------------------------------------------------------------------------------------- metadata
+
+
+def test_files_agree_on_what_and_where_the_project_is() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (lightning_fed.__version__, PROJECT["license"])
+    assert citation["repository-code"] == links.repository()
+    assert [url for url in PROJECT["urls"].values() if not url.startswith(links.repository())] == []
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_pin_what_they_use_and_may_do_little(path: Path) -> None:
+    text = path.read_text()
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+    used = re.findall(r"uses: (.*)", text)
+    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)*", line)] == []
+
+
+def test_workflows_try_the_versions_that_are_promised() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert jobs["tests"]["strategy"]["matrix"]["python"] == promised
+    assert f">={promised[0]}" == PROJECT["requires-python"]
+
+
+def test_the_form_of_a_bug_asks_for_what_a_run_records() -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
+    fields = {field["id"]: field for field in form["body"] if "id" in field}
+    assert {"config", "versions"} <= fields.keys()
+    assert "config.yaml" in fields["config"]["attributes"]["label"]
