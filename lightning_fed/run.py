@@ -15,6 +15,7 @@ from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
+from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import QUIET, TrainerFactory
 from lightning_fed.errors import FederationError
@@ -59,7 +60,8 @@ class Run:
             validation data; 0: never.
         store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
             what it has of them within a round.
-        folder: the run's folder; None keeps nothing.
+        folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
+            the first round has been: a run that is refused leaves nothing.
         scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run.
         logger: see :class:`lightning_fed.Federation`.
         callbacks: what happens around the rounds: objects with the hooks of
@@ -82,7 +84,7 @@ class Run:
         target: float | None,
         checkpoint_every: int,
         store_limit: int,
-        folder: Path | None,
+        folder: Callable[[], Path | None],
         scratch: Callable[[], Path],
         logger: Logger | bool,
         callbacks: Sequence[Any],
@@ -103,16 +105,17 @@ class Run:
         self._recipe = replace(recipe, initial=model.initial_copies())
         with seeded(seed, INITIAL):
             self.server = model.configure_server(self.clients)
+        refuse_unknown_tokens(model, data)
         refuse_lone_examples(model, data, [data.pooled().info] if model.centralised else self.clients, seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()
-        self.folder = folder
-        self.checkpoints = Checkpoints(folder, checkpoint) if folder else None
+        self.folder = folder()
+        self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints else scratch()
         self.store = ClientStore(states, store_limit)
         self.kept = ClientStore(states, store_limit, "server")
-        self._scratch = ScratchStore((folder or states) / "scratch", store_limit, "server")
+        self._scratch = ScratchStore((self.folder or states) / "scratch", store_limit, "server")
         self._scratch.clear()
         self.server.keep_in(self.kept, self._scratch)
         self.round = 0
@@ -163,7 +166,7 @@ class Run:
         client, *_ = self._open_round()
         module = self.local.module_of(client, self.server.broadcast(client), None)
         for phase in module.phases():
-            phase.optimizer(phase.parameters)
+            phase.new_optimizer()
         self._recipe.new_trainer(**QUIET, max_epochs=1)
 
     def _play_round(self) -> Metrics:
@@ -369,7 +372,7 @@ class Run:
         settings = {**given, "method": self.method, "rounds": self.rounds, "participation": self.participation}
         settings["seed"] = self.seed
         for phase in self.model.phases():
-            defaults = phase.optimizer(phase.parameters).defaults
+            defaults = phase.new_optimizer().defaults
             settings |= {f"{phase.name}/{key}": value for key, value in defaults.items() if isinstance(value, int | float)}
         return settings
 
