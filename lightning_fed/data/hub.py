@@ -1,9 +1,11 @@
 """Datasets of the Hugging Face hub, and packages that only some users need."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, Literal, TypeVar
+from unittest.mock import patch
 
 from lightning_fed.errors import FederationError
 
@@ -51,7 +53,7 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
     """Load something of the hub: from the local cache if it is there, else from the hub, if that answers.
 
     Args:
-        load: gets the name, and as keywords ``revision`` and, to look in the cache alone, ``local_files_only``.
+        load: gets the name and, where there is one, ``revision``.
         name: ``owner/name``, or ``owner/name@revision``.
         kind: of what the name is.
 
@@ -61,10 +63,24 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
     plain, revision = split_revision(name)
     pinned = {} if revision is None else {"revision": revision}
     try:
-        return load(plain, **pinned, local_files_only=True)
+        with cache_only():
+            return load(plain, **pinned)
     except (OSError, ValueError):
         refuse_unreachable(name, kind)
     return load(plain, **pinned)
+
+
+@contextmanager
+def cache_only() -> Iterator[None]:
+    """In this block the hub's libraries look at what they have downloaded before, and nowhere else."""
+    import huggingface_hub
+
+    places = [huggingface_hub.constants, getattr(sys.modules.get("datasets"), "config", None)]  # which has a copy of its own
+    with ExitStack() as stack:
+        for place in places:
+            if place is not None:
+                stack.enter_context(patch.object(place, "HF_HUB_OFFLINE", True))
+        yield
 
 
 def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
@@ -86,8 +102,9 @@ def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
         said = " ".join(str(error).split("\n\n")[-1].split())
         raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or not for you: {said:.200}") from error
     except Exception as error:  # of whatever library it makes its requests with
+        said = " ".join(str(error).split())
         raise FederationError(
-            f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({error}): check the "
+            f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({said}): check the "
             "name and the network, or give a folder."
         ) from error
 
@@ -103,9 +120,8 @@ def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "ro
     """
     with quiet_datasets(extra) as datasets:
 
-        def load(plain: str, local_files_only: bool = False, **pinned: str) -> Any:
-            options = {"download_config": datasets.DownloadConfig(local_files_only=True)} if local_files_only else {}
-            return datasets.load_dataset(plain, *config, **pinned, **options)
+        def load(plain: str, **pinned: str) -> Any:
+            return datasets.load_dataset(plain, *config, **pinned)
 
         try:
             return from_hub_or_cache(load, name, "dataset")
@@ -114,7 +130,8 @@ def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "ro
                 f"Could not load {name}: {error} Or set --data.init_args.{option} to a folder with its files."
             ) from error
         except (OSError, ValueError) as error:
+            said = " ".join(str(error).split())
             raise FederationError(
-                f"Could not load {name} from the Hugging Face hub ({' '.join(str(error).split())}): check the name and the network, "
-                f"or set --data.init_args.{option} to a folder with its files."
+                f"Could not load {name} from the Hugging Face hub ({said}): check the name and the network, or set "
+                f"--data.init_args.{option} to a folder with its files."
             ) from error

@@ -72,10 +72,10 @@ class ArrayFiles(TableData):
         same = set(first).intersection(*map(set, tables))
         for table in tables:
             kinds = [f"{of[self.input].dtype} of shape {of[self.input].shape[1:]}" for of in (first, table)]
+            places = " and ".join(map(_file, (first, table)))
             require(
                 kinds[0] == kinds[1],
-                f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {' and '.join(map(_file, (first, table)))}: give "
-                "examples of one kind and size.",
+                f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {places}: give examples of one kind and size.",
             )
         joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
         try:

@@ -250,15 +250,17 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
+def _called(value: Any) -> str:
+    return KINDS.get(type(value), type(value).__name__)
+
+
 KINDS = {list: "a list", str: "a text", int: "a whole number"}
 """What the fields of the schema are."""
 
 
 def _field(of: Any, name: str, kind: type, where: str) -> Any:
     """A field of an object, if it is there and of its kind."""
-    require(
-        isinstance(of, dict), f"{where} is {type(of).__name__}, which does not have SQuAD's schema: expected an object with {name}."
-    )
+    require(isinstance(of, dict), f"{where} is {_called(of)}, which is not SQuAD's schema: expected an object with {name}.")
     value = of.get(name)
     if type(value) is kind:  # true is no number
         return value

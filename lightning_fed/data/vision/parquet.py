@@ -33,9 +33,10 @@ def find(root: str) -> dict[str, list[str]]:
 
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
     """The training and the test set in parquet files, and what the classes are called."""
+    datasets = optional("datasets", "hub")
     rows = {part: FileRows([(file, rows_of(file)) for file in found]) for part, found in files.items()}
     # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
-    sets = optional("datasets", "hub").load_dataset("parquet", data_files=files, streaming=True)
+    sets = datasets.load_dataset("parquet", data_files=files, streaming=True)
     return _both(sets, label_columns, rows["train"], rows["test"])
 
 
