@@ -161,7 +161,7 @@ class Federation:
         return run.history
 
     def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
-        """Do all that ``fit`` does before it trains the first client, and write nothing: what is wrong is found within seconds.
+        """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
 
         Args:
             model: the method.

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import QUIET, TrainerFactory
+from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, Lost, State, Turn, check_finite, check_fits
 from lightning_fed.measure.meters import (
@@ -161,13 +162,13 @@ class Run:
                 logger.finalize("success" if self.round == self.rounds else "failed")
 
     def rehearse(self) -> None:
-        """Build what the first turn would take, a client's module, its optimizers and its Trainer, and train nothing."""
+        """Take one step of the first turn, of which nothing is kept: with a client's module, its optimizers, its data and its
+        Trainer, it meets all that can be wrong with them.
+        """
         self.round = 1
         client, *_ = self._open_round()
-        module = self.local.module_of(client, self.server.broadcast(client), None)
-        for phase in module.phases():
-            phase.new_optimizer()
-        self._recipe.new_trainer(**QUIET, max_epochs=1)
+        worker = replace(self._recipe, new_trainer=partial(self._recipe.new_trainer, max_steps=1)).worker()
+        worker.take(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
         """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""

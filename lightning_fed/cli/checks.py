@@ -11,9 +11,7 @@ from jsonargparse import Namespace
 
 from lightning_fed.cli.refusals import BASES, known, parameters_of
 from lightning_fed.errors import FederationError
-
-LARGEST_SEED = 2**32 - 1
-"""NumPy's."""
+from lightning_fed.sweep.plan import LARGEST_SEED
 
 
 def check_config(config: Namespace) -> None:

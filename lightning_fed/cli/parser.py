@@ -1,7 +1,7 @@
 """How a command line is read: Lightning's parser with short messages and a strict loader of YAML."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.refusals import shorten
+from lightning_fed.errors import FederationError
 from lightning_fed.sweep.settings import read_yaml, refuse_doubles
 
 MODE = "strict yaml"
@@ -64,4 +65,7 @@ def refuse_broken_files(args: Sequence[str]) -> None:
         if option in ("--config", "-c"):
             named = value if equals else next(iter(args[place + 1 :]), "")
             if Path(named).is_file():
-                read_yaml(Path(named))
+                content = read_yaml(Path(named))
+                for block in ("trainer", "federation"):  # of which the parser would pass over what it cannot read
+                    if not isinstance(given := content.get(block), Mapping | str | None):
+                        raise FederationError(f"{named}: {block} is {given!r}, expected options by name.")

@@ -110,7 +110,8 @@ def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
         if (key := at_fault(settings, overrides)) is None:
             raise
         said = " ".join(str(error).split())
-        raise FederationError(f"trainer.{key} is {settings[key]!r}, of which Lightning builds no Trainer: {said}") from error
+        given = "null" if settings[key] is None else repr(settings[key])
+        raise FederationError(f"trainer.{key} is {given}, of which Lightning builds no Trainer: {said}") from error
 
 
 def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:

@@ -1,6 +1,5 @@
 """Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +8,10 @@ from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.sweep.plan import Sweep, read_sweep
-from lightning_fed.sweep.settings import SEED, Settings, differences, flat, plain, read_yaml
+from lightning_fed.sweep.settings import SEED, Settings, differences, flat, plain, read_json, read_yaml
+
+NEEDED = (SEED, "model.class_path", "federation.rounds")
+"""What the configuration of a run says at least."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """What ``run.json`` says; empty for a run of an earlier version, which has none."""
         path = self.path / "run.json"
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     @property
     def headline(self) -> str | None:
@@ -80,12 +82,20 @@ def _with_tables(folder: Path) -> list[Path]:
     cells: dict[Path, list[Path]] = {}
     for path in found:
         cells.setdefault(path.parent if (path.parent / "cell.json").is_file() else path, []).append(path)
-    return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
+    return [max(paths, key=_version) for paths in cells.values()]
+
+
+def _version(path: Path) -> int:
+    """The number of a run's folder; of what somebody has put beside it, less than any."""
+    number = path.name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
     """A run with its name in the comparison; None for what its sweep does not play any more."""
     settings = flat(read_yaml(path / "config.yaml"))
+    if lacking := [key for key in NEEDED if settings.get(key) is None]:
+        raise FederationError(f"{path / 'config.yaml'} is not that of a run: it has no {', '.join(lacking)}.")
     varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
     if root is None:

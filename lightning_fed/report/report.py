@@ -13,6 +13,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.report.folders import run_folders
 from lightning_fed.report.layout import Layout
 from lightning_fed.report.page import page
+from lightning_fed.report.reading import read_table
 from lightning_fed.report.runs import load_clients, load_rounds, load_runs
 from lightning_fed.report.table import tables, unfinished
 from lightning_fed.report.views import Cost, View, measure_of, stage_of
@@ -124,7 +125,7 @@ def report_on(
     asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
-    cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
+    cells = [read_table(root / "cells.csv", ["command"]) for root in sweeps if (root / "cells.csv").is_file()]
     commands = [str(command) for table in cells for command in table["command"]]
     layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
     return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))

@@ -10,6 +10,7 @@ import pandas as pd
 
 from lightning_fed.errors import FederationError
 from lightning_fed.report.folders import RunFolder, run_folders
+from lightning_fed.report.reading import read_table
 from lightning_fed.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
 HEADLINE = "headline"
@@ -52,7 +53,7 @@ def load_runs(
     """
     runs, view = run_folders(folders, vary), View(at)
     metrics = metrics_of(runs, metric)
-    rounds = [pd.read_csv(run.path / "metrics.csv") for run in runs]
+    rounds = [read_metrics(run) for run in runs]
     table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
     if equal is not None:
         _compare_at(table, rounds, equal, view)
@@ -75,6 +76,11 @@ def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFra
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], "clients.csv")
 
 
+def read_metrics(run: RunFolder) -> pd.DataFrame:
+    """What a run found, round by round."""
+    return read_table(run.path / "metrics.csv", ["round", "traffic/total_bytes", "compute/total_flops"], numbers=True)
+
+
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
     """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
     headlines = [run.headline for run in runs]
@@ -93,7 +99,7 @@ def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
 
 def _column(runs: Collection[RunFolder], metric: str | None) -> str:
     """The column that is meant for all runs."""
-    columns = list(dict.fromkeys(column for run in runs for column in pd.read_csv(run.path / "metrics.csv", nrows=0)))
+    columns = list(dict.fromkeys(column for run in runs for column in read_metrics(run)))
     chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
     found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
     measures = [name for name in (*chosen, *found) if name != "loss"] or found
@@ -181,7 +187,7 @@ def _of_clients(run: RunFolder, metric: str) -> dict[str, float]:
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
     if not path.is_file() or not metric.startswith("after/test_"):
         return unknown
-    clients = pd.read_csv(path)
+    clients = read_table(path, ["client"])
     if column not in clients:
         return unknown
     measured = clients.dropna(subset=[column])
@@ -205,7 +211,7 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float) -> dict[str, 
 def _stacked(runs: Collection[RunFolder], file: str) -> pd.DataFrame:
     tables = []
     for run in runs:
-        table = pd.read_csv(run.path / file)
+        table = read_metrics(run) if file == "metrics.csv" else read_table(run.path / file, ["client"])
         for place, name in enumerate(("method", "setting", "seed")):
             table.insert(place, name, getattr(run, name))
         tables.append(table)

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lightning_fed.errors import FederationError
+from lightning_fed.sweep.settings import read_json
+
 
 @dataclass(frozen=True)
 class CellRecord:
@@ -48,7 +51,12 @@ class CellFolder:
     def outcome(self) -> CellRecord | None:
         """What ``cell.json`` says; None before the first attempt."""
         path = self.path / "cell.json"
-        return CellRecord(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        content, known = read_json(path), CellRecord.__dataclass_fields__
+        if "status" not in content:
+            raise FederationError(f"{path} is damaged: it has no status. Remove it, and the cell is played again.")
+        return CellRecord(**{key: value for key, value in content.items() if key in known})
 
     def record(self, outcome: CellRecord) -> None:
         """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
@@ -59,7 +67,8 @@ class CellFolder:
     @property
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""
-        runs = [path.parent for path in self.path.glob("version_*/metrics.csv")]
+        found = [path.parent for path in self.path.glob("version_*/metrics.csv")]
+        runs = [path for path in found if path.name.removeprefix("version_").isdecimal()]
         return max(runs, key=lambda path: int(path.name.removeprefix("version_")), default=None)
 
     @property

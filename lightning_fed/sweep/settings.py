@@ -1,5 +1,6 @@
 """Configurations as flat tables of settings, and where two of them differ."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise FederationError(f"{path} is not YAML: {said}.") from error
     if not isinstance(content, dict):
         raise FederationError(f"{path} holds {type(content).__name__}, not a mapping of settings.")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises :class:`FederationError` if it is not that."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
+        raise FederationError(f"{path} is damaged ({' '.join(str(error).split())}): expected a JSON object.") from error
+    if not isinstance(content, dict):
+        raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
     return content
 
 
