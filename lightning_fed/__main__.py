@@ -19,6 +19,9 @@ EXAMPLES = """examples:
   lightning-fed fit --help                                                all options
   lightning-fed fit --model.help PFedLoRA                                 the options of a method
 """
+NO_MEMORY = ("can't allocate memory", "out of memory")
+"""What torch says where there is none."""
+
 SUBCOMMANDS = {
     "fit": "train a federation",
     "validate": "measure a run's clients on their validation data",
@@ -50,6 +53,12 @@ def main(args: Sequence[str] | None = None) -> None:
         run(args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
+            raise
+        told = " ".join(str(error).split())
+        print(f"lightning-fed: error: out of memory ({told:.200}): make images, batches or networks smaller.", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("lightning-fed: interrupted. Continue with --ckpt_path last.", file=sys.stderr)

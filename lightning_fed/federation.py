@@ -146,7 +146,7 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong; what was checkpointed before stays.
         """
-        if self.run_dir is not None:
+        if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
             refuse_run_dir(self.run_dir)
         checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:

@@ -105,8 +105,9 @@ def _given(message: str) -> str:
 
 def _expected(message: str, lines: Iterable[str]) -> str:
     """What an option takes, where the types that its value is not are all that was said."""
-    kinds = [_KINDS.get(name, "") for name in re.findall(r"Expected a <class '(\w+)'>", message)]
-    for values in re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", message):
+    innermost = message.partition("Given value")[0]
+    kinds = [_KINDS.get(name, "") for name in re.findall(r"Expected a <class '(\w+)'>", innermost)]
+    for values in re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", innermost):
         kinds += [value.strip().strip("'") for value in values.split(",")]
     if classes := re.findall(r"Not a valid subclass of (\w+)", message):
         kinds = [f"the name of a {classes[0]}, or its class_path and init_args"]

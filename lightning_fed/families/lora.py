@@ -22,6 +22,12 @@ COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
 
 
+def _matrix(layer: nn.Module) -> Tensor | None:
+    """The weights of a layer, if they are a matrix."""
+    weight = getattr(layer, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding) else None
+
+
 class LoRAModule(FineTuning):
     """What federated LoRA methods have in common: a frozen network, and the adapter ``common`` that is averaged.
 
@@ -77,6 +83,11 @@ class LoRAModule(FineTuning):
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
+        largest = max((min(w.shape) for layer in self.backbone.modules() if (w := _matrix(layer)) is not None), default=rank)
+        if rank > largest:
+            raise FederationError(
+                f"An adapter of rank {rank} was asked for, but no matrix of {name_of(self.backbone)} has more than {largest}."
+            )
         config = LoraConfig(
             r=rank,
             lora_alpha=cast(int, self.scaling * rank),

@@ -29,12 +29,16 @@ def refuse_run_dir(run_dir: Path) -> None:
         pass
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise FederationError(f"run_dir is {_short(run_dir)}, where no folder can be made ({why}): give another one.") from error
+        raise FederationError(
+            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({why}): set another run_dir."
+        ) from error
     place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise FederationError(f"run_dir is {_short(run_dir)}, but {place} is no folder: give another one.")
+        raise FederationError(f"The folder of runs is {_short(run_dir)}, but {place} is no folder: set another run_dir.")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise FederationError(f"run_dir is {_short(run_dir)}, but nothing can be written to {place}: give another one.")
+        raise FederationError(
+            f"The folder of runs is {_short(run_dir)}, but nothing can be written to {place}: set another run_dir."
+        )
 
 
 def _short(path: Path) -> str:
@@ -50,7 +54,7 @@ def new_run_folder(run_dir: Path) -> Path:
         folder.mkdir(parents=True)
     except OSError as error:
         raise FederationError(
-            f"run_dir is {_short(run_dir)}, where no folder can be made ({error.strerror}): give another one."
+            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({error.strerror}): set another run_dir."
         ) from error
     return folder
 
