@@ -22,6 +22,10 @@ COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
 
 
+A_SLIP = 100
+"""How many times as many numbers as the matrix that it adapts an adapter has, if nobody meant it."""
+
+
 def _matrix(layer: nn.Module) -> Tensor | None:
     """The weights of a layer, if they are a matrix."""
     weight = getattr(layer, "weight", None)
@@ -83,10 +87,12 @@ class LoRAModule(FineTuning):
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
-        largest = max((min(w.shape) for layer in self.backbone.modules() if (w := _matrix(layer)) is not None), default=rank)
-        if rank > largest:
+        shapes = [tuple(w.shape) for layer in self.backbone.modules() if (w := _matrix(layer)) is not None]
+        rows, columns = max(shapes, key=sum, default=(rank, rank))
+        if rank * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
             raise FederationError(
-                f"An adapter of rank {rank} was asked for, but no matrix of {name_of(self.backbone)} has more than {largest}."
+                f"An adapter of rank {rank} was asked for, but the largest matrix of {name_of(self.backbone)} is {rows} x {columns}"
+                f": give up to {min(rows, columns)}."
             )
         config = LoraConfig(
             r=rank,
