@@ -21,6 +21,9 @@ EXAMPLES = """examples:
   lightning-fed fit --help                                  the options of a verb
   lightning-fed fit --model.help PFedLoRA                   the options of a method
 """
+NO_MEMORY = ("can't allocate memory", "out of memory")
+"""What torch says where there is none."""
+
 SUBCOMMANDS = {
     "fit": "train a federation",
     "validate": "measure a run's clients on their validation data",
@@ -67,6 +70,12 @@ def main(args: Sequence[str] | None = None) -> None:
         run(args)
     except FederationError as error:
         print(f"lightning-fed: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
+            raise
+        told = " ".join(str(error).split())
+        print(f"lightning-fed: error: out of memory ({told:.200}): make images, batches or networks smaller.", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)

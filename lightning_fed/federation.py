@@ -1,6 +1,7 @@
 """A federation: settings, and the verbs that open a run."""
 
 import copy
+import math
 import shutil
 import sys
 import tempfile
@@ -44,7 +45,7 @@ from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Keep
 from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, without_a_round
+from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, refuse_run_dir, without_a_round
 
 
 class Federation:
@@ -106,6 +107,8 @@ class Federation:
             raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
         if rounds < 1:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
+        if not 0 < store_limit_mb < math.inf:
+            raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
         self.rounds = rounds
         self.participation = participation
         self.participants = participants
@@ -152,6 +155,8 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong; what was checkpointed before stays.
         """
+        if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
+            refuse_run_dir(self.run_dir)
         checkpoint = self._find_checkpoint(ckpt_path, model)
         if ckpt_path and checkpoint is None:
             print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
@@ -170,7 +175,7 @@ class Federation:
         return run.history
 
     def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
-        """Do all that ``fit`` does before it trains the first client, and write nothing: what is wrong is found within seconds.
+        """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
 
         Args:
             model: the method.
@@ -246,10 +251,14 @@ class Federation:
         """A run, new or continued, on its engine."""
         with self._surroundings(), stopped_by_signals():
             model = self._started(model, datamodule)
-            folder = checkpoint.run_folder if checkpoint else None
-            if folder is None and self.run_dir is not None:
-                with in_one_line(self.run_dir, lambda: "Set federation.run_dir to a folder that can be written to."):
-                    folder = new_run_folder(self.run_dir)
+            made: list[Path] = []
+
+            def folder() -> Path | None:
+                if checkpoint is not None or self.run_dir is None:
+                    return checkpoint.run_folder if checkpoint is not None else None
+                made.append(new_run_folder(self.run_dir))
+                return made[0]
+
             try:
                 self._newest = run = Run(
                     model,
@@ -272,15 +281,16 @@ class Federation:
                     checkpoint=checkpoint,
                 )
             except BaseException:
-                if folder and folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()  # what did not begin leaves nothing
+                for path in made:
+                    if path.is_dir() and not any(path.iterdir()):
+                        path.rmdir()  # what did not begin leaves nothing
                 raise
             try:
                 yield run
             finally:
                 run.close()
-                if folder and not checkpoint and not run.history:
-                    shutil.rmtree(folder, ignore_errors=True)  # it has not finished a round: nobody could continue it
+                if made and not run.history:
+                    shutil.rmtree(made[0], ignore_errors=True)  # it has not finished a round: nobody could continue it
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method with the network that the run is to begin with."""

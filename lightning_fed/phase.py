@@ -1,5 +1,6 @@
 """A phase of training: what learns, on which loss, with which optimizer, for how long; and where in it a training is."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fed.errors import FederationError
 from lightning_fed.schedules import Interval
@@ -51,6 +53,26 @@ class Phase:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise FederationError(f"Phase {self.name!r} got epochs={self.epochs}, steps={self.steps}: give exactly one.")
+
+    def new_optimizer(self) -> Optimizer:
+        """The phase's optimizer, fresh.
+
+        Raises:
+            FederationError: if it refuses its settings, or cannot step on gradients that are there.
+        """
+        try:
+            optimizer = self.optimizer(self.parameters)
+        except FederationError:
+            raise
+        except ValueError as error:
+            raise FederationError(f"The optimizer of phase {self.name!r} takes no such settings: {error}.") from error
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise FederationError(
+                f"The optimizer of phase {self.name!r} is {type(optimizer).__name__}, which asks for the loss again within a step: "
+                "take one that steps on gradients, SGD or AdamW, say."
+            )
+        return optimizer
 
     def num_epochs(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
         """Epochs that the phase spans, the last one possibly cut short."""

@@ -134,7 +134,7 @@ class PhasedModule(ContinuedModule):
             self.frozen_names = self.find_frozen()
         phases = self.phases() if self._playing is None else self._playing
         self._phases = [phase for phase in phases if phase.epochs or phase.steps]
-        optimizers = [phase.optimizer(phase.parameters) for phase in self._phases]
+        optimizers = [phase.new_optimizer() for phase in self._phases]
         schedules = {}
         for phase, optimizer in zip(self._phases, optimizers, strict=True):
             if factory := phase.lr_scheduler or self.lr_scheduler:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from lightning_fed.aggregation import WeightedMean, check_form, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
+from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import QUIET, TrainerFactory
+from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import (
     SERVER,
@@ -75,7 +76,8 @@ class Run:
         keep: see :class:`lightning_fed.Federation`.
         store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
             what it has of them within a round.
-        folder: the run's folder; None keeps nothing.
+        folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
+            the first round has been: a run that is refused leaves nothing.
         scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run.
         logger: see :class:`lightning_fed.Federation`.
         callbacks: what happens around the rounds: objects with the hooks of
@@ -99,7 +101,7 @@ class Run:
         checkpoint_every: int,
         keep: Keep,
         store_limit: int,
-        folder: Path | None,
+        folder: Callable[[], Path | None],
         scratch: Callable[[], Path],
         logger: Logger | Iterable[Logger | bool] | bool,
         callbacks: Sequence[Any],
@@ -123,16 +125,17 @@ class Run:
             self.server = model.configure_server(self.clients)
         trained_on = [data.pooled().info] if model.centralised else self.clients
         if data.at_hand:
+            refuse_unknown_tokens(model, data)
             refuse_lone_examples(model, data, trained_on, seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()
-        self.folder = folder
-        self.checkpoints = Checkpoints(folder, checkpoint) if folder else None
+        self.folder = folder()
+        self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints else scratch()
         self.store = ClientStore(states, store_limit)
         self.kept = ClientStore(states, store_limit, "server")
-        self._scratch = ScratchStore((folder or states) / "scratch", store_limit, "server")
+        self._scratch = ScratchStore((self.folder or states) / "scratch", store_limit, "server")
         self._scratch.clear()
         self.server.keep_in(self.kept, self._scratch)
         self.round = 0
@@ -191,13 +194,13 @@ class Run:
         return f"The checkpoint {newest.path} is complete: when the disk can be written to, continue with --ckpt_path last."
 
     def rehearse(self) -> None:
-        """Build what the first turn would take, a client's module, its optimizers and its Trainer, and train nothing."""
+        """Take one step of the first turn, of which nothing is kept: with a client's module, its optimizers, its data and its
+        Trainer, it meets all that can be wrong with them.
+        """
         self.round = 1
         client, *_ = self._open_round()
-        module = self.local.module_of(client, self.server.broadcast(client), None)
-        for phase in module.phases():
-            phase.optimizer(phase.parameters)
-        self._recipe.new_trainer(**QUIET, max_epochs=1)
+        worker = replace(self._recipe, new_trainer=partial(self._recipe.new_trainer, max_steps=1)).worker()
+        worker.take(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
         """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""

@@ -13,7 +13,8 @@ from jsonargparse import ArgumentParser
 from generators.gallery import markdown
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.cli import report, sweep
-from lightning_fed.cli.fit import PER_CLIENT_TRAINER_ONLY, VERBS, FederationCLI
+from lightning_fed.cli.fit import VERBS, FederationCLI
+from lightning_fed.cli.trainer import REFUSED
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
 from lightning_fed.models import Backbone
@@ -154,7 +155,7 @@ def name_of(action: argparse.Action) -> str:
 def facts(action: argparse.Action) -> tuple[str, str, str, str]:
     """Name, type, default and help."""
     name = name_of(action)
-    remedy = PER_CLIENT_TRAINER_ONLY.get(name.removeprefix("--trainer."))
+    remedy = REFUSED.get(name.removeprefix("--trainer."))
     text = f"Refused: {remedy}." if name.startswith("--trainer.") and remedy else action.help or ""
     return name, kind_of(action), default_of(action), markdown(text)
 

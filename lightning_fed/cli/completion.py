@@ -10,7 +10,7 @@ from lightning_fed.cli import configs, report, runs, sweep
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.cli.help import choices_of, spelled, wanted
 from lightning_fed.cli.options import Options
-from lightning_fed.cli.parser import known
+from lightning_fed.cli.refusals import known
 from lightning_fed.errors import FederationError
 from lightning_fed.shipped import shipped
 

@@ -1,8 +1,5 @@
 """Config to objects: one LightningCLI subclass."""
 
-import contextlib
-import copy
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,8 +13,11 @@ import lightning_fed.data
 import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.cli.checks import check_config
 from lightning_fed.cli.environment import PREFIX, check_variables
-from lightning_fed.cli.parser import Parser, shorten
+from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
+from lightning_fed.cli.refusals import shorten
+from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
@@ -28,14 +28,6 @@ from lightning_fed.run import Run
 from lightning_fed.shipped import found
 
 VERBS = ["fit", "validate", "test", "export"]
-
-PER_CLIENT_TRAINER_ONLY = {
-    "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
-    "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
-    "gradient_clip_val": "training is manual: set --model.init_args.gradient_clip",
-    "logger": "the federation logs: set --federation.logger",
-}
-"""Options of Lightning's Trainer that a client's Trainer cannot take, and what to set instead."""
 
 
 class ClientTrainer(L.Trainer):
@@ -60,6 +52,7 @@ class FederationCLI(LightningCLI):
     """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
 
     def __init__(self, args: Sequence[str]) -> None:
+        refuse_broken_files(args)
         self.verbs = [verb for verb in VERBS if args and args[0] == verb] or VERBS
         super().__init__(
             FederatedModule,
@@ -72,7 +65,13 @@ class FederationCLI(LightningCLI):
             trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
             auto_configure_optimizers=False,
             parser_class=Parser,
-            parser_kwargs={"allow_abbrev": False, "prog": "lightning-fed", "default_env": True, "env_prefix": PREFIX},
+            parser_kwargs={
+                "allow_abbrev": False,
+                "prog": "lightning-fed",
+                "parser_mode": MODE,
+                "default_env": True,
+                "env_prefix": PREFIX,
+            },
             args=list(args),
         )
 
@@ -91,7 +90,7 @@ class FederationCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """The parser of a verb, or of all."""
         parser = Parser(**kwargs)
-        parser.refused |= {f"trainer.{name}" for name in (*PER_CLIENT_TRAINER_ONLY, *QUIET)}
+        parser.refused |= {f"trainer.{name}" for name in (*REFUSED, *QUIET)}
         text = "A configuration: a YAML file, or a name that lightning-fed configs lists. Later ones go over earlier ones."
         parser.add_argument("-c", "--config", action=ConfigFile, help=text)
         return parser
@@ -118,7 +117,10 @@ class FederationCLI(LightningCLI):
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
-        """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's."""
+        """Checkpoints are the federation's own; Lightning would read hyperparameters from them, over the command line's. What comes
+        next is that seeds are set and objects are built: the configuration is checked before.
+        """
+        check_config(self.config[self.config["subcommand"]])
 
     def instantiate_classes(self) -> None:
         """Build the objects. What a constructor refuses comes wrapped in a list of the types that the option could have had."""
@@ -131,11 +133,7 @@ class FederationCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """The federation takes the Trainer's place and builds a Trainer per turn from the ``trainer`` block."""
-        settings = dict(self._get(self.config_init, "trainer").items())
-        parameters = inspect.signature(L.Trainer).parameters
-        for key, remedy in PER_CLIENT_TRAINER_ONLY.items():
-            if settings.pop(key) != parameters[key].default:
-                raise FederationError(f"trainer.{key} is set, but {remedy}.")
+        settings = settings_of(dict(self._get(self.config_init, "trainer").items()))
         federation: Federation = self._get(self.config_init, "federation")
         federation.new_trainer = partial(build_trainer, settings)
         federation.callbacks.insert(0, SaveConfig(self))  # others look at it
@@ -157,31 +155,6 @@ class SaveConfig(FederationCallback):
             whole = self._config.clone()
             whole["ckpt_path"] = None
             self._parser.save(whole, path, skip_unset=False, multifile=False, overwrite=True)
-
-
-def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
-    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them.
-
-    Raises:
-        FederationError: where Lightning builds none of these settings, but would if one of them were not given.
-    """
-    try:
-        return L.Trainer(**copy.deepcopy(settings) | overrides)
-    except Exception as error:
-        if (key := at_fault(settings, overrides)) is None:
-            raise
-        said = " ".join(str(error).split())
-        raise FederationError(f"trainer.{key} is {settings[key]!r}, of which Lightning builds no Trainer: {said}") from error
-
-
-def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
-    """The setting without which a Trainer can be built; None if it is not one alone."""
-    for key, parameter in inspect.signature(L.Trainer).parameters.items():
-        if key in settings and settings[key] != parameter.default:
-            with contextlib.suppress(Exception):
-                L.Trainer(**copy.deepcopy(settings) | {key: parameter.default} | overrides)
-                return key
-    return None
 
 
 def run(args: Sequence[str]) -> None:

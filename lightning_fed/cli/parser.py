@@ -1,31 +1,23 @@
-"""One line where jsonargparse would print the usage and every type that a value is not."""
+"""How a command line is read: Lightning's parser with short messages and a strict loader of YAML."""
 
-import re
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import yaml
+from jsonargparse import get_loader, set_loader
 from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
-import lightning_fed.data
-import lightning_fed.engines
-import lightning_fed.methods
-import lightning_fed.models
 from lightning_fed.cli.help import HelpAction, page
-from lightning_fed.data import FederatedDataModule, Partitioner
-from lightning_fed.engines import Engine
-from lightning_fed.models import Backbone
+from lightning_fed.cli.refusals import known, shorten
+from lightning_fed.errors import FederationError
+from lightning_fed.sweep.settings import read_yaml, refuse_doubles
 
-_NOISE = (
-    "Does not validate against any of the Union subtypes",
-    "Errors:",
-    "Expected a <class",  # the other types of the union
-    "Expected a path but",  # of a file with the value
-    "Given value",
-    "Problem with given class_path",
-    "Subtypes:",
-)
+MODE = "strict yaml"
+"""How values and files are read: as jsonargparse reads YAML, but for keys that are given twice, which are refused."""
 
 
 def tensor_of(numbers: Any) -> torch.Tensor:
@@ -36,6 +28,16 @@ def tensor_of(numbers: Any) -> torch.Tensor:
 
 
 register_type(torch.Tensor, serializer=torch.Tensor.tolist, deserializer=tensor_of, fail_already_registered=False)
+
+
+def load_strictly(text: str) -> Any:
+    """What a text means in YAML. Raises :class:`yaml.YAMLError` for a key that is given twice."""
+    if ":" in text:
+        refuse_doubles(text)
+    return get_loader("yaml")(text)
+
+
+set_loader(MODE, load_strictly, (yaml.YAMLError,))
 
 
 class Parser(LightningArgumentParser):
@@ -60,39 +62,26 @@ class Parser(LightningArgumentParser):
         """Print one line and exit with code 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        sys.stderr.write(f"lightning-fed: error: {shorten(message)}\n")
+        sys.stderr.write(f"lightning-fed: error: {shorten(message, self.options)}\n")
         self.exit(2)
         raise AssertionError  # exit does not return
 
-
-def shorten(message: str) -> str:
-    """What is wrong, with which option, and what is known instead."""
-    keys = re.findall(r'Parser key "([^"]+)":', message)
-    lines = [re.sub(r'^(- )?(Parser key "[^"]+":)?\s*', "", line.strip()) for line in message.splitlines()]
-    lines = [line for line in lines if "not match regular expression" not in line]  # what a dotted path looks like
-    told = "; ".join(line for line in lines if line and not line.startswith(_NOISE)) or " ".join(message.split())
-    told = re.sub(r"Not of type \w+: ", "", told)
-    if told.startswith("does not conform") and (values := re.findall(r"Given value: (.*)", message)):
-        told = f"{values[0]} {told}"  # of a union, the value stands elsewhere
-    told = re.sub(r"Expected a dot import path string: (\S+)", r"there is no '\1'", told)
-    if classes := re.findall(r"Problem with given class_path '(?:\w+\.)*(\w+)':", message):
-        told = told.replace("is not accepted", f"is not accepted by {classes[-1]}")
-    if keys and ("there is no" in told or "has no attribute" in told) and (names := known(keys[-1].rpartition(".")[2])):
-        told += f"; known are {', '.join(names)}"
-    if "unrecognized arguments" in told or "not accept" in told:
-        told += "; see lightning-fed fit --help and, say, --model.help PFedLoRA"
-    return f"{'.'.join(keys)}: {told}" if keys else told
+    @property
+    def options(self) -> list[str]:
+        """Names of the options of the verb that was asked for, as ``federation.rounds``."""
+        verbs = self._subcommands_action
+        parsers = [self] if verbs is None else [self, *verbs._name_parser_map.values()]
+        return [option[2:] for parser in parsers for option in parser._option_string_actions if option.startswith("--")]
 
 
-def known(key: str) -> list[str]:
-    """Names of the classes that an option takes, if they are the library's own."""
-    homes = {
-        "model": (lightning_fed.methods, object),
-        "backbone": (lightning_fed.models, Backbone),
-        "data": (lightning_fed.data, FederatedDataModule),
-        "partition": (lightning_fed.data, Partitioner),
-        "engine": (lightning_fed.engines, Engine),
-    }
-    module, base = homes.get(key, (lightning_fed.methods, type(None)))
-    found = {name: getattr(module, name) for name in module.__all__}
-    return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, base) and value is not base]
+def refuse_broken_files(args: Sequence[str]) -> None:
+    """Read the files that ``--config`` names, for an error that says which of them is no configuration, and in which line."""
+    for place, arg in enumerate(args):
+        option, equals, value = arg.partition("=")
+        if option in ("--config", "-c"):
+            named = value if equals else next(iter(args[place + 1 :]), "")
+            if Path(named).is_file():
+                content = read_yaml(Path(named))
+                for block in ("trainer", "federation"):  # of which the parser would pass over what it cannot read
+                    if not isinstance(given := content.get(block), Mapping | str | None):
+                        raise FederationError(f"{named}: {block} is {given!r}, expected options by name.")

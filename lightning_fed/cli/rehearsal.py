@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentError
 
 from lightning_fed.cli.fit import FederationCLI
-from lightning_fed.cli.parser import shorten
+from lightning_fed.cli.refusals import shorten
 from lightning_fed.errors import FederationError
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.sweep.settings import Settings, flat

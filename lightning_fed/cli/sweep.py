@@ -85,6 +85,9 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     jobs, built, wrong = list[CellJob](), set[tuple[str, str]](), dict[tuple[str, str], FederationError]()
     with console.status("Checking the runs…"):
         from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
+        from lightning_fed.storage.run_folder import refuse_run_dir
+
+        refuse_run_dir(sweep.folder)
 
         for cell in sweep.cells:
             kind = (cell.method, cell.setting)

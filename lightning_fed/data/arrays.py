@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.errors import FederationError
 
 Array = Tensor | NDArray[Any]
 """A tensor, or an array that becomes one."""
@@ -30,6 +31,21 @@ def as_inputs(given: Given) -> Inputs:
     return given if isinstance(given, Tensor) else as_tensor(given)
 
 
+def as_array(given: Any) -> NDArray[Any]:
+    """Numbers as an array.
+
+    Raises:
+        FederationError: for what are no numbers, or rows of different lengths.
+    """
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise FederationError(f"rows of different shapes ({error}): expected numbers of one shape per example.") from error
+    if array.dtype.kind not in "buif":
+        raise FederationError(f"{array.dtype} of shape {array.shape}: expected numbers.")
+    return array
+
+
 def as_tensor(array: NDArray[Any]) -> Tensor:
     """An array as a network takes it. Memory is shared where nothing has to change.
 
@@ -37,7 +53,7 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
         array: bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where C is 1 or 3.
             Channels are taken to be first where both would do. Floats of 64 bits, NumPy's default, become those of PyTorch's.
     """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.ascontiguousarray(as_array(array)))
     if tensor.dtype == torch.float64:
         return tensor.to(torch.get_default_dtype())
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:

@@ -1,5 +1,6 @@
 """Batches cut from shared tensors: a batch is one indexing of each, with no Python per example."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,11 +52,20 @@ def join(first: Inputs, second: Inputs) -> Inputs:
     if isinstance(first, LazyInputs) and isinstance(second, LazyInputs):
         return Joined(first, second)
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.cat([first, second])
+        return _both(first, second, "inputs")
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return {name: torch.cat([first[name], second[name]]) for name in first}
+        return {name: _both(first[name], second[name], name) for name in first}
     kinds = [_kind(inputs) for inputs in (first, second)]
     raise FederationError(f"The inputs of the training set are {kinds[0]}, those of the test set {kinds[1]}: give the same kind.")
+
+
+def _both(first: Tensor, second: Tensor, name: str) -> Tensor:
+    kinds = [f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}" for tensor in (first, second)]
+    require(
+        kinds[0] == kinds[1],
+        f"The {name} of the training set are {kinds[0]}, those of the test set {kinds[1]}: give examples of one kind and size.",
+    )
+    return torch.cat([first, second])
 
 
 def _kind(inputs: Inputs) -> str:
@@ -66,7 +76,12 @@ def _kind(inputs: Inputs) -> str:
 
 def count(inputs: Inputs) -> int:
     """Number of examples."""
-    rows = [len(tensor) for tensor in (inputs.values() if isinstance(inputs, dict) else [inputs])]
+    tensors = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+    require(len(tensors) > 0, "Inputs by name are an empty dict: give at least one tensor.")
+    require(
+        all(not isinstance(t, Tensor) or t.dim() > 0 for t in tensors), "Inputs must have a row per example, got a single number."
+    )
+    rows = [len(tensor) for tensor in tensors]
     require(len(set(rows)) == 1, f"Inputs must have one row per example each, but have {rows} rows.")
     return rows[0]
 
@@ -251,6 +266,11 @@ class BatchTransform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Literal["none", "crop_flip"]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be divided by."""
+        good = all(math.isfinite(value) for value in (*self.mean, *self.std)) and min(self.std) > 0
+        require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from lightning_fed.data.batches import (
     join,
     take,
 )
+from lightning_fed.data.checked import checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.partition.natural import by_name
@@ -172,10 +173,11 @@ class FederatedDataModule(L.LightningDataModule):
         """Load and partition, once."""
         if self._data is not None:
             return
-        train_images, train_labels, test_images, test_labels = self.load()
-        labels = torch.cat([train_labels, test_labels]).long()
+        train_images, train_labels, test_images, test_labels = checked_pools(self.load(), type(self).__name__)
+        labels = torch.cat([train_labels, test_labels])
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)
         images = join(train_images, test_images) if count(test_images) else train_images
+        refuse_no_numbers(images)
         groups, num_train = labels.numpy(), len(train_labels)  # one per example, of which the training set has so many
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
@@ -315,7 +317,7 @@ class FederatedDataModule(L.LightningDataModule):
         """
         if isinstance(self.public, FederatedDataModule):
             self.public.prepare_data()
-            others, *_ = self.public.load()
+            others, *_ = checked_pools(self.public.load(), type(self.public).__name__)
             images = as_of_clients(others, images, type(self.public).__name__)
             aside = np.arange(count(images))
         rows = torch.from_numpy(aside)
@@ -414,14 +416,22 @@ def check_options(data: FederatedDataModule) -> None:
 
 
 def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -> None:
-    """Refuse labels that do not fit the images or the number of classes."""
+    """Refuse labels that do not fit the images or the number of classes.
+
+    Args:
+        name: of the data.
+        num_classes: how many there may be.
+        num_images: how many examples there are.
+        labels: shape (N,), int64.
+    """
     require(len(labels) == num_images, f"Got {num_images} images and {len(labels)} labels: give one label per image.")
     require(num_images > 0, f"{name} has no images: give at least one per client.")
     low, high = int(labels.min()), int(labels.max())
+    wrong = (labels < 0) | (labels >= num_classes)
     require(
         low >= 0 and high < num_classes,
-        f"{name} has {num_classes} classes, so labels go from 0 to {num_classes - 1}, but got {low} to {high}: is this "
-        "another dataset?",
+        f"{name} has {num_classes} classes, so labels go from 0 to {num_classes - 1}, but got {low} to {high}, first in example "
+        f"{int(wrong.int().argmax())}: is this another dataset?",
     )
 
 

@@ -1,9 +1,11 @@
 """Datasets of the Hugging Face hub, and packages that only some users need."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, TypeVar
+from unittest.mock import patch
 
 from lightning_fed.errors import FederationError
 
@@ -35,20 +37,101 @@ def quiet_datasets(extra: str = "hub") -> Iterator[Any]:
             datasets.enable_progress_bars()
 
 
+PATIENCE = 5.0
+"""Seconds after which a hub that does not answer counts as unreachable."""
+
+T = TypeVar("T")
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A hub name and, where one is given behind an ``@``, the revision: a branch, a tag or a commit."""
+    plain, _, revision = name.partition("@")
+    return plain, revision or None
+
+
+def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", "dataset"] = "model") -> T:
+    """Load something of the hub: from the local cache if it is there, else from the hub, if that answers.
+
+    Args:
+        load: gets the name and, where there is one, ``revision``.
+        name: ``owner/name``, or ``owner/name@revision``.
+        kind: of what the name is.
+
+    Raises:
+        FederationError: at once where the hub cannot be reached, or where there is no such thing.
+    """
+    plain, revision = split_revision(name)
+    pinned = {} if revision is None else {"revision": revision}
+    try:
+        with cache_only():
+            return load(plain, **pinned)
+    except (OSError, ValueError):
+        refuse_unreachable(name, kind)
+    return load(plain, **pinned)
+
+
+@contextmanager
+def cache_only() -> Iterator[None]:
+    """In this block the hub's libraries look at what they have downloaded before, and nowhere else."""
+    import huggingface_hub
+
+    places = [huggingface_hub.constants, getattr(sys.modules.get("datasets"), "config", None)]  # which has a copy of its own
+    with ExitStack() as stack:
+        for place in places:
+            if place is not None:
+                stack.enter_context(patch.object(place, "HF_HUB_OFFLINE", True))
+        yield
+
+
+def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
+    """Ask the hub for something once, without the many attempts of its library.
+
+    Raises:
+        FederationError: if it is not there, or the hub is not.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    plain, revision = split_revision(name)
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise FederationError(f"the {kind} {name!r} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the hub for it.")
+    ask = huggingface_hub.HfApi().model_info if kind == "model" else huggingface_hub.HfApi().dataset_info
+    try:
+        ask(plain, revision=revision, timeout=PATIENCE)
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        said = " ".join(str(error).split("\n\n")[-1].split())
+        raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or not for you: {said:.200}") from error
+    except Exception as error:  # of whatever library it makes its requests with
+        said = " ".join(str(error).split())
+        raise FederationError(
+            f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({said}): check the "
+            "name and the network, or give a folder."
+        ) from error
+
+
 def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "root") -> Any:
     """The sets of a hub dataset by name; the hub's library downloads and caches them.
 
     Args:
-        name: ``owner/name``.
+        name: ``owner/name``, or ``owner/name@revision``.
         *config: which of its configurations, if it has several.
         extra: what to install where the hub's library is missing.
         option: of the data, which may be set to a folder instead.
     """
     with quiet_datasets(extra) as datasets:
+
+        def load(plain: str, **pinned: str) -> Any:
+            return datasets.load_dataset(plain, *config, **pinned)
+
         try:
-            return datasets.load_dataset(name, *config)
-        except (OSError, ValueError) as error:
+            return from_hub_or_cache(load, name, "dataset")
+        except FederationError as error:
             raise FederationError(
-                f"Could not load {name} from the Hugging Face hub ({error}): check the name and the network, or set "
+                f"Could not load {name}: {error} Or set --data.init_args.{option} to a folder with its files."
+            ) from error
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise FederationError(
+                f"Could not load {name} from the Hugging Face hub ({said}): check the name and the network, or set "
                 f"--data.init_args.{option} to a folder with its files."
             ) from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.alone import refuse_several_processes
 from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
 from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
@@ -48,9 +49,11 @@ class Recipe:
         """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept
         has it from the first round on.
         """
+        trainer = self.new_trainer(**QUIET)
+        refuse_several_processes(trainer)
         with seeded(self.seed, INITIAL):
             self.template.configure_model()
-        self.new_trainer(**QUIET).precision_plugin.convert_module(self.template)
+        trainer.precision_plugin.convert_module(self.template)
 
     def unbuilt(self) -> "Recipe":
         """The recipe as it travels."""

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import lightning as L
-from torch import Tensor
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import OutOfMemoryError, Tensor
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.engines.misfits import misfit
 from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
 from lightning_fed.engines.review import Review
 from lightning_fed.errors import FederationError
@@ -209,18 +211,23 @@ class Worker:
             trainer = self.new_trainer(**QUIET, max_epochs=epochs, **validation)
             trainer.callbacks += [self.flops] if best is None else [self.flops, best]  # type: ignore[attr-defined]
             module.rounds_before = rounds
-            trainer.fit(module, datamodule=data)
+            try:
+                trainer.fit(module, datamodule=data)
+            except (RuntimeError, IndexError) as error:
+                if trainer.global_step > 0 or isinstance(error, OutOfMemoryError):
+                    raise
+                raise misfit(error, module, data) from error
             module.progress.phase = None
         if trainer.global_step == 0:
             raise FederationError(
-                "no step was trained: check the trainer's limit_train_batches, max_steps and fast_dev_run, which apply to each "
-                "turn."
+                "no step was trained: check the trainer's limit_train_batches, max_steps, max_time and fast_dev_run, which apply "
+                "to each turn."
             )
         for optimizer in trainer.optimizers:
             # A Trainer is full of reference cycles: moments as large as the network would stay until Python collects them.
             optimizer.state.clear()
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | {"steps": float(trainer.global_step)}
-        self._refuse_divergence(metrics)
+        self._refuse_divergence(metrics, module, trainer)
         return metrics
 
     def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
@@ -251,12 +258,15 @@ class Worker:
         return self._evaluator
 
     @staticmethod
-    def _refuse_divergence(metrics: dict[str, float]) -> None:
+    def _refuse_divergence(metrics: dict[str, float], module: FederatedModule, trainer: L.Trainer) -> None:
         for name, value in metrics.items():
             if not math.isfinite(value):
+                rates = [f"{group['lr']:g}" for optimizer in trainer.optimizers for group in optimizer.param_groups]
+                option = next((key for key, given in vars(module).items() if given is module.phase.optimizer), "optimizer")
                 raise FederationError(
-                    f"{name} is {value}: the training diverged; lower the learning rate or set gradient_clip. The last checkpoint "
-                    "is from before this round."
+                    f"{name} is {value}: the training diverged; lower the learning rate of model.{option}, which is "
+                    f"{' and '.join(dict.fromkeys(rates))}, or set model.gradient_clip. The last checkpoint is from "
+                    "before this round."
                 )
 
     @contextmanager
@@ -268,6 +278,10 @@ class Worker:
             place = self._place(turn)
             if isinstance(error, FederationError):
                 raise FederationError(f"{place}: {error}") from error
+            if isinstance(error, MisconfigurationException):  # of Lightning, for what only shows when a Trainer runs
+                raise FederationError(
+                    f"{place}: Lightning refuses the trainer's settings: {' '.join(str(error).split())}"
+                ) from error
             error.add_note(f"In this turn: {place}.")
             raise
 

@@ -22,6 +22,16 @@ COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
 
 
+A_SLIP = 100
+"""How many times as many numbers as the matrix that it adapts an adapter has, if nobody meant it."""
+
+
+def _matrix(layer: nn.Module) -> Tensor | None:
+    """The weights of a layer, if they are a matrix."""
+    weight = getattr(layer, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding) else None
+
+
 class LoRAModule(FineTuning):
     """What federated LoRA methods have in common: a frozen network, and the adapter ``common`` that is averaged.
 
@@ -77,6 +87,13 @@ class LoRAModule(FineTuning):
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
+        shapes = [tuple(w.shape) for layer in self.backbone.modules() if (w := _matrix(layer)) is not None]
+        rows, columns = max(shapes, key=sum, default=(rank, rank))
+        if rank * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
+            raise FederationError(
+                f"An adapter of rank {rank} was asked for, but the largest matrix of {name_of(self.backbone)} is {rows} x {columns}"
+                f": give up to {min(rows, columns)}."
+            )
         config = LoraConfig(
             r=rank,
             lora_alpha=cast(int, self.scaling * rank),

@@ -77,7 +77,8 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied = _real_copy(module)
-    with isolate_rng():
+    with isolate_rng(), torch.autograd.set_detect_anomaly(False):
+        # Shapes have no anomalies: looking for them asks tensors for numbers that those on the meta device have not.
         if module.flops_on_meta or small:
             step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
         with FlopCounterMode(display=False) as counter:

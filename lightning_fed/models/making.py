@@ -81,6 +81,10 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
         raise
     except ValueError as error:
         raise FederationError(f"{title(make)} builds no network with {_listed(named) or args}: {error}") from error
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # inside the factory, whose author will want to see where
+        raise FederationError(f"{title(make)} cannot be called with {_listed(named) or args}: {error}.") from error
 
 
 def _passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:

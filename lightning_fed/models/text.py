@@ -36,6 +36,11 @@ class TextTransformer(Backbone):
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, num_classes)
 
+    @property
+    def tokens_known(self) -> tuple[int, int]:
+        """How many tokens there are embeddings for, and how many a text may have."""
+        return self.tokens.num_embeddings, self.positions.num_embeddings
+
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         """Mean representation ``(B, width)`` of token ids ``(B, L)``."""
         padding = x == 0  # (B, L)

@@ -2,12 +2,15 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError
 from lightning_fed.tasks import TASKS
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 else:
     Model = str  # all that the command line has
 
+POSITIONS = ("position_embeddings", "wpe")
+"""What learned embeddings of positions are called in the networks of the library."""
+
 Inputs = dict[str, Tensor]
 """What a tokenizer makes: ``input_ids``, ``attention_mask``, …, each ``(B, L)``."""
 
@@ -26,8 +32,8 @@ class Transformer(nn.Module):
     """A model of the transformers library for a task; a subclass says which.
 
     Args:
-        name: of a model on the Hugging Face hub, or a local folder, whose pretrained weights are loaded. In Python also a
-            model, which is copied, or a function that returns one.
+        name: of a model on the Hugging Face hub (``owner/name``, or ``owner/name@revision``), or a local folder, whose pretrained
+            weights are loaded. In Python also a model, which is copied, or a function that returns one.
         config: instead of a name, the settings of a model with random weights: ``model_type`` and what its config class takes.
         attention: implementation of attention (``eager``, ``sdpa``, …); None: the library's choice.
         **settings: more settings of the model's config.
@@ -68,12 +74,11 @@ class Transformer(nn.Module):
             self.network = auto.from_config(made, attn_implementation=attention)
         else:
             try:
-                self.network, found = auto.from_pretrained(
-                    name, attn_implementation=attention, output_loading_info=True, **settings
-                )
-            except OSError as error:
+                load = partial(auto.from_pretrained, attn_implementation=attention, output_loading_info=True, **settings)
+                self.network, found = load(name) if Path(str(name)).is_dir() else from_hub_or_cache(load, str(name))
+            except (OSError, FederationError) as error:
                 raise FederationError(
-                    f"No model {name!r} could be loaded: give a local folder or a name on the hub. {error}"
+                    f"No model {name!r} could be loaded: give a local folder or a name on the hub; {' '.join(str(error).split())}"
                 ) from error
             lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
             self.drawn = frozenset(f"network.{key}" for key, _ in self.network.named_parameters() if key in lacking)
@@ -94,6 +99,16 @@ class Transformer(nn.Module):
             if hasattr(model.config, name):
                 setattr(model.config, name, value)
         return model
+
+    @property
+    def tokens_known(self) -> tuple[int | None, int | None]:
+        """How many tokens the network has embeddings for, and how many a text may have; None: it does not say."""
+        embeddings = self.network.get_input_embeddings()
+        positions = next((m for name, m in self.network.named_modules() if name.endswith(POSITIONS)), None)
+        longest, padding = getattr(positions, "num_embeddings", None), getattr(positions, "padding_idx", None)
+        if longest is not None and padding is not None:
+            longest -= padding + 1  # as RoBERTa numbers its positions
+        return getattr(embeddings, "num_embeddings", None), longest
 
     def targets_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """Take out of a batch, as Hugging Face's collators make it, what is to be predicted. Default: ``labels``."""

@@ -16,6 +16,8 @@ ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 CLIENTS = ("client", "test")
 """The same of ``clients.csv``."""
 
+RECORD = ("method", "setting", "status", "folder", "command", "error", "versions", "commit", "machine")
+"""Columns of ``cells.csv`` that need not be numbers."""
 
 ASKED: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
 """Settings that a report asks for."""
@@ -63,6 +65,12 @@ def read_rounds(run: Path) -> pd.DataFrame:
 def read_clients(run: Path) -> pd.DataFrame:
     """``clients.csv``, a row per client."""
     return read_table(run / "clients.csv", CLIENTS, texts=["name"])
+
+
+def read_commands(sweep: Path) -> list[str]:
+    """The commands of ``cells.csv``, with which the runs of a sweep were played; none if it has no such file."""
+    path = sweep / "cells.csv"
+    return [str(command) for command in read_table(path, ["command"], texts=RECORD)["command"]] if path.is_file() else []
 
 
 def read_settings(run: Path) -> Settings:

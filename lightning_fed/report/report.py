@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 
 from lightning_fed.errors import FederationError
+from lightning_fed.report.files import read_commands
 from lightning_fed.report.folders import run_folders
 from lightning_fed.report.layout import Layout
 from lightning_fed.report.page import page
@@ -124,8 +125,7 @@ def report_on(
     asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
-    cells = [pd.read_csv(root / "cells.csv") for root in sweeps if (root / "cells.csv").is_file()]
-    commands = [str(command) for table in cells for command in table["command"]]
+    commands = [command for root in sweeps for command in read_commands(root)]
     layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
     return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
 

@@ -6,11 +6,43 @@ from pathlib import Path
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 
+LONGEST = 100
+"""Characters of a path that are told."""
+
 
 def versions(run_dir: Path) -> list[Path]:
     """Folders of all runs, oldest first."""
     numbered = [path for path in run_dir.glob("version_*") if path.name.removeprefix("version_").isdecimal() and path.is_dir()]
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("version_")))
+
+
+def refuse_run_dir(run_dir: Path) -> None:
+    """Refuse a place where no folder of a run can be made, without making one.
+
+    Raises:
+        FederationError: saying what is in the way.
+    """
+    folder = run_dir / "version_0"
+    try:
+        os.stat(folder)  # noqa: PTH116 - Path.exists() says "no" of a name that there cannot be
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise FederationError(
+            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({why}): set another run_dir."
+        ) from error
+    place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise FederationError(f"The folder of runs is {_short(run_dir)}, but {place} is no folder: set another run_dir.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise FederationError(
+            f"The folder of runs is {_short(run_dir)}, but nothing can be written to {place}: set another run_dir."
+        )
+
+
+def _short(path: Path) -> str:
+    return text if len(text := repr(str(path))) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
 
 
 def new_run_folder(run_dir: Path) -> Path:
@@ -19,7 +51,12 @@ def new_run_folder(run_dir: Path) -> Path:
     number = int(existing[-1].name.removeprefix("version_")) + 1 if existing else 0
     while os.path.lexists(folder := run_dir / f"version_{number}"):  # a file, say
         number += 1
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise FederationError(
+            f"The folder of runs is {_short(run_dir)}, where no folder can be made ({error.strerror}): set another run_dir."
+        ) from error
     return folder
 
 

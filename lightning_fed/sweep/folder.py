@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
+from lightning_fed.sweep.settings import read_json
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,10 @@ class CellFolder:
         path = self.path / "cell.json"
         if not path.is_file():
             return None
-        try:
-            return CellRecord(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            said = " ".join(str(error).split())
-            raise FederationError(
-                f"{path} does not say what became of a run ({said}): delete it, and the run is played."
-            ) from error
+        content, known = read_json(path), CellRecord.__dataclass_fields__
+        if "status" not in content:
+            raise FederationError(f"{path} is damaged: it has no status. Remove it, and the cell is played again.")
+        return CellRecord(**{key: value for key, value in content.items() if key in known})
 
     def record(self, outcome: CellRecord) -> None:
         """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
@@ -69,8 +67,8 @@ class CellFolder:
     @property
     def run(self) -> Path | None:
         """Folder of the newest run that has finished a round."""
-        runs = [path.parent for path in self.path.glob("version_*/metrics.csv")]
-        runs = [path for path in runs if path.name.removeprefix("version_").isdecimal()]
+        found = [path.parent for path in self.path.glob("version_*/metrics.csv")]
+        runs = [path for path in found if path.name.removeprefix("version_").isdecimal()]
         return max(runs, key=lambda path: int(path.name.removeprefix("version_")), default=None)
 
     @property

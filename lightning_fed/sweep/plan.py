@@ -20,6 +20,20 @@ OF_SEED = "{seed}"
 """What stands for a run's seed in the values of overrides: paths to something that has been made for each seed."""
 
 
+LARGEST_SEED = 2**32 - 1
+"""NumPy's."""
+
+LONGEST_NAME = 255
+"""Bytes that the name of a folder may have."""
+
+REPORTED: dict[str, tuple[Any, str]] = {
+    "metric": (str, "a column of metrics.csv"),
+    "baseline": (str, "a method"),
+    "target": ((int, float), "a number"),
+    "pooled": (bool, "true or false"),
+}
+"""What keys of a sweep's report have to be."""
+
 VIEWS = re.compile(r"last|selected|best|mean([1-9]\d*)")
 """Which rounds of a run can be reported."""
 
@@ -151,6 +165,9 @@ def read_sweep(path: Path) -> Sweep:
         raise FederationError(f"{path}: {unknown[0]!r} is no key of a sweep; known are {', '.join(known)}.")
     if missing := [key for key in ("base", "folder", "methods", "seeds") if not content.get(key)]:
         raise FederationError(f"{path}: {missing[0]!r} is missing; a sweep has base, folder, methods, seeds, and may have a grid.")
+    for key, example in (("base", "configs/quickstart.yaml"), ("folder", "runs/my-sweep")):
+        if not isinstance(content[key], str) or "\0" in content[key]:
+            raise FederationError(f"{path}: {key} is {content[key]!r}, expected a path, such as {example}.")
     methods = _mapping(path, "methods", content)
     sweep = Sweep(
         base=Path(content["base"]),
@@ -158,14 +175,25 @@ def read_sweep(path: Path) -> Sweep:
         methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
-        published=[_published(path, entry) for entry in content.get("published") or []],
+        published=[_published(path, entry) for entry in _listed(path, "published", content)],
         report=_asked(path, _mapping(path, "report", content)),
         threads=content.get("threads", 1),
     )
-    if not isinstance(sweep.threads, int) or sweep.threads < 1:
+    if not _is_whole(sweep.threads) or sweep.threads < 1:
         raise FederationError(f"{path}: threads is {sweep.threads!r}: give a number of torch threads, at least 1.")
     _refuse_conflicts(path, sweep)
     return sweep
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listed(path: Path, key: str, content: Mapping[str, Any]) -> list[Any]:
+    value = content.get(key) or []
+    if not isinstance(value, list):
+        raise FederationError(f"{path}: {key} is {value!r}, expected a list.")
+    return value
 
 
 def _mapping(path: Path, key: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,9 +213,11 @@ def _overrides(path: Path, key: str, value: Any) -> Overrides:
 
 
 def _seeds(path: Path, value: Any) -> list[int]:
-    good = isinstance(value, list) and all(isinstance(seed, int) and seed >= 0 for seed in value)
+    good = isinstance(value, list) and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
     if not good or len(set(value)) != len(value):
-        raise FederationError(f"{path}: seeds is {value!r}, expected different numbers, such as [0, 1, 2].")
+        raise FederationError(
+            f"{path}: seeds is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
+        )
     return value
 
 
@@ -205,6 +235,10 @@ def _published(path: Path, entry: Any) -> Published:
     known = list(Published.__dataclass_fields__)
     if not isinstance(entry, Mapping) or not {"method", "mean"} <= entry.keys() <= set(known):
         raise FederationError(f"{path}: published has the entry {entry!r}, expected {', '.join(known)} (the first two at least).")
+    for key in ("mean", "std"):
+        value = entry.get(key)
+        if not (key == "std" and value is None) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise FederationError(f"{path}: published has {key} {value!r} of {entry['method']!r}, expected a number.")
     return Published(**entry)
 
 
@@ -213,6 +247,10 @@ def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
     if unknown := [key for key in entry if key not in known]:
         raise FederationError(f"{path}: report has the key {unknown[0]!r}, expected {', '.join(known)}.")
     asked = Asked(**entry)
+    for key, (kinds, expected) in REPORTED.items():
+        value = getattr(asked, key)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+            raise FederationError(f"{path}: report.{key} is {value!r}, expected {expected}.")
     if asked.equal not in (None, "rounds", "bytes", "flops"):
         raise FederationError(f"{path}: report.equal is {asked.equal!r}, expected rounds, bytes or flops.")
     if not VIEWS.fullmatch(str(asked.at)):
@@ -224,6 +262,11 @@ def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
     names = [cell.name for cell in sweep.cells]
+    if long := next((part for name in names for part in name.split("/") if len(part.encode()) > LONGEST_NAME), None):
+        raise FederationError(
+            f"{path}: {long[:40]}… would be the name of a folder, with {len(long)} characters: shorten the method's name, or give "
+            f"the points of the grid names, up to {LONGEST_NAME} characters."
+        )
     if double := next((name for name in names if names.count(name) > 1), None):
         raise FederationError(f"{path}: two runs would be called {double}: give methods and points of the grid different names.")
     axes = list(sweep.grid.values())

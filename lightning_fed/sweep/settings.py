@@ -1,6 +1,7 @@
 """Configurations as flat tables of settings, and where two of them differ."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,60 @@ SEED = "seed_everything"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that."""
+    """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key
+    twice.
+    """
     if not path.is_file():
         raise FederationError(f"There is no file {path}: give a YAML file.")
     try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-        raise FederationError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        text = path.read_text(encoding="utf-8-sig")
+        refuse_doubles(text)
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise FederationError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise FederationError(f"{path} is not text in UTF-8 (byte {error.start}): save it as UTF-8.") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that is none is a ValueError
+        said = " ".join(str(error).replace('in "<unicode string>", ', "in ").split()).rstrip(".")
+        raise FederationError(f"{path} is not YAML: {said}.") from error
     if not isinstance(content, dict):
         raise FederationError(f"{path} holds {type(content).__name__}, not a mapping of settings.")
     return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises :class:`FederationError` if it is not that."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
+        raise FederationError(f"{path} is damaged ({' '.join(str(error).split())}): expected a JSON object.") from error
+    if not isinstance(content, dict):
+        raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
+    return content
+
+
+def refuse_doubles(text: str) -> None:
+    """Raise :class:`yaml.YAMLError` where a mapping has a key twice, of which YAML's loaders take the last one without a word."""
+    for node in _mappings(yaml.compose(text, Loader=yaml.SafeLoader), set()):
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if first := next((other for other in keys[:place] if other.value == key.value), None):
+                lines = [one.start_mark.line + 1 for one in (first, key)]
+                raise yaml.YAMLError(f"the key {key.value!r} is given twice, in lines {lines[0]} and {lines[1]}: keep one")
+
+
+def _mappings(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.MappingNode]:
+    """The mappings in a document; one that is referred to from several places, once."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value, seen)
+    else:
+        for entry in node.value:
+            yield from _mappings(entry, seen)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:

@@ -256,7 +256,7 @@ CLASSES = "--data.init_args.partition.init_args.classes"
         (["--trainer.max_epochs=3"], ["trainer.max_epochs is set", "--model.init_args.epochs"]),
         (["--trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches is set", "--data.init_args.batch_size"]),
         (["--trainer.gradient_clip_val=1"], ["trainer.gradient_clip_val is set", "--model.init_args.gradient_clip"]),
-        (["--trainer.limit_train_batches=0"], ["Client ", " in round 1: no step was trained", "limit_train_batches"]),
+        (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches is 0", "learn nothing"]),
         (["--ckpt_path=nowhere"], ["No checkpoint at nowhere"]),
         (["--config=nowhere.yaml"], ["There is no configuration 'nowhere.yaml'"]),
     ],

@@ -70,8 +70,18 @@ class ArrayFiles(TableData):
         ]
         first = tables[0]
         same = set(first).intersection(*map(set, tables))
+        for table in tables:
+            kinds = [f"{of[self.input].dtype} of shape {of[self.input].shape[1:]}" for of in (first, table)]
+            places = " and ".join(map(_file, (first, table)))
+            require(
+                kinds[0] == kinds[1],
+                f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {places}: give examples of one kind and size.",
+            )
         joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
-        inputs = as_tensor(joined.pop(self.input))
+        try:
+            inputs = as_tensor(joined.pop(self.input))
+        except FederationError as error:
+            raise FederationError(f"The {self.input} of {self.path} are {error}") from error
         if self.image_size is not None:
             require(
                 inputs.dtype == torch.uint8 and inputs.dim() == 4,
@@ -95,7 +105,9 @@ class ArrayFiles(TableData):
 
     def _table_of(self, file: Path, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str) -> dict[str, NDArray[Any]]:
         """The arrays of one set that have a value per example."""
-        size = len(arrays[f"{prefix}{self.input}"])
+        given = arrays[f"{prefix}{self.input}"]
+        require(given.ndim > 0, f"{file} has a single number as {prefix}{self.input}: give a row per example.")
+        size = len(given)
         table = {
             name.removeprefix(prefix): values
             for name, values in arrays.items()
@@ -110,6 +122,10 @@ class ArrayFiles(TableData):
         columns = {name: values.reshape(size) for name, values in table.items() if name != self.input and values.size == size}
         of_set = prefix.removesuffix("_") or of_file
         return columns | {self.input: table[self.input], "file": np.full(size, file.stem), "set": np.full(size, of_set)}
+
+
+def _file(table: Mapping[str, NDArray[Any]]) -> str:
+    return str(table["file"][0]) if len(table["file"]) else "an empty file"
 
 
 def load_arrays(file: Path) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,6 @@
 """Tables of numbers in CSV files."""
 
-import csv
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_fed.data.lines import csv_rows, refuse_doubles
 from lightning_fed.data.own.files import sets_of
 from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.partition.natural import ByColumn
@@ -21,7 +22,7 @@ class CSVFiles(TableData):
     client.
 
     Args:
-        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``.
+        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8.
         target: the column that is to be predicted.
         input: the columns that are used; None: all but those that have another use.
         test_path: an official test set, in the same form.
@@ -48,50 +49,85 @@ class CSVFiles(TableData):
     def read(self) -> Table:
         """All lines of all files."""
         files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
-        header, lines, sizes = self._lines(files)
+        header, lines, places = self._lines(files)
         columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
         require(self.target in columns, f"{files[0]} has the columns {', '.join(header)}, but no target {self.target!r}.")
         other_use = {self.target, self.split_column, self.partition.column if isinstance(self.partition, ByColumn) else None}
         names = self.input or [name for name in header if name not in other_use]
         lacking = [name for name in names if name not in columns]
         require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")
-        inputs = np.stack([self._numbers(name, columns[name], files, sizes) for name in names], axis=1)
-        columns["file"] = np.repeat([file.stem for file in files], sizes)
-        of_set = None if sets is None else np.repeat(sets, sizes)
-        return Table(torch.from_numpy(inputs), typed(columns.pop(self.target)), columns, of_set)
+        require(len(names) > 0, f"{files[0]} has no column besides {', '.join(header)}: an input is needed.")
+        inputs = np.stack([self._numbers(name, columns[name], files, places) for name in names], axis=1)
+        numbers = np.array(places[0])
+        columns["file"] = np.array([file.stem for file in files])[numbers]
+        of_set = None if sets is None else np.array(sets)[numbers]
+        return Table(torch.from_numpy(inputs), self._targets(columns.pop(self.target), files, places), columns, of_set)
 
-    def _lines(self, files: list[Path]) -> tuple[list[str], list[list[str]], list[int]]:
-        """The header, the lines of all files, and how many each has."""
+    def _lines(self, files: list[Path]) -> tuple[list[str], list[list[str]], "Places"]:
+        """The header, the lines of all files, and where each stands."""
         header: list[str] | None = None
         lines: list[list[str]] = []
-        sizes = []
-        for file in files:
-            delimiter = self.delimiter or ("\t" if file.suffix == ".tsv" else ",")
-            with file.open(newline="", encoding="utf-8-sig") as opened:
-                reader = csv.reader(opened, delimiter=delimiter)
-                own = next(reader, [])
-                header = own if header is None else header
-                require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
-                before = len(lines)
-                for line in reader:
-                    fits = len(line) == len(header) or not line
-                    require(fits, f"{file}, line {reader.line_num}, has {len(line)} columns, but the header has {len(header)}.")
-                    if line:
-                        lines.append(line)
-            sizes.append(len(lines) - before)
+        places: Places = array("q"), array("q")
+        for number, file in enumerate(files):
+            rows = csv_rows(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
+            _, own = next(rows, (1, []))
+            refuse_doubles(own, f"The header of {file}")
+            header = own if header is None else header
+            require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
+            for line, fields in rows:
+                fits = len(fields) == len(header)
+                require(fits, f"{file}, line {line}, has {len(fields)} columns, but the header has {len(header)}.")
+                lines.append(fields)
+                places[0].append(number)
+                places[1].append(line)
         require(len(lines) > 0, f"{files[0]} has no line below its header.")
-        return header or [], lines, sizes
+        return header or [], lines, places
 
-    def _numbers(self, name: str, values: NDArray[Any], files: list[Path], sizes: list[int]) -> NDArray[np.float32]:
+    def _numbers(self, name: str, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[np.float32]:
         try:
-            return values.astype(np.float32)
+            numbers = values.astype(np.float32)
+            bad = int(np.argmin(np.isfinite(numbers)))
+            if np.isfinite(numbers[bad]):
+                return numbers
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
-        file = files[int(np.searchsorted(np.cumsum(sizes), bad, side="right"))]
         raise FederationError(
-            f"{file} has {str(values[bad])!r} in the column {name!r}, which is not a number: correct it, or name the columns "
-            "that are to be used with --data.init_args.input."
+            f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {name!r}, which is not a number: correct it, "
+            "or name the columns that are to be used with --data.init_args.input."
         )
+
+    def _targets(self, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[Any]:
+        bad = int(np.argmin(values != ""))
+        require(
+            values[bad] != "",
+            f"{_place(bad, files, places)}, has nothing in the column {self.target!r}, which is to be predicted: fill it in, "
+            "or take the line out.",
+        )
+        targets = typed(values)
+        if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
+            bad = int(np.argmin(whole))
+            raise FederationError(
+                f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {self.target!r}, which is not whole: give "
+                "classes, as names or numbers."
+            )
+        return targets
+
+
+Places = tuple["array[int]", "array[int]"]
+"""Of each example, the number of its file and its line there."""
+
+
+def _place(row: int, files: list[Path], places: Places) -> str:
+    return f"{files[places[0][row]]}, line {places[1][row]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(str(value))
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+LONGEST_SHOWN = 60
+"""Characters of a field that an error tells."""
 
 
 def typed(values: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.data.own.table import ROLES, Table, TableData
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
-from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, resized
+from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, resized, told_of_image
 from lightning_fed.errors import FederationError, require
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
@@ -144,7 +144,8 @@ class HFDataset(TableData):
         """What a network gets, by what the columns hold."""
         kinds = [rows.features[name] for name in self.input]
         if len(kinds) == 1 and isinstance(kinds[0], datasets.Image):
-            images = ImageColumn(rows.select_columns(self.input).cast_column(self.input[0], datasets.Image()), self.image_size)
+            column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())
+            images = ImageColumn(column, self.image_size, self.path)
             return images.read(torch.arange(len(images))) if self.in_memory else images
         if all(isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string") for kind in kinds):
             require(len(kinds) <= 2, f"Got {len(kinds)} columns of texts: give one or two.")
@@ -153,6 +154,8 @@ class HFDataset(TableData):
                 f"The input {', '.join(self.input)} of {self.path} is text: set --data.init_args.tokenizer to that of the network.",
             )
             texts = list(zip(*(values_of(rows, name).tolist() for name in self.input), strict=True))
+            for row, parts in enumerate(texts):
+                require(None not in parts, f"{self.path}, row {row}, has no text in {' or '.join(self.input)}: leave the row out.")
             return tokenised(texts, load_tokenizer(str(self.tokenizer)), self.max_length)
         try:
             columns = [np.array(rows.with_format("numpy")[name][:]) for name in self.input]
@@ -200,11 +203,13 @@ class ImageColumn(LazyInputs):
     Args:
         rows: the dataset, with one column.
         size: height and width that they are resized to, bilinearly.
+        what: the dataset is called.
     """
 
-    def __init__(self, rows: Any, size: int) -> None:
+    def __init__(self, rows: Any, size: int, what: str) -> None:
         self.rows = rows
         self.size = size
+        self.what = what
 
     def __len__(self) -> int:
         """Number of images."""
@@ -212,8 +217,12 @@ class ImageColumn(LazyInputs):
 
     def read(self, rows: Tensor) -> Tensor:
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
-        [images] = self.rows[rows.tolist()].values()
-        return torch.stack([resized(image, self.size) for image in images])
+        images = []
+        for row in rows.tolist():
+            with told_of_image(f"the image in row {row} of {self.what}"):
+                [image] = self.rows[row].values()
+                images.append(resized(image, self.size))
+        return torch.stack(images)
 
 
 def values_of(rows: Any, name: str) -> NDArray[Any]:

@@ -22,6 +22,8 @@ ROLES = {
 }
 """What sets of examples are called, in lower case."""
 
+MISSING = "Some examples have no target; the first is in row"
+
 
 class Table(NamedTuple):
     """Examples as they were read, one row each.
@@ -201,14 +203,26 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
     Args:
         targets: strings or whole numbers, shape (N,).
     """
-    missing = targets.dtype == object and None in targets.tolist()
-    require(not missing, "Some examples have no target: give one per example, or leave them out.")
-    found, labels = np.unique(targets, return_inverse=True)
+    if targets.dtype == object:
+        values = targets.tolist()
+        require(
+            None not in values, f"{MISSING} {values.index(None) if None in values else ''}: give one per example, or leave it out."
+        )
+    if targets.dtype.kind == "f" and not (finite := np.isfinite(targets)).all():
+        raise FederationError(
+            f"{MISSING} {int(np.argmin(finite))}, which has {targets[np.argmin(finite)]}: give a class, or leave it out."
+        )
+    try:
+        found, labels = np.unique(targets, return_inverse=True)
+    except TypeError as error:
+        raise FederationError(f"The targets are of several kinds ({error}): give all as names, or all as numbers.") from error
     if np.issubdtype(found.dtype, np.floating) and (found == np.floor(found)).all():
         found = found.astype(np.int64)
     if np.issubdtype(found.dtype, np.floating):
+        row = int(np.argmin(targets == np.floor(targets)))
         raise FederationError(
-            f"The targets are {len(found)} numbers such as {found[0]:g}, which are not whole: give classes, as names or numbers."
+            f"The targets are {len(found)} numbers such as {targets[row]:g}, in row {row}, which are not whole: give classes, as "
+            "names or numbers."
         )
     plain = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
     return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]

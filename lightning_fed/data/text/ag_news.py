@@ -1,6 +1,5 @@
 """AG_NEWS as sequences of word ids."""
 
-import csv
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,9 +10,11 @@ from jsonargparse.typing import PositiveInt
 from torch import Tensor
 
 from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.lines import csv_rows
 from lightning_fed.errors import require
 
 PADDING, UNKNOWN = 0, 1
+CLASSES = ("1", "2", "3", "4")
 
 
 class AGNews(FederatedDataModule):
@@ -63,5 +64,15 @@ class AGNews(FederatedDataModule):
 
 def read_examples(path: Path) -> list[tuple[list[str], int]]:
     """The words of each line's title and description, lower-cased, and its label from 0."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [(re.findall(r"[a-z0-9']+", f"{title} {text}".lower()), int(label) - 1) for label, title, text in csv.reader(file)]
+    examples = []
+    for line, fields in csv_rows(path):
+        where = f"{path}, line {line},"
+        require(len(fields) == 3, f"{where} has {len(fields)} columns, expected class, title and description.")
+        label, title, text = fields
+        require(
+            label in CLASSES,
+            f"{where} has the class {label!r}, expected {', '.join(CLASSES)}"
+            + (": these files have no header." if line == 1 else "."),
+        )
+        examples.append((re.findall(r"[a-z0-9']+", f"{title} {text}".lower()), int(label) - 1))
+    return examples

@@ -14,6 +14,8 @@ from torch.nn.functional import pad
 
 from lightning_fed.data.batches import take
 from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.hub import from_hub_or_cache
+from lightning_fed.data.lines import csv_rows, refuse_doubles
 from lightning_fed.errors import FederationError, require
 
 CHUNK = 250
@@ -89,6 +91,7 @@ class TextFiles(TextClassification):
         self.label = label
         self.train_file = train_file
         self.test_file = test_file
+        refuse_doubles(self.classes, "classes")
         require(len(self.text) in (1, 2), f"Got text={text}: give the name of one column or of two.")
 
     def examples(self) -> tuple[Examples, Examples]:
@@ -99,11 +102,14 @@ class TextFiles(TextClassification):
         """A column of the files, such as the one that says who wrote a text."""
         values: list[str] = []
         for path in map(existing, filter(None, (self.train_file, self.test_file))):
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file, dialect=dialect(path))
-                known = ", ".join(reader.fieldnames or [])
-                require(name in (reader.fieldnames or []), f"{path} has the columns {known}, but no {name!r}.")
-                values += [line[name] for line in reader]
+            rows = csv_rows(path, dialect=dialect(path))
+            _, header = next(rows, (1, []))
+            require(name in header, f"{path} has the columns {', '.join(header)}, but no {name!r}.")
+            for line, fields in rows:
+                require(
+                    len(fields) == len(header), f"{path}, line {line}, has {len(fields)} columns, but the header has {len(header)}."
+                )
+                values.append(fields[header.index(name)])
         return np.array(values)
 
     def _read(self, file: str) -> Examples:
@@ -169,14 +175,19 @@ def load_tokenizer(name: str, pads: bool = True) -> Any:
     """
     from transformers import AutoTokenizer
 
+    def load(place: str | Path, **options: Any) -> Any:
+        return AutoTokenizer.from_pretrained(place, **options)
+
     folder = Path(name).expanduser()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder if folder.is_dir() else name)
+        tokenizer = load(folder) if folder.is_dir() else from_hub_or_cache(load, name)
+    except FederationError as error:
+        raise FederationError(f"The tokenizer {name} is no folder, and {error} Set --data.init_args.tokenizer.") from error
     except (OSError, ValueError, ImportError) as error:
-        tried = f"the folder {folder.absolute()}" if folder.is_dir() else f"{name!r}, which is no folder, on the Hugging Face hub"
+        place = folder.absolute() if folder.is_dir() else name
         raise FederationError(
-            f"Could not load a tokenizer, tried {tried} ({' '.join(str(error).split())}): set --data.init_args.tokenizer to a "
-            "folder with tokenizer.json or to the name of a model on the hub, and check the network."
+            f"Could not load a tokenizer from {place} ({' '.join(str(error).split())}): set "
+            "--data.init_args.tokenizer to a folder with tokenizer.json or to the name of a model on the hub."
         ) from error
     require(
         not pads or tokenizer.pad_token is not None,
@@ -203,19 +214,29 @@ def read_examples(
         header: names of the columns; None: the first line has them.
         skip_short: leave out lines that lack a column instead of refusing them.
     """
-    needed = [*texts, label]
     examples: Examples = ([], [])
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, header, dialect=dialect(path))
-        columns = reader.fieldnames or []
-        require({*needed} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(needed)}.")
-        for line in reader:
-            *parts, name = (line[column] for column in needed)
-            where = f"{path}, line {reader.line_num},"
-            if None in (*parts, name):
-                require(skip_short, f"{where} has fewer columns than the header.")
-                continue
-            require(name in classes, f"{where} has the label {name!r}, expected one of {', '.join(classes)}.")
-            examples[0].append(tuple(parts))
-            examples[1].append(classes.index(name))
+    rows = csv_rows(path, dialect=dialect(path))
+    columns = next(rows, (1, []))[1] if header is None else list(header)
+    needed = [*texts, label]
+    refuse_doubles(columns, f"The header of {path}")
+    require({*needed} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(needed)}.")
+    places = [columns.index(name) for name in needed]
+    for line, fields in rows:
+        where = f"{path}, line {line},"
+        if len(fields) <= max(places):
+            require(skip_short, f"{where} has fewer columns than the header.")
+            continue
+        require(
+            skip_short or len(fields) <= len(columns),
+            f"{where} has {len(fields)} columns, but there are {len(columns)}: put texts with commas in quotation marks.",
+        )
+        *parts, name = (fields[place] for place in places)
+        is_header = header is not None and line == 1 and name == label
+        require(
+            name in classes,
+            f"{where} has the label {name!r}, expected one of {', '.join(classes)}."
+            + (" The first line is a header, which these files have not: take it out." if is_header else ""),
+        )
+        examples[0].append(tuple(parts))
+        examples[1].append(classes.index(name))
     return examples

@@ -1,11 +1,11 @@
 """The E2E data: descriptions of restaurants."""
 
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_fed.data.lines import csv_rows, refuse_doubles
 from lightning_fed.data.text.generation import Example, TextGeneration, grouped
 from lightning_fed.errors import require
 
@@ -47,18 +47,20 @@ class E2E(TextGeneration):
 def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
     """Source, restaurant and reference of each line."""
     require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        columns = reader.fieldnames or []
-        require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
-        for line in reader:
-            where = f"{path}, line {reader.line_num},"
-            require(None not in (line["mr"], line["ref"]), f"{where} has fewer columns than the header.")
-            meaning = line["mr"].strip()
-            slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
-            require(
-                MEANING.fullmatch(meaning) is not None and "name" in dict(slots),
-                f"{where} has the meaning {meaning!r}, expected one like name[The Vaults], eatType[pub].",
-            )
-            source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
-            yield source, dict(slots)["name"], line["ref"].strip()
+    rows = csv_rows(path)
+    _, columns = next(rows, (1, []))
+    refuse_doubles(columns, f"The header of {path}")
+    require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
+    for line, fields in rows:
+        where = f"{path}, line {line},"
+        less_or_more = "fewer" if len(fields) < len(columns) else "more"
+        require(len(fields) == len(columns), f"{where} has {less_or_more} columns than the header.")
+        of_line = dict(zip(columns, fields, strict=True))
+        meaning = of_line["mr"].strip()
+        slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
+        require(
+            MEANING.fullmatch(meaning) is not None and "name" in dict(slots),
+            f"{where} has the meaning {meaning!r}, expected one like name[The Vaults], eatType[pub].",
+        )
+        source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
+        yield source, dict(slots)["name"], of_line["ref"].strip()

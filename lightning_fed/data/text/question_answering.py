@@ -230,23 +230,42 @@ def says_something(answer: str) -> bool:
 def read_questions(path: Path) -> list[Question]:
     """The questions of a file in SQuAD's schema."""
     try:
-        return [
-            Question(
-                qa["id"],
-                article["title"],
-                qa["question"],
-                paragraph["context"],
-                () if qa.get("is_impossible") else tuple((answer["text"], answer["answer_start"]) for answer in qa["answers"]),
-            )
-            for article in json.loads(path.read_text(encoding="utf-8"))["data"]
-            for paragraph in article["paragraphs"]
-            for qa in paragraph["qas"]
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FederationError(
-            f"{path} does not have SQuAD's schema ({type(error).__name__}: {error}): expected data, a list of title and "
-            "paragraphs, these of context and qas, these of id, question and answers, these of text and answer_start."
-        ) from error
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
+        raise FederationError(f"{path} is not JSON in UTF-8 ({' '.join(str(error).split())}): expected SQuAD's schema.") from error
+    questions = []
+    for i, article in enumerate(_field(content, "data", list, str(path))):
+        in_article = f"{path}, article {i}"
+        topic = _field(article, "title", str, in_article)
+        for j, paragraph in enumerate(_field(article, "paragraphs", list, in_article)):
+            in_paragraph = f"{in_article}, paragraph {j}"
+            context = _field(paragraph, "context", str, in_paragraph)
+            for k, qa in enumerate(_field(paragraph, "qas", list, in_paragraph)):
+                where = f"{in_paragraph}, question {k}"
+                given = [] if isinstance(qa, dict) and qa.get("is_impossible") else _field(qa, "answers", list, where)
+                answers = tuple((_field(one, "text", str, where), _field(one, "answer_start", int, where)) for one in given)
+                questions.append(
+                    Question(_field(qa, "id", str, where), topic, _field(qa, "question", str, where), context, answers)
+                )
+    return questions
+
+
+def _called(value: Any) -> str:
+    return KINDS.get(type(value), type(value).__name__)
+
+
+KINDS = {list: "a list", str: "a text", int: "a whole number"}
+"""What the fields of the schema are."""
+
+
+def _field(of: Any, name: str, kind: type, where: str) -> Any:
+    """A field of an object, if it is there and of its kind."""
+    require(isinstance(of, dict), f"{where} is {_called(of)}, which is not SQuAD's schema: expected an object with {name}.")
+    value = of.get(name)
+    if type(value) is kind:  # true is no number
+        return value
+    got = f"is {value!r:.40}" if name in of else "is missing"
+    raise FederationError(f"{where}: {name!r} {got}, which is not SQuAD's schema: expected {KINDS[kind]}.")
 
 
 def characters_of_answer(question: Question) -> tuple[int, int]:

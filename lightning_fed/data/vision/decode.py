@@ -1,6 +1,9 @@
 """Image files, decoded when a batch needs them."""
 
-from collections.abc import Sequence
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +39,48 @@ class ImagePaths(LazyInputs):
 
     def read(self, rows: Tensor) -> Tensor:
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
-        from PIL import Image, UnidentifiedImageError
-
         images = []
         for row in rows.tolist():
             path = Path(self.root) / self.files[row]
-            try:
-                with Image.open(path) as image:
-                    images.append(resized(image, self.size))
-            except (OSError, UnidentifiedImageError) as error:
-                raise FederationError(
-                    f"Could not read the image {path} ({error}): mend it, or take it out of the folder."
-                ) from error
+            with told_of_image(f"the image {path}"):
+                images.append(resized(path, self.size))
         return torch.stack(images)
 
 
-def resized(image: Any, size: int) -> Tensor:
-    """A Pillow image as bytes of shape (3, size, size): in colour, resized bilinearly (antialiased when shrinking)."""
+@contextmanager
+def told_of_image(what: str) -> Iterator[None]:
+    """Say of what Pillow cannot read which image it is: none, one that is cut off, or one too large to be meant.
+
+    Args:
+        what: it is: a file, or a row of one.
+    """
     from PIL import Image
 
-    image = image.convert("RGB")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise FederationError(f"Could not read {what} ({error}): make it smaller, or take it out.") from error
+    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, EOFError, struct.error) as error:
+        raise FederationError(f"Could not read {what} ({error}): mend it, or take it out.") from error
+
+
+def resized(given: Any, size: int) -> Tensor:
+    """An image, or what is in a file, as bytes of shape (3, size, size): in colour, resized bilinearly (antialiased when
+    shrinking).
+
+    Args:
+        given: a Pillow image, or the path of a file.
+        size: height and width.
+    """
+    from PIL import Image
+
+    if isinstance(given, Path):
+        with Image.open(given) as opened:
+            image = opened.convert("RGB")
+    else:
+        image = given.convert("RGB")
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)

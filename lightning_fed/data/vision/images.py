@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data.arrays import Array, Given, as_inputs
+from lightning_fed.data.arrays import Array, Given
 from lightning_fed.data.batches import take
+from lightning_fed.data.checked import as_labels, checked_inputs
 from lightning_fed.data.federated import FederatedDataModule, Pools, pick_column
+from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, require
 
@@ -47,12 +49,12 @@ class InMemory(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        inputs, targets = as_inputs(images), torch.as_tensor(labels)
+        inputs, targets = checked_inputs(images, "images"), as_labels(labels, "labels")
         self._pools: Pools = (
             inputs,
             targets,
-            take(inputs, slice(0)) if test_images is None else as_inputs(test_images),
-            targets[:0] if test_labels is None else torch.as_tensor(test_labels),
+            take(inputs, slice(0)) if test_images is None else checked_inputs(test_images, "test_images"),
+            targets[:0] if test_labels is None else as_labels(test_labels, "test_labels"),
         )
         if num_classes is None:
             most = max((int(of_set.max()) for of_set in (self._pools[1], self._pools[3]) if len(of_set)), default=0)
@@ -60,6 +62,7 @@ class InMemory(FederatedDataModule):
         self.num_classes: int = num_classes
         if class_names is not None:  # else the class may have some
             self.class_names = class_names
+        refuse_doubles(class_names or (), "class_names")
         require(
             class_names is None or len(class_names) == num_classes,
             f"Got {len(class_names or ())} class_names and num_classes={num_classes}: give a name per class.",

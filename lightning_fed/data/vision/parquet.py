@@ -1,5 +1,6 @@
 """Images in parquet files with the schema of the Hugging Face hub: bytes of PNG, JPEG or WebP and a label."""
 
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.hub import load_from_hub, optional
+from lightning_fed.data.vision.decode import told_of_image
 from lightning_fed.errors import FederationError, require
 
 IMAGE_COLUMNS = ("img", "image")
@@ -31,9 +33,20 @@ def find(root: str) -> dict[str, list[str]]:
 
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
     """The training and the test set in parquet files, and what the classes are called."""
+    datasets = optional("datasets", "hub")
+    rows = {part: FileRows([(file, rows_of(file)) for file in found]) for part, found in files.items()}
     # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
-    sets = optional("datasets", "hub").load_dataset("parquet", data_files=files, streaming=True)
-    return _both(sets, label_columns)
+    sets = datasets.load_dataset("parquet", data_files=files, streaming=True)
+    return _both(sets, label_columns, rows["train"], rows["test"])
+
+
+def rows_of(file: str) -> int:
+    """How many rows a parquet file has."""
+    parquet = optional("pyarrow.parquet", "hub")
+    try:
+        return int(parquet.read_metadata(file).num_rows)
+    except (OSError, ValueError) as error:
+        raise FederationError(f"{file} is no complete parquet file ({' '.join(str(error).split())}): get it again.") from error
 
 
 def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
@@ -43,32 +56,76 @@ def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examp
         {"train", "test"} <= set(sets),
         f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
     )
-    return _both(sets, label_columns)
+    whole = ({part: FileRows([(f"{name}, set {part}", len(sets[part]))])} for part in ("train", "test"))
+    return _both(sets, label_columns, *(rows[part] for rows in whole for part in rows))
 
 
-def _both(sets: Any, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
-    train, test = _read(sets["train"], label_columns), _read(sets["test"], label_columns)
+class FileRows:
+    """Which file the row of a set is in.
+
+    Args:
+        files: their names and how many rows each has, one after the other.
+    """
+
+    def __init__(self, files: list[tuple[str, int]]) -> None:
+        self.files = files
+
+    def place(self, row: int) -> str:
+        """File and row there, from 0."""
+        for file, rows in self.files:
+            if row < rows:
+                return f"{file}, row {row}"
+            row -= rows
+        return f"row {row} behind the last file"
+
+
+def _both(sets: Any, label_columns: tuple[str, ...], train_rows: FileRows, test_rows: FileRows) -> tuple[Examples, Examples, Names]:
+    train, test = _read(sets["train"], label_columns, train_rows), _read(sets["test"], label_columns, test_rows)
     features = sets["train"].features
     names = getattr(features[_pick(list(features), label_columns)], "names", None)  # of a ClassLabel
     return train, test, names
 
 
-def _read(dataset: Any, label_columns: tuple[str, ...]) -> Examples:
-    names = list(dataset.features)
+def _read(dataset: Any, label_columns: tuple[str, ...], rows: FileRows) -> Examples:
+    first = rows.files[0][0]
+    try:
+        # Arrow batches hold the files' bytes; any other format would decode the images one by one.
+        tables = list(dataset.with_format("arrow").iter(batch_size=1000))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FederationError(
+            f"{first}, or a file after it, cannot be read ({' '.join(str(error).split())}): get it again, or give files with the "
+            "same columns."
+        ) from error
+    require(len(tables) > 0, f"{first} has no rows: give at least one image per client.")
+    names = tables[0].column_names
     image, label = _pick(names, IMAGE_COLUMNS), _pick(names, label_columns)
-    # Arrow batches hold the files' bytes; any other format would decode the images one by one.
-    tables = list(dataset.with_format("arrow").iter(batch_size=1000))
+    kind = tables[0][image].type
+    holds_bytes = hasattr(kind, "fields") and any(field.name == "bytes" for field in kind.fields)
+    require(holds_bytes, f"{first} has the column {image!r} of {kind}: expected images, as bytes and path.")
     files = [file for table in tables for file in table[image].combine_chunks().field("bytes").to_pylist()]
-    labels = torch.cat([torch.from_numpy(table[label].to_numpy().copy()) for table in tables])
-    return decode(files), labels
+    labels = [number for table in tables for number in table[label].to_pylist()]
+    for row, number in enumerate(labels):
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise FederationError(f"{rows.place(row)}, has {number!r} in the column {label!r}: expected the number of a class.")
+    return decode(files, rows.place), torch.tensor(labels)
 
 
-def decode(files: list[bytes]) -> Tensor:
-    """Images of one size. Threads would not help: Pillow holds the interpreter's lock most of the time."""
+def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor:
+    """Images of one size. Threads would not help: Pillow holds the interpreter's lock most of the time.
+
+    Args:
+        files: what is in them.
+        place: where one of them is, by its position.
+    """
     from PIL import Image
 
     Image.init()
-    pixels = [np.asarray(Image.open(BytesIO(file), formats=FORMATS).convert("RGB")) for file in files]
+    pixels = []
+    for row, file in enumerate(files):
+        if not file:
+            raise FederationError(f"{place(row)}, has no image: leave the row out.")
+        with told_of_image(f"{place(row)}, as {' or '.join(FORMATS)}"):
+            pixels.append(np.asarray(Image.open(BytesIO(file), formats=FORMATS).convert("RGB")))
     sizes = sorted({image.shape[:2] for image in pixels})
     require(len(sizes) == 1, f"Images have {len(sizes)} sizes, such as {sizes[:2]}, but must have one.")
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()

@@ -54,5 +54,5 @@ class TinyImageNet(FederatedDataModule):
 
     def _read(self, files: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
         require(len(files) > 0, f"Found no images in {self.root}: set --data.init_args.root to the folder tiny-imagenet-200.")
-        images = decode([file.read_bytes() for file, _ in files])
+        images = decode([file.read_bytes() for file, _ in files], lambda row: str(files[row][0]))
         return resize(images, self.image_size), torch.tensor([label for _, label in files])

@@ -64,7 +64,7 @@ def test_semicolons() -> None:
         ("a,b\n1,0\n", {"target": "c"}, "has the columns a, b, but no target 'c'"),
         ("a,b\n1,0\n", {"input": ["a", "d"]}, "has the columns a, b, but no input d"),
         ("a,b\n1,0\n2\n", {}, "line 3, has 1 columns, but the header has 2"),
-        ("a,b\n1,0\n?,0\n", {}, r"t.csv has '\?' in the column 'a', which is not a number"),
+        ("a,b\n1,0\n?,0\n", {}, r"t.csv, line 3, has '\?' in the column 'a', which is not a number"),
         ("a,b\n", {}, "no line below its header"),
         ("", {}, "no line below its header"),
     ],

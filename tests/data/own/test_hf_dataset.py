@@ -143,11 +143,12 @@ def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HFDataset("owner/name", "image", "label", "user", config="plain").num_clients == 2
     assert asked == [("owner/name", "plain")]
 
-    def fails(*name: str) -> Any:
+    def fails(*name: object, **options: object) -> Any:
         raise OSError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
-    with pytest.raises(FederationError, match=r"Could not load owner/name .*\(no network\).* --data.init_args.path to a folder"):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fails)
+    with pytest.raises(FederationError, match=r"Could not load owner/name.*\(no network\).* --data.init_args.path to a folder"):
         HFDataset("owner/name", "image", "label").setup()
 
 

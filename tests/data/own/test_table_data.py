@@ -115,7 +115,7 @@ def test_a_validation_set_alone_is_tested_on() -> None:
         ({"split_column": "user"}, "The column 'user' has 'x', 'y', 'z': expected one of train"),
         ({"sets": np.full(36, "test")}, "The division into sets has no training set"),
         ({"targets": []}, "Given has no examples"),
-        ({"targets": [0.5, 1.0]}, "2 numbers such as 0.5, which are not whole"),
+        ({"targets": [0.5, 1.0]}, "2 numbers such as 0.5, in row 0, which are not whole"),
         ({"targets": np.array(["a", None], dtype=object)}, "Some examples have no target"),
         ({"split": "official"}, "Given has no official test set: set split to pooled"),
     ],

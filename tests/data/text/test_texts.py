@@ -15,6 +15,7 @@ from lightning_fed.data.text.classification import CHUNK, Examples
 from lightning_fed.errors import FederationError
 
 transformers = pytest.importorskip("transformers")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 
 @pytest.fixture
@@ -191,16 +192,34 @@ def test_batches_of_texts(tokenizer: str) -> None:
 
 
 def test_a_tokenizer_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FederationError, match=rf"tried the folder {tmp_path}.*tokenizer\.json") as caught:
+    with pytest.raises(FederationError, match=rf"load a tokenizer from {tmp_path}.*tokenizer\.json") as caught:
         Given(([("a",)], [0]), tokenizer=str(tmp_path)).load()
     assert "\n" not in str(caught.value)
 
-    def offline(name: str) -> None:
-        raise OSError("We couldn't connect\nto the hub")
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
-    with pytest.raises(FederationError, match=r"'roberta-base', which is no folder.*connect to the hub.*check the network"):
-        Given(([("a",)], [0]), tokenizer="roberta-base").load()
+@pytest.mark.parametrize(("name", "revision"), [("roberta-base", None), ("nobody/nothing@v1.0", "v1.0")])
+def test_the_hub_is_asked_once_where_the_cache_has_no_tokenizer(
+    name: str, revision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library would try for a minute, and say so in twenty lines."""
+    asked: list[tuple[bool, str | None]] = []
+
+    def from_pretrained(name: str, revision: str | None = None) -> None:
+        asked.append((huggingface_hub.constants.HF_HUB_OFFLINE, revision))
+        raise OSError("We couldn't find it\nin the cache")
+
+    def model_info(api: Any, name: str, revision: str | None, timeout: float) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    with pytest.raises(FederationError, match=rf"'{name}' is not in the local cache.*no route to host") as caught:
+        Given(([("a",)], [0]), tokenizer=name).load()
+    assert "\n" not in str(caught.value)
+    assert asked == [(True, revision)]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FederationError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+        Given(([("a",)], [0]), tokenizer=name).load()
 
 
 def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:

@@ -166,10 +166,14 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     datasets = pytest.importorskip("datasets")
 
     def offline(name: str) -> None:
+        raise ConnectionError("not in the cache")
+
+    def dataset_info(api: object, name: str, revision: str | None, timeout: float) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(FederationError, match=r"Could not load a/b from the Hugging Face hub \(no route"):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
+    with pytest.raises(FederationError, match=r"Could not load a/b: .* the Hugging Face hub cannot be reached \(no route"):
         CIFAR10("hf://a/b").setup()
 
 

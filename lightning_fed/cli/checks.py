@@ -1,0 +1,79 @@
+"""What is wrong with a configuration although each of its options has a type that it may have."""
+
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lightning_fed.cli.refusals import BASES, known, parameters_of
+from lightning_fed.errors import FederationError
+from lightning_fed.sweep.plan import LARGEST_SEED
+
+
+def check_config(config: Namespace) -> None:
+    """Refuse blocks that name no class, and nulls where a value is needed.
+
+    Args:
+        config: a verb's options, understood and not yet built.
+
+    Raises:
+        FederationError: naming the option.
+    """
+    seed = config.get("seed_everything")
+    if seed is not None and not 0 <= seed <= LARGEST_SEED:
+        raise FederationError(f"seed_everything is {seed}: give a whole number from 0 to {LARGEST_SEED}.")
+    for block in ("model", "data"):
+        path = str(getattr(config.get(block), "class_path", ""))
+        if (name := path.rpartition(".")[2]) in BASES and path.startswith("lightning_fed."):
+            raise FederationError(
+                f"{block} is a {name}, which others are made of, or has no class_path: name one of {', '.join(known(block))}."
+            )
+    for key, value in config.items(branches=True):
+        if isinstance(value, Namespace) and "." not in key:
+            refuse_nulls(value, key)
+
+
+def refuse_nulls(value: Any, key: str) -> None:
+    """Refuse null for what a class takes no null for. jsonargparse lets it pass within ``init_args``."""
+    if isinstance(value, list):
+        for place, entry in enumerate(value):
+            refuse_nulls(entry, f"{key}[{place}]")
+    elif isinstance(value, Namespace) and "class_path" in value:
+        given = vars(value.get("init_args") or Namespace())
+        for name in takes_no_null(str(value.class_path)) & given.keys():
+            if given[name] is None:
+                raise FederationError(f"{key}.{name} is null: give a value, or leave it out for the default.")
+        for name, entry in given.items():
+            refuse_nulls(entry, f"{key}.{name}")
+    elif isinstance(value, Namespace | Mapping):
+        for name, entry in (vars(value) if isinstance(value, Namespace) else value).items():
+            refuse_nulls(entry, f"{key}.{name}")
+
+
+def takes_no_null(path: str) -> set[str]:
+    """Names of the options of a class that have a default, and a type that null is not of."""
+    try:
+        parameters = parameters_of(pkgutil.resolve_name(path))
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return set()
+    return {
+        name
+        for name, (parameter, maker) in parameters.items()
+        if parameter.default not in (None, inspect.Parameter.empty) and not _takes_null(maker, parameter)
+    }
+
+
+def _takes_null(maker: Any, parameter: inspect.Parameter) -> bool:
+    try:
+        hint = typing.get_type_hints(maker).get(parameter.name, Any)
+    except (NameError, TypeError):  # what is only there for type checkers
+        return True
+    if hint in (Any, object, None, types.NoneType):
+        return True
+    return types.NoneType in typing.get_args(hint) or any(
+        not isinstance(hint, type) and arg is Any for arg in typing.get_args(hint)
+    )

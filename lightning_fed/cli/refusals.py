@@ -1,0 +1,215 @@
+"""What jsonargparse refuses, in one line: which option, what it got, what it takes."""
+
+import inspect
+import pkgutil
+import re
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import lightning_fed.data
+import lightning_fed.engines
+import lightning_fed.methods
+import lightning_fed.models
+from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.engines import Engine
+from lightning_fed.models import Backbone
+from lightning_fed.module import FederatedModule
+
+HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
+
+BASES = {
+    "FederatedModule": "FedAvg",
+    "FederatedDataModule": "Digits",
+    "TableData": "CSVFiles",
+    "TextClassification": "TextFiles",
+    "QuestionAnswering": "QuestionFiles",
+    "TextGeneration": "E2E",
+    "ImageFiles": "CIFAR10",
+    "Partitioner": "IID",
+    "Engine": "InProcess",
+    "Backbone": "SmallCNN",
+}
+"""Classes that others are made of and that do nothing themselves, each with one that does."""
+
+LONGEST = 120
+"""Characters of a word, beyond which it is cut."""
+
+_NOISE = (
+    "Does not validate against any of the Union subtypes",
+    "Errors:",
+    "Expected a <class",  # the other types of the union
+    "Expected a path but",  # of a file with the value
+    "Expected a typing.Literal",  # told in words
+    "Given value",
+    "Not a valid subclass",  # told in words
+    "Not of type ImportPath",  # what a name of something is not
+    "Not of type Tensor",  # the other type of a number
+    "Problem with given class_path",
+    "Subclass types expect one of",
+    "Subtypes:",
+    "a class path (str)",
+    "a dict with",
+    "but expected",
+)
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "dict": "names with values",
+    "NoneType": "null",
+}
+"""Python's types as a configuration has them."""
+
+_CALLABLE = re.compile(r"Type \S*Callable\[.*?\] expects a function or a callable class: ")
+
+
+def shorten(message: str, options: Collection[str] = ()) -> str:
+    """What is wrong, with which option, and what is known instead.
+
+    Args:
+        message: jsonargparse's.
+        options: those of the command line, as ``federation.rounds``.
+    """
+    found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
+    keys = [key for place, key in enumerate(found) if key not in found[:place]]
+    lines = list(dict.fromkeys(map(_plain, message.splitlines())))
+    told = "; ".join(line for line in lines if line and not line.startswith(_NOISE))
+    told = _in_words(told or _expected(message, lines) or " ".join(message.split()), _given(message))
+    told = _with_names(told, message, keys, options)
+    told = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", told)
+    return f"{'.'.join(keys)}: {told}" if keys else told
+
+
+def _plain(line: str) -> str:
+    """A line without what only says where it is from."""
+    line = _CALLABLE.sub("", re.sub(r'^(- )?(Parser key "[^"]+":)?\s*', "", line.strip()))
+    if "not match regular expression" in line:  # what a dotted path looks like
+        return ""
+    line = re.sub(r'\.? Got value: (Namespace\(|\[|\{).*|^Parser key "[^"]+":$', "", line)
+    return re.sub(r"^Not of type (?!ImportPath|Tensor)\w+: ", "", line)
+
+
+def _given(message: str) -> str:
+    """The value that was not taken: the innermost one."""
+    value = next(iter(re.findall(r"Given value: (.*)", message)), "")
+    nested = re.fullmatch(r"NestedArg\(key='[^']*', val=(.*)\)", value)
+    value = re.sub(r"\.? Got value: .*", "", nested[1] if nested else value)
+    return "null" if value in ("None", "'None'") else value
+
+
+def _expected(message: str, lines: Iterable[str]) -> str:
+    """What an option takes, where the types that its value is not are all that was said."""
+    innermost = message.partition("Given value")[0]
+    kinds = [_KINDS.get(name, "") for name in re.findall(r"Expected a <class '(\w+)'>", innermost)]
+    for values in re.findall(r"Expected a typing\.Literal\[([^\]]*)\]", innermost):
+        kinds += [value.strip().strip("'") for value in values.split(",")]
+    if classes := re.findall(r"Not a valid subclass of (\w+)", message):
+        kinds = [f"the name of a {classes[0]}, or its class_path and init_args"]
+    if "Not of type Tensor" in message and not kinds:
+        kinds = ["a list of numbers"]
+    kinds = list(dict.fromkeys(filter(None, kinds)))
+    value = _given(message) or next(iter(re.findall(r"Got value: (.*)", message)), "")
+    return f"got {value or 'something else'}, expected {' or '.join(kinds)}" if kinds else ""
+
+
+def _in_words(told: str, value: str) -> str:
+    """Python's sentences about values as those of a configuration."""
+    if told.startswith("does not conform"):
+        told = f"{value} {told}"  # of a union, the value stands elsewhere
+    told = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", told)
+    told = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", told)
+    not_numbers = r"(invalid literal for int\(\) with base 10|could not convert string to \w+)"
+    told = re.sub(rf"{not_numbers}: '?None'?", "got null, expected a number", told)
+    told = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", told)
+    told = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", told)
+    no_class = r"Expected an import path or a subclass spec, but got (.*?)(?=\. Got value|;|$)(\. Got value: [^;]*)?"
+    told = re.sub(no_class, r"got \1, expected the name of a class", told)
+    told = re.sub(r"Unable to load config (['\"])(.*?)\1(; Unable.*)?", r"got '\2', expected options by name", told)
+    told = re.sub(r"Problems parsing config: ", "The configuration is not YAML: ", told)
+    told = re.sub(r'; in "<unicode string>",', ", in", told)
+    return "; ".join(
+        dict.fromkeys(part for part in told.split("; ") if not re.match(r"expected string or bytes-like object", part))
+    )
+
+
+def _with_names(told: str, message: str, keys: list[str], options: Collection[str]) -> str:
+    """With the names that are known, and the one that is nearest to what was given."""
+    if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", told):
+        path = _whose(message, wrong[0])
+        names = [*options_of(path), "class_path", "init_args"] if path else []
+        short = path.rpartition(".")[2]
+        told = told.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
+        told += nearest(wrong[1].partition(".")[0], names)
+        if short in BASES:
+            told += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
+    elif wrong := re.search(r"not accept option '([^']+)'", told):
+        told += nearest(wrong[1], options)
+    elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", told):
+        told += nearest(wrong[1], options, "--")
+    elif "expected the name of a" in told:
+        given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
+        told += nearest(given[0], ["class_path", "init_args"]) if given else ""
+    if keys and ("there is no" in told or "has no attribute" in told) and (names := known(keys[-1].rpartition(".")[2])):
+        wrong = re.search(r"there is no '([^']*)'", told)
+        told += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
+    return f"{told}; {HELP}" if "unrecognized arguments" in told or "not accept" in told else told
+
+
+def _whose(message: str, what: str) -> str:
+    """The path of the class that does not take an option: the value on the same line, or what the message last spoke of."""
+    before, _, after = message.partition(what)
+    if given := re.match(r"\. Got value: Namespace\(class_path='([^']+)'", after):
+        return given[1]
+    classes = re.findall(r"Problem with given class_path '([^']+)'", before)
+    return classes[-1] if classes else ""
+
+
+def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
+    """A question that names what is spelt most alike; nothing if nothing is."""
+    found = get_close_matches(name, list(names), 1)
+    return f" (did you mean {dashes}{found[0]}?)" if found else ""
+
+
+def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:
+    """What a class or a function takes by name, and the function that says so. A class that passes on what it does not know takes
+    what its base takes.
+    """
+    makers = [vars(kind)["__init__"] for kind in thing.__mro__ if "__init__" in vars(kind)] if isinstance(thing, type) else [thing]
+    found: dict[str, tuple[inspect.Parameter, Any]] = {}
+    for maker in makers:
+        parameters = inspect.signature(maker).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        found = {p.name: (p, maker) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    found.pop("self", None)
+    return found
+
+
+@cache
+def options_of(path: str) -> list[str]:
+    """Names of the options of a class or a function; none if they cannot be found out."""
+    try:
+        return list(parameters_of(pkgutil.resolve_name(path)))
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return []
+
+
+def known(key: str) -> list[str]:
+    """Names of the classes that an option takes, if they are the library's own."""
+    homes = {
+        "model": (lightning_fed.methods, FederatedModule),
+        "backbone": (lightning_fed.models, Backbone),
+        "data": (lightning_fed.data, FederatedDataModule),
+        "partition": (lightning_fed.data, Partitioner),
+        "engine": (lightning_fed.engines, Engine),
+    }
+    module, base = homes.get(key, (lightning_fed.methods, type(None)))
+    found = {name: getattr(module, name) for name in module.__all__ if name not in BASES}
+    return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, base)]

@@ -1,0 +1,124 @@
+"""The ``trainer`` block: what of it a client's Trainer takes, and what is to be set instead of the rest."""
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch import callbacks as of_lightning
+from lightning.pytorch.callbacks.finetuning import BaseFinetuning
+from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
+
+from lightning_fed.errors import FederationError
+
+TURN = "a turn is as long as its method says: set --model.init_args.epochs"
+MANUAL = "training is manual: set --model.init_args.gradient_clip"
+MEASURED = "clients are not validated while they train: set --federation.evaluate_every"
+ONE_DEVICE = "a client trains on one device: leave it out"
+PROFILE = (
+    "a run has thousands of Trainers, whose profiles nobody would add up: profile the command (python -m cProfile -m …), or "
+    "one client with a Trainer of your own, Trainer(profiler=…).fit(module, data.client(0))"
+)
+
+REFUSED = {
+    "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
+    "min_epochs": TURN,
+    "min_steps": TURN,
+    "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
+    "gradient_clip_val": MANUAL,
+    "gradient_clip_algorithm": MANUAL,
+    "logger": "the federation logs: set --federation.logger",
+    "log_every_n_steps": "the federation logs each round: set --federation.logger",
+    "enable_autolog_hparams": "the federation logs: set --federation.logger",
+    "model_registry": "the federation writes checkpoints: set --federation.run_dir",
+    "default_root_dir": "the federation writes, not its clients: set --federation.run_dir",
+    "enable_checkpointing": "the federation writes checkpoints: set --federation.checkpoint_every",
+    "enable_progress_bar": "the federation shows progress: set --federation.progress",
+    "enable_model_summary": "the federation shows what is played: set --federation.progress",
+    "num_sanity_val_steps": MEASURED,
+    "val_check_interval": MEASURED,
+    "check_val_every_n_epoch": MEASURED,
+    "overfit_batches": "it would replace the order of a client's batches: set --trainer.limit_train_batches",
+    "use_distributed_sampler": ONE_DEVICE,
+    "sync_batchnorm": ONE_DEVICE,
+    "profiler": PROFILE,
+    "barebones": "it switches off what clients are measured by, and their Trainers are lean already: leave it out",
+}
+"""Options of Lightning's Trainer that a client's Trainer cannot take or that would do nothing, and what to do instead."""
+
+NOT_NOTHING = {
+    "limit_train_batches": "its clients would learn nothing",
+    "limit_test_batches": "nothing could be reported; set --federation.evaluate_every to measure less often",
+    "limit_predict_batches": "methods that look at their data once more would see nothing",
+}
+"""Options that leave out batches, and why all of them cannot be left out."""
+
+NO_LOGGER = "the federation logs, and a client's Trainer has no logger"
+NO_CALLBACKS: dict[type[L.Callback], str] = {
+    of_lightning.Checkpoint: "the federation writes checkpoints: set --federation.checkpoint_every",
+    ProgressBar: "the federation shows progress: set --federation.progress",
+    of_lightning.ModelSummary: "the federation says what is played: set --federation.progress",
+    of_lightning.EarlyStopping: (
+        "it would end a client's turn in whatever phase it is: let the run play its rounds, and take the best with --ckpt_path best"
+    ),
+    of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
+    of_lightning.DeviceStatsMonitor: NO_LOGGER,
+    of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
+    of_lightning.StochasticWeightAveraging: "it would replace the schedule and the weights of a client's turn: the server averages",
+    of_lightning.WeightAveraging: "it would replace the weights of a client's turn: the server averages",
+    of_lightning.BatchSizeFinder: "it would train clients to no avail: set --data.init_args.batch_size",
+    of_lightning.LearningRateFinder: "it would train clients to no avail: set the learning rate of --model.init_args.optimizer",
+    of_lightning.GradientAccumulationScheduler: "training is manual: set --data.init_args.batch_size",
+    BaseFinetuning: "what learns is the method's: choose one that freezes, or a network with frozen parameters",
+    of_lightning.ModelPruning: "it renames the tensors that travel",
+}
+"""Callbacks that a client's Trainer cannot have, and why, or what to use instead."""
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a client's Trainer, out of those of the ``trainer`` block.
+
+    Raises:
+        FederationError: for what it cannot take.
+    """
+    parameters = inspect.signature(L.Trainer).parameters
+    for key, remedy in REFUSED.items():
+        if key in given and given[key] != parameters[key].default:
+            raise FederationError(f"trainer.{key} is set, but {remedy}.")
+    for key, why in NOT_NOTHING.items():
+        if given.get(key) is not None and given[key] == 0:
+            raise FederationError(f"trainer.{key} is 0, but {why}: give at least 1.")
+    listed = given.get("callbacks") or []
+    for callback in listed if isinstance(listed, Iterable) else [listed]:
+        for kind, why in NO_CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise FederationError(f"trainer.callbacks has a {type(callback).__name__}, but {why}.")
+    return {key: value for key, value in given.items() if key not in REFUSED}
+
+
+def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
+    """A client's Trainer. Its callbacks and plugins are copies: a Trainer must not hand on what another one left in them.
+
+    Raises:
+        FederationError: where Lightning builds none of these settings, but would if one of them were not given.
+    """
+    try:
+        return L.Trainer(**copy.deepcopy(settings) | overrides)
+    except Exception as error:
+        if (key := at_fault(settings, overrides)) is None:
+            raise
+        said = " ".join(str(error).split())
+        given = "null" if settings[key] is None else repr(settings[key])
+        raise FederationError(f"trainer.{key} is {given}, of which Lightning builds no Trainer: {said}") from error
+
+
+def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:
+    """The setting without which a Trainer can be built; None if it is not one alone."""
+    for key, parameter in inspect.signature(L.Trainer).parameters.items():
+        if key in settings and settings[key] != parameter.default:
+            with contextlib.suppress(Exception):
+                L.Trainer(**copy.deepcopy(settings) | {key: parameter.default} | overrides)
+                return key
+    return None

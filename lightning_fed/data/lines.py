@@ -1,0 +1,58 @@
+"""Files with a line per example and columns, whose errors name the file and the line."""
+
+import csv
+import gzip
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.errors import FederationError, require
+
+LONGEST_FIELD = 2**31 - 1
+"""Characters that a field may have. Python's limit, 131,072, is there against files that never end a quotation."""
+
+GZIP = b"\x1f\x8b"
+"""What compressed files begin with."""
+
+
+def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV file that are not empty, each with its number, from 1, the header among them.
+
+    Args:
+        path: of the file, in UTF-8, compressed by gzip or not.
+        **options: of ``csv.reader``.
+
+    Raises:
+        FederationError: for what is no text in UTF-8, or no CSV.
+    """
+    limit, line = csv.field_size_limit(LONGEST_FIELD), 1
+    try:
+        with path.open("rb") as start:
+            is_packed = start.read(2) == GZIP
+        with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
+            reader = csv.reader((text.decode("utf-8-sig" if n == 0 else "utf-8") for n, text in enumerate(file)), **options)
+            for fields in reader:
+                line = reader.line_num
+                if fields:
+                    yield line, fields
+                line += 1
+    except UnicodeDecodeError as error:
+        byte = f"{error.object[error.start]:#04x}"
+        raise FederationError(f"{path}, line {line}, is not text in UTF-8 (byte {byte}): save it as UTF-8.") from error
+    except csv.Error as error:
+        raise FederationError(f"{path}, line {line}, cannot be read ({error}): correct it.") from error
+    except (OSError, EOFError) as error:
+        raise FederationError(f"{path} cannot be read ({error}).") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def refuse_doubles(names: Sequence[Any], what: str) -> None:
+    """Refuse names of which one is there twice.
+
+    Args:
+        names: of columns, or of classes.
+        what: has them, the subject of the error's sentence.
+    """
+    double = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    require(double is None, f"{what} has the name {double!r} twice: give each a name of its own.")
