@@ -12,8 +12,11 @@ from types import ModuleType
 
 from lightning_fed.errors import FederationError
 
-SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""What a cluster of our own does not do unless it is asked to."""
+SILENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # older versions warn that this will be so; workers see to it themselves
+}
+"""What Ray does not do unless it is asked to: report what it is used for, and warn."""
 
 PROBE = """
 import logging, sys

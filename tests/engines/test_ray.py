@@ -25,6 +25,7 @@ from lightning_fed.__main__ import main
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import Digits
 from lightning_fed.engines import Engine, InProcess, Ray
+from lightning_fed.engines.ray_cluster import SILENT
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import Federation
@@ -41,7 +42,8 @@ def cluster() -> Iterator[None]:
     """Two processors, and a GPU that is not there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import the tests' methods
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in SILENT.items():
+            patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         yield
