@@ -1,8 +1,11 @@
 """The site: sphinx-build -W -n docs docs/_build/html. .ci/docs does it in an environment of its own."""
 
+import atexit
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -67,6 +70,11 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+kernel = Path(tempfile.mkdtemp(prefix="lightning_fed_kernel_"))
+atexit.register(shutil.rmtree, kernel, ignore_errors=True)
+(kernel / "profile_default" / "startup").mkdir(parents=True)
+shutil.copy(DOCS / "kernel.py", kernel / "profile_default" / "startup" / "00-site.py")
+os.environ["IPYTHONDIR"] = str(kernel)
 os.environ["LIGHTNING_FED_CHECKOUT"] = str(DOCS.parent)
 os.environ["OMP_NUM_THREADS"] = "1"
 
