@@ -6,14 +6,15 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from generators.gallery import markdown
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.cli import report, sweep
-from lightning_fed.cli.fit import VERBS, FederationCLI
+from lightning_fed.cli.completion import OTHERS, Parsers
+from lightning_fed.cli.fit import VERBS
 from lightning_fed.cli.trainer import REFUSED
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
@@ -42,52 +43,16 @@ def section(what: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- commands
 
 
-class Parsed(Exception):  # noqa: N818 - no error
-    """Ends a command line when its parser is there."""
-
-
-class ParserOnly(FederationCLI):
-    """A command line that stops before it parses anything."""
-
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        raise Parsed
-
-
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser of a verb, with all its options."""
-    if verb in VERBS:
-        cli = ParserOnly.__new__(ParserOnly)
-        try:
-            cli.__init__([verb])
-        except Parsed:
-            return cli._parser(verb)
-    return caught({"sweep": sweep, "report": report}[verb].options)
-
-
-def caught(options: Callable[[list[str]], Any]) -> argparse.ArgumentParser:
-    """The parser that a function makes and parses with."""
-    found: list[argparse.ArgumentParser] = []
-
-    class Catching(sweep.Options):
-        def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-            found.append(self)
-            raise Parsed
-
-    home = inspect.getmodule(options)
-    kept, home.Options = home.Options, Catching
-    try:
-        options(["verb"])
-    except Parsed:
-        return found[0]
-    finally:
-        home.Options = kept
+@cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each verb, with all its options."""
+    return dict(Parsers([])._subcommand_parsers) | {name: make() for name, make in OTHERS.items()}
 
 
 def commands() -> str:
     """Every verb with its options: those of training in full, of the others what differs."""
     parts, known = [], set[str]()
-    for verb in [*VERBS, "sweep", "report"]:
-        parser = parser_of(verb)
+    for verb, parser in parsers().items():
         found = [action for action in shown(parser) if name_of(action) not in known]
         parts.append(f"## lightning-fed {verb}\n\n{markdown(parser.description or '')}")
         if verb in VERBS and verb != VERBS[0]:
@@ -143,7 +108,14 @@ def shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """The options of a parser; not those that print help, nor whole blocks as files, nor what is taken from another option."""
     for action in parser._actions:
         kind = type(action).__name__
-        if kind not in {"_HelpAction", "_ActionHelpClassPath", "_ActionConfigLoad", "ActionLink", "_ActionSubCommands"}:
+        if kind not in {
+            "_HelpAction",
+            "HelpAction",
+            "_ActionHelpClassPath",
+            "_ActionConfigLoad",
+            "ActionLink",
+            "_ActionSubCommands",
+        }:
             yield action
 
 

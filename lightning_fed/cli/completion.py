@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning_fed.cli import configs, report, runs, sweep
+from lightning_fed.cli import configs, join, report, runs, serve, sweep
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.cli.help import choices_of, spelled, wanted
 from lightning_fed.cli.options import Options
@@ -21,6 +21,8 @@ OTHERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
     "sweep": sweep.parser,
     "runs": runs.parser,
     "report": report.parser,
+    "serve": serve.parser,
+    "join": join.parser,
 }
 """The verbs that are plain argparse already."""
 

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +20,8 @@ def number(text: str) -> int:
     return int(text)
 
 
-def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """The verb's own options, and those of ``fit``."""
+def parser() -> Options:
+    """Of the verb's own options; further ones are those of ``fit``."""
     parser = Options("join", TEXT)
     own = parser.add_argument
     own("--server", required=True, metavar="HOST:PORT", help="where the server is")
@@ -37,12 +36,12 @@ def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
     )
     own("--socket", type=Path, metavar="FILE", help="where Flower's process finds this one (default: in a temporary folder)")
     own("--without_supernode", action="store_true", help="print the command of Flower's process, for another user to run it")
-    return parser.parse_known_args(args[1:])
+    return parser
 
 
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
-    given, rest = options(args)
+    given, rest = parser().parse_known_args(args[1:])
     commands.need_flower()
     for file in (given.key, given.root_certificates):
         require(file.is_file() or given.without_supernode, f"There is no file {file}.")

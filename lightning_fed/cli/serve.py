@@ -26,8 +26,8 @@ def share(text: str) -> float:
     return value
 
 
-def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """The verb's own options, and those of ``fit``."""
+def parser() -> Options:
+    """Of the verb's own options; further ones are those of ``fit``."""
     parser = Options("serve", TEXT)
     own = parser.add_argument
     own("--sites", type=Path, required=True, metavar="DIR", help="public keys of the sites: 0.pub, 1.pub, … of clients 0, 1, …")
@@ -39,12 +39,12 @@ def options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
     own("--wait", type=positive, default=600, metavar="SECONDS", help="until all sites must be online (default: 600)")
     own("--deadline", type=positive, default=3600, metavar="SECONDS", help="for the turns of a round's phase (default: 3600)")
     own("--quorum", type=share, default=1.0, metavar="SHARE", help="of turns without which the run ends (default: 1)")
-    return parser.parse_known_args(args[1:])
+    return parser
 
 
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
-    given, rest = options(args)
+    given, rest = parser().parse_known_args(args[1:])
     commands.need_flower()
     refuse_exposed(given)
     keys = public_keys(given.sites)
