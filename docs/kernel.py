@@ -1,5 +1,5 @@
-"""What is there before a notebook's first cell when the site is built: the configurations of this checkout, and programs whose output
-stays in one piece and has no colours. conf.py makes it a start-up file of the kernel.
+"""What is there before a notebook's first cell when the site is built: the configurations of this checkout, and programs whose
+output stays in one piece and has no colours. conf.py makes it a start-up file of the kernel.
 """
 
 import os
