@@ -55,6 +55,9 @@ class Parsers(FederationCLI):
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse nothing."""
 
+    def _parse_ckpt_path(self) -> None:
+        """Check nothing."""
+
     def instantiate_classes(self) -> None:
         """Build nothing."""
 
