@@ -100,7 +100,7 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": {"A": {}, "B": {"model": "FedProxx"}}}, "B/seed_3: model: there is no 'FedProxx'; known are "),
+        ({"methods": {"A": {}, "B": {"model": "FedProxx"}}}, "B/seed_3: model: there is no 'FedProxx' (did you mean FedProx?)"),
         ({"methods": {"A": {}, "B": {"federation.round": 1}}}, "B/seed_3: unrecognized arguments: --federation.round=1"),
         ({"methods": {"A": {}, "B": {"data.init_args.num_clients": 9999}}}, "B/seed_3: 9999 clients cannot share 1797 examples"),
         ({"methods": {"A": {}, "B": {"model.init_args.backbone": ["CNN1", "CNN5"]}}}, "B/seed_3: FedAvg got 2 different backbones"),
