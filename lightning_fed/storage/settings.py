@@ -46,6 +46,8 @@ def _plain(value: Any) -> Setting:
 
 
 def _input_size(data: FederatedDataModule) -> str | None:
+    if not data.at_hand:
+        return None
     client = data.client(0)
     if not isinstance(client, ClientDataModule) or not len(client.splits[0]):
         return None
