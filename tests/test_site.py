@@ -5,7 +5,6 @@ import re
 import tomllib
 from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +138,12 @@ def test_links_that_lead_nowhere_are_found() -> None:
 
 
 def test_an_index_gets_whole_links() -> None:
-    spec = spec_from_file_location("setup_py", ROOT / "setup.py")
-    assert spec is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    shown = re.findall(r"(?:\]\(|src=\")([^)\"]+)", module.readme())
+    from hatchling.metadata.core import ProjectMetadata
+    from hatchling.plugin.manager import PluginManager
+
+    metadata = ProjectMetadata(str(ROOT), PluginManager()).core
+    assert metadata.readme_content_type == "text/markdown"
+    shown = re.findall(r"(?:\]\(|src=\")([^)\"]+)", metadata.readme)
     assert [link for link in shown if not link.startswith(("https://", "#"))] == []
     assert f"{links.repository()}/blob/main/docs/methods/fedavg.md" in shown
     assert f"{links.repository()}/raw/main/docs/images/over_rounds.png" in shown

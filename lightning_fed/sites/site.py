@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.engines.lone import refuse_lone_examples
+from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
@@ -115,6 +116,7 @@ class Site:
         self._data = recipe.data.fingerprint()
         self._worker = recipe.worker()
         self._frozen = frozen_checksum(self._worker.template)
+        refuse_unknown_tokens(self._worker.template, recipe.data)
         refuse_lone_examples(self._worker.template, recipe.data, [self.info], recipe.seed)
 
     def answer(self, message: bytes) -> bytes:
