@@ -125,7 +125,7 @@ class Run:
             self.server = model.configure_server(self.clients)
         trained_on = [data.pooled().info] if model.centralised else self.clients
         if data.at_hand:
-            refuse_unknown_tokens(model, data)
+            refuse_unknown_tokens(model, data.pooled())
             refuse_lone_examples(model, data, trained_on, seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
         self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}

@@ -253,10 +253,12 @@ REFUSING = {
     "FedKD": "its networks teach each other",
     "FD": "its teachers are probabilities",
     "FedDF": "it distils probabilities of classes",
+    "FedET": "it distils probabilities of classes",
+    "DSFL": "it exchanges probabilities of classes",
     "FedProto": "prototypes are those of classes",
     "PFedSD": "it distils softmax probabilities",
 }
-NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedProto", "PFedSD"}
+NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedET", "DSFL", "FedProto", "PFedSD"}
 
 
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.data import ClientDataModule
 from lightning_fed.data.batches import Inputs
 from lightning_fed.errors import FederationError
 from lightning_fed.module import FederatedModule
@@ -19,15 +19,15 @@ LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "transformers"
 """Packages in whose code an error does not say where the user's is."""
 
 
-def refuse_unknown_tokens(template: FederatedModule, data: FederatedDataModule) -> None:
+def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> None:
     """Refuse numbers of tokens that a network has no embedding for, and texts longer than its positions: on a GPU, neither says in
     what it fails, and the example may not come before the hundredth round.
 
     Args:
         template: the method, built.
-        data: the clients' data.
+        data: of a client, or of all.
     """
-    tokens = tokens_of(data.pooled().data.images)
+    tokens = tokens_of(data.data.images)
     knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
     if tokens is None or knows is None or not len(tokens):
         return

@@ -116,7 +116,7 @@ class Site:
         self._data = recipe.data.fingerprint()
         self._worker = recipe.worker()
         self._frozen = frozen_checksum(self._worker.template)
-        refuse_unknown_tokens(self._worker.template, recipe.data)
+        refuse_unknown_tokens(self._worker.template, recipe.data.client(client))
         refuse_lone_examples(self._worker.template, recipe.data, [self.info], recipe.seed)
 
     def answer(self, message: bytes) -> bytes:

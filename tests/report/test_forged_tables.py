@@ -65,10 +65,10 @@ def test_nothing_that_a_configuration_names_is_imported() -> None:
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"status": "finished", "other": 1}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", "[" * 100_000])
 def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
     Path("cell.json").write_text(text)
-    with pytest.raises(FederationError, match=r"cell\.json does not say what became of a run"):
+    with pytest.raises(FederationError, match=r"cell\.json is damaged"):
         _ = CellFolder(Path()).outcome
 
 
