@@ -135,18 +135,18 @@ def test_what_goes_wrong_in_measuring_says_so(client: int, who: str) -> None:
 
 
 class Ungatherable(FedHM):
-    """Has no statistics as client 0."""
+    """Has no statistics as client 1."""
 
     def statistics(self) -> State:
-        if self.client is not None and self.client.id == 0:
+        if self.client is not None and self.client.id == 1:
             raise KeyError("running_mean")
         return super().statistics()
 
 
 def test_what_goes_wrong_in_gathering_says_so() -> None:
     with pytest.raises(KeyError) as found:
-        fit(Ungatherable(NoisyNet, CLASSES, ratios=[0.5]), rounds=1, participation=0.3)  # in which client 0 does not train
-    assert found.value.__notes__ == ["In this turn: Client 0 in round 1, gathering statistics."]
+        fit(Ungatherable(NoisyNet, CLASSES, ratios=[0.5]), rounds=1, participation=0.3)  # in which client 1 does not train
+    assert found.value.__notes__ == ["In this turn: Client 1 in round 1, gathering statistics."]
 
 
 def test_before_the_first_phase_there_is_none_to_name() -> None:
