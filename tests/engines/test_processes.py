@@ -321,7 +321,10 @@ def test_the_command_line_knows_engines_by_name(capsys: pytest.CaptureFixture[st
     Path("config.yaml").write_text(CONFIG)
     with pytest.raises(SystemExit):
         main(["fit", "--config", "config.yaml", "--federation.engine", "Proceses"])
-    assert "federation.engine: there is no 'Proceses' (did you mean Processes?); known are InProcess, Processes" in capsys.readouterr().err
+    assert (
+        "federation.engine: there is no 'Proceses' (did you mean Processes?); known are InProcess, Processes"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main(["fit", "--config", "config.yaml", "--federation.engine", "InProcess", "--federation.engine.init_args.threads", "0"])
     assert "threads" in capsys.readouterr().err
