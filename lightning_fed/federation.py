@@ -139,7 +139,7 @@ class Federation:
         return self._newest
 
     def fit(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> list[Metrics]:
-        """Train for ``rounds`` rounds.
+        """Play all rounds: clients train, the server merges what they learned.
 
         Args:
             model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
