@@ -107,6 +107,15 @@ def check_update(update: ClientUpdate, expected: State) -> None:
         FederationError: naming the client and the tensor.
     """
     check_form(update)
+    check_payload(update, expected)
+
+
+def check_payload(update: ClientUpdate, expected: State) -> None:
+    """The same of an update whose form has been checked.
+
+    Raises:
+        FederationError: naming the client and the tensor.
+    """
     what = f"The update of client {update.client}"
     check_fits(update.state, expected, what)
     check_dtypes(update.state, expected, what, ", as it was sent: convert it back before it is sent.")

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.aggregation import WeightedMean, check_form, check_update
+from lightning_fed.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
@@ -247,18 +247,12 @@ class Run:
                     self._traffic.down(client.id, lesson)
                     yield Turn("learn", client, self.round, lesson, since=self.round)
 
-        lessons = self._stopwatch.each("fit", self._carried_out(turns()))
-        learned = {update.client: update.metrics for _, update in lessons}
-        flops = {client: metrics["flops"] for client, metrics in learned.items()}
-        return [
-            replace(
-                update,
-                metrics=update.metrics
-                | learned.get(update.client, {})
-                | {"flops": update.metrics["flops"] + flops.get(update.client, 0.0)},
-            )
-            for update in updates
-        ]
+        learned = {update.client: update.metrics for update in updates}
+        for _, update in self._stopwatch.each("fit", self._carried_out(turns())):
+            check_form(update, "flops")
+            trained = learned[update.client]
+            learned[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
+        return [replace(update, metrics=learned[update.client]) for update in updates]
 
     def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
         for client in cohort:
@@ -390,7 +384,7 @@ class Run:
         mean = WeightedMean()
         for _, update in self._carried_out(turns):
             check_form(update, "batches")
-            check_update(update, expected)
+            check_payload(update, expected)
             mean.add(update.state, update.metrics["batches"])
         if not (statistics := mean.result()):
             raise FederationError(f"Nobody gathered statistics in round {self.round}: without them no model can be measured.")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from lightning_fed.aggregation import WeightedMean, check_form, check_update
+from lightning_fed.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.kept import Kept, Scratch
@@ -97,7 +97,7 @@ class Server:
                 f"The update of client {update.client} says that its client has {update.num_examples} training examples, expected "
                 f"{client.num_train}: they are the weight of an update, and stay what they are."
             )
-        check_update(update, self.expected(update, sent))
+        check_payload(update, self.expected(update, sent))
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have

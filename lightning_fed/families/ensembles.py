@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.aggregation import check_update
+from lightning_fed.aggregation import check_payload
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.groups import GroupServer
@@ -195,7 +195,7 @@ class EnsembleServer(GroupServer):
         learned, rows = {}, []
         broadcasts = (Broadcast(self.states[place] | targets, place) for place in students)
         for place, update in zip(students, of_models("learn", broadcasts), strict=True):
-            check_update(update, self.states[place])
+            check_payload(update, self.states[place])
             learned[place] = update.state
             rows.append(update.metrics)
         self._hold(self.states | learned)

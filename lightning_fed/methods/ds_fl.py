@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.aggregation import WeightedMean, check_update
+from lightning_fed.aggregation import WeightedMean, check_payload
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, State, check_fits
 from lightning_fed.models import Backbones
@@ -269,7 +269,7 @@ class OpenServer(Server):
             return {}
         row = {}
         for update in of_models("learn", [Broadcast(self.state | self.labels, SERVER)]):
-            check_update(update, self.state)
+            check_payload(update, self.state)
             self.state = update.state
             row = {f"server/{cost}": update.metrics[cost] for cost in ("steps", "flops")}
             row["server/distill_loss"] = update.metrics["train/distill_loss"]

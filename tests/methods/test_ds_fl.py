@@ -1,5 +1,7 @@
 """DS-FL against its paper."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER
+from lightning_fed.exchange import SERVER, ClientUpdate, Lost, Turn
 from lightning_fed.methods import DSFL, Standalone
 from lightning_fed.methods.ds_fl import OpenServer, entropy, era
 from lightning_fed.seeding import INITIAL, LESSON, PUBLIC, SERVER_ROUND, seeded
@@ -271,6 +273,20 @@ def test_a_client_whose_lesson_is_lost_goes_on_as_it_was(capsys: pytest.CaptureF
     assert lost.run.history[0]["compute/flops"] < taught.run.history[0]["compute/flops"]
     with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):
         fit(new(), engine=Losing(servers=True))
+
+
+class Unsaid(InProcess):
+    """What a lesson took is not said."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for result in super().run(turns):
+            is_lesson = isinstance(result, ClientUpdate) and result.client != SERVER and "train/distill_loss" in result.metrics
+            yield replace(result, metrics={}) if is_lesson else result
+
+
+def test_what_comes_of_a_lesson_is_checked() -> None:
+    with pytest.raises(FederationError, match=r"^The update of client 0 lacks the metric 'flops'"):
+        fit(new(), engine=Unsaid(), rounds=1)
 
 
 @pytest.mark.parametrize("order", ["train_then_distill", "distill_then_train"])
