@@ -12,25 +12,23 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.aggregation import check_form
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
+from lightning_fed.engines.order import carried_out
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.evaluation import Evaluation
 from lightning_fed.exchange import (
     SERVER,
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    Lost,
-    State,
     Turn,
-    check_dtypes,
     check_finite,
-    check_fits,
 )
 from lightning_fed.measure.meters import (
     BestRound,
@@ -38,7 +36,6 @@ from lightning_fed.measure.meters import (
     Stopwatch,
     Target,
     TrafficMeter,
-    private_shares,
     running_totals,
     spread_all,
     training_means,
@@ -48,9 +45,10 @@ from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.server import Server, ServerVerb
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.continuing import check_goes_on
 from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.manifest import Setting
-from lightning_fed.storage.settings import differences, settings_of
+from lightning_fed.storage.settings import settings_of
 
 
 class Run:
@@ -140,10 +138,8 @@ class Run:
         self.server.keep_in(self.kept, self._scratch)
         self.round = 0
         self.history: list[Metrics] = []
-        self.results: dict[int, Metrics] = {}
         self.since: dict[int, int] = {}
         self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
-        self._gathered: int | None = None  # the round of which the statistics are
         self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
         self._best, self.target = BestRound(self.headline, self.metric, model.more_is_better), target
         self._target = Target(self.headline("test"), target, model.more_is_better) if target is not None else None
@@ -151,8 +147,11 @@ class Run:
         if checkpoint is not None:
             self._continue_from(checkpoint)
         self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
-        engine.open(self._recipe, self.store)
+        self._evaluation = Evaluation(
+            model, self.server, data, self.clients, self.participants, self.local, carry_out=self._carried_out
+        )
         self.loggers = self._make_loggers(logger)
+        engine.open(self._recipe, self.store)
 
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
@@ -261,29 +260,7 @@ class Run:
             yield Turn("fit", client, self.round, broadcast, measure, self.since.get(client.id, 0))
 
     def _carried_out(self, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns and what comes of them, in their order, without those that were lost."""
-        due: deque[Turn] = deque()
-        waiting = iter(turns)
-
-        def noted() -> Iterator[Turn]:
-            for turn in waiting:
-                due.append(turn)
-                yield turn
-
-        for result in self.engine.run(noted()):
-            if not due or result.client != due[0].client.id:
-                raise FederationError(
-                    f"{type(self.engine).__name__} returned something of client {result.client}"
-                    + (f" when client {due[0].client.id}'s turn was due" if due else ", whose turn it was not")
-                    + ": an engine hands on what comes of turns in their order."
-                )
-            turn = due.popleft()
-            if isinstance(result, Lost):
-                print(f"Round {self.round}: the turn of client {result.client} was lost: {result.reason}")
-            else:
-                yield turn, result
-        if due or next(waiting, None) is not None:
-            raise FederationError(f"{type(self.engine).__name__} did not carry out all turns of round {self.round}.")
+        return carried_out(self.engine, turns)
 
     def _find_participants(self, ids: Collection[int] | None) -> list[ClientInfo]:
         """The clients with these ids, in client order; None: all."""
@@ -338,57 +315,17 @@ class Run:
         of_global = self.model.headline_model == "global" and self.data.at_hand
         return f"global/{kind}_{self.metric}" if of_global else f"after/{kind}_{self.metric}/mean"
 
+    @property
+    def results(self) -> dict[int, Metrics]:
+        """The last measured metrics by client."""
+        return self._evaluation.results
+
     def _evaluate(self) -> Metrics:
-        """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's."""
         with self._stopwatch("evaluate"):
-            self._gather()
-            models = self.server.models() if self.data.at_hand else {}
-            everybody = self.data.pooled().info if models else None
-            always, last = self.model.adapt_when == "always", self.round == self.rounds
-
-            def turns() -> Iterator[Turn]:
-                for model in models.values():  # which take longest, and so come first
-                    assert everybody is not None
-                    yield Turn("evaluate", everybody, self.round, model)
-                for adapt in [always] if always or not last else [False, True]:
-                    for client in self.clients:
-                        since = self.since.get(client.id, 0)
-                        yield Turn("evaluate", client, self.round, self.server.measured(client), since=since, adapt=adapt)
-
-            self.results = {}
-            adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
-            of_models: Metrics = {}
-            for turn, update in self._carried_out(turns()):
-                check_form(update)
-                if update.client == SERVER:
-                    name = next(name for name, model in models.items() if model is turn.broadcast)
-                    of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
-                    of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
-                else:
-                    (adapted if turn.adapt and not always else self.results)[update.client] = update.metrics
-        spent = [result["adapt/flops"] for result in (*self.results.values(), *adapted.values()) if "adapt/flops" in result]
-        costs = {"adapt/flops": sum(spent)} if spent else {}
-        of_clients = spread_all("after", self.results.values()) | spread_all("adapted", adapted.values())
-        return of_clients | private_shares(self.results.values()) | of_models | costs
+            return self._evaluation.measure(self.round, self.since, self.round == self.rounds)
 
     def _gather(self) -> None:
-        """Statistics of the models as they are after this round, once."""
-        if self.model.has_statistics and self._gathered != self.round:
-            self.server.gather(self._statistics_of)
-            self._gathered = self.round
-
-    def _statistics_of(self, model: Broadcast) -> State:
-        """Mean of all participants' statistics of a model, each batch counting the same."""
-        turns = (Turn("gather", client, self.round, model, since=self.since.get(client.id, 0)) for client in self.participants)
-        expected = self.local.load(self.participants[0], model, None).statistics()
-        mean = WeightedMean()
-        for _, update in self._carried_out(turns):
-            check_form(update, "batches")
-            check_payload(update, expected)
-            mean.add(update.state, update.metrics["batches"])
-        if not (statistics := mean.result()):
-            raise FederationError(f"Nobody gathered statistics in round {self.round}: without them no model can be measured.")
-        return statistics
+        self._evaluation.gather(self.round, self.since)
 
     def _noted(self, row: Metrics) -> Metrics:
         """What is kept of the best round and of the target."""
@@ -450,29 +387,12 @@ class Run:
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         """Bring server, store and history to where the checkpoint is."""
-        manifest = checkpoint.manifest
-        for key, mine in self.identity.items():
-            if manifest.identity.get(key) != mine:
-                raise FederationError(
-                    f"Checkpoint {checkpoint.path} was made with {key} = {manifest.identity.get(key)!r}, this run has {mine!r}: "
-                    "continue with the configuration of that run, or start a new run without --ckpt_path."
-                )
-        if manifest.threads != self.threads:
-            print(
-                f"Checkpoint {checkpoint.path} was made with {manifest.threads} torch threads, this run has {self.threads}: "
-                "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
-            )
-        if different := differences(manifest.settings, self.settings):
-            print(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. What is computed now is this run's.")
-        own, what = self.server.state_dict(), f"The server state of checkpoint {checkpoint.path}"
-        check_fits(checkpoint.server, own, what)
-        check_dtypes(checkpoint.server, own, what, ": continue with the precision of that run.")
-        check_finite(checkpoint.server, what)
-        self._refuse_other_optimizers(checkpoint)
+        persistent = [phase.name for phase in self.model.phases() if phase.persistent]
+        check_goes_on(checkpoint, self.identity, self.threads, self.settings, self.server.state_dict(), persistent)
         self.server.load_state_dict(checkpoint.server)
         self.store.restore(checkpoint.clients)
         self.kept.restore(checkpoint.kept)
-        self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
+        self.round, self.history, self.since = checkpoint.manifest.round, checkpoint.history, checkpoint.since
         for row in self.history:
             try:
                 self._noted(row)
@@ -483,16 +403,6 @@ class Run:
                 ) from missing
         self._open_round()
 
-    def _refuse_other_optimizers(self, checkpoint: Checkpoint) -> None:
-        """Where clients keep the moments of their optimizers, another one cannot go on with them."""
-        for name in (f"optimizer of {phase.name}" for phase in self.model.phases() if phase.persistent):
-            theirs, ours = checkpoint.manifest.settings.get(name), self.settings.get(name)
-            if theirs not in (None, ours) and checkpoint.clients:
-                raise FederationError(
-                    f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose moments clients keep; this run has "
-                    f"{ours}: continue with {theirs}, or start a new run without --ckpt_path."
-                )
-
     @cached_property
     def settings(self) -> dict[str, Setting]:
         """What checkpoints say of how the run was made."""
@@ -500,7 +410,7 @@ class Run:
 
     def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
         wanted = [given] if isinstance(given, Logger | bool) else given
-        return [logger for one in wanted for logger in (self._tensorboard() if isinstance(one, bool) else [one]) if one]
+        return [logger for one in wanted if one for logger in ([one] if isinstance(one, Logger) else self._tensorboard())]
 
     def _tensorboard(self) -> list[Logger]:
         """What True stands for."""

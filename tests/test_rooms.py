@@ -9,7 +9,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
 MACHINERY = {
-    *("__main__", "callbacks", "cli", "engines", "export", "federation", "flower", "lean", "measure", "quiet", "report", "run"),
+    *(
+        "__main__",
+        "callbacks",
+        "cli",
+        "engines",
+        "evaluation",
+        "export",
+        "federation",
+        "flower",
+        "lean",
+        "measure",
+        "quiet",
+        "report",
+        "run",
+    ),
     *("shipped", "signals", "sites", "storage", "sweep", "testing", "wording"),
 }
 """What plays the rounds, whatever the method."""

@@ -19,11 +19,16 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, participation
     found: dict[str, Any] = {name: value for name, value in model.hparams.items() if not name.startswith("_")}
     for phase in model.phases():
         optimizer = phase.optimizer(phase.parameters)
-        found[f"optimizer of {phase.name}"] = type(optimizer).__name__
+        found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
     found |= {"participation": participation, "batch_size": data.batch_size, "size of an input": _input_size(data)}
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None}
+
+
+def optimizer_of(phase: str) -> str:
+    """The name of the setting that says which optimizer a phase has."""
+    return f"optimizer of {phase}"
 
 
 def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:

@@ -1,0 +1,39 @@
+"""Turns and what an engine makes of them, side by side."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from lightning_fed.engines.base import Engine
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
+
+
+def carried_out(engine: Engine, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
+    """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
+
+    Raises:
+        FederationError: if the engine hands on something else than its contract says.
+    """
+    due: deque[Turn] = deque()
+    waiting, name = iter(turns), type(engine).__name__
+
+    def noted() -> Iterator[Turn]:
+        for turn in waiting:
+            due.append(turn)
+            yield turn
+
+    for result in engine.run(noted()):
+        if not due or result.client != due[0].client.id:
+            raise FederationError(
+                f"{name} returned something of client {result.client}"
+                + (f" when client {due[0].client.id}'s turn was due" if due else ", whose turn it was not")
+                + ": an engine hands on what comes of turns in their order."
+            )
+        turn = due.popleft()
+        if isinstance(result, Lost):
+            print(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
+        else:
+            yield turn, result
+    left = due[0] if due else next(waiting, None)
+    if left is not None:
+        raise FederationError(f"{name} did not carry out all turns of round {left.round}.")
