@@ -187,7 +187,7 @@ def tiny_e2e(folder: Path, **options: Any) -> E2E:
 def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
     options = {"r_min": 2, "r_max": 4} if name == "HETLoRA" else {"r": 2}
     backbone = partial(tiny_lm, config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3)
-    adam = partial(torch.optim.AdamW, lr=0.05)
+    adam = partial(torch.optim.AdamW, lr=0.01)  # larger steps overshoot from some initial weights
     method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, local_steps=3, **options)
     federation = new_federation(2)
     federation.fit(method, tiny_e2e(tmp_path))
