@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from often import mostly_slow
 from tiny import TINY_TRANSFORMER, TINY_VIT, assert_same_end, final_checkpoint
 from tiny_files import write_arrays, write_csv, write_dataset, write_images
 from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad, write_webnlg
@@ -119,7 +120,12 @@ def made_small(path: Path) -> dict[str, Any]:
     for option in config["model"]["init_args"]:
         if option.endswith(("epochs", "distill_steps")):
             config["model"]["init_args"][option] = 1
-    if config["model"]["class_path"] == "FedHM":  # the singular values of wide layers take seconds
+    if config["model"]["class_path"] in (
+        "FedHM",
+        "HeteroFL",
+        "FedRolex",
+        "SplitMix",
+    ):  # singular values of wide layers take seconds
         backbone = config["model"]["init_args"]["backbone"]
         name = backbone if isinstance(backbone, str) else backbone["class_path"]
         config["model"]["init_args"]["backbone"] = {"class_path": name, "init_args": {"width": 0.25}}
@@ -144,7 +150,7 @@ class TestConfig:
 
     @pytest.mark.parametrize(
         "path",
-        [pytest.param(path, marks=() if path in RUN_OFTEN else pytest.mark.slow) for path in CONFIGS],
+        mostly_slow(CONFIGS, RUN_OFTEN),
         ids=lambda path: str(path.relative_to(ROOT / "configs")),
     )
     def test_runs(self, path: Path) -> None:

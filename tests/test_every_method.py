@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import METHODS, data_for, new_federation, new_method, same
 from torch import Tensor
 
@@ -30,7 +31,18 @@ def subject(name: str) -> Subject:
     return Subject(partial(new_method, name), partial(data_for, name), any_network=not tunes)
 
 
-@pytest.mark.parametrize(("name", "check"), [(name, check) for name in METHODS for check in checks_of(subject(name))], ids=str)
+OFTEN = {"FedAvg", "PFedLoRA", "FedHM", "FedDecomp", "PF2LoRA", "HETLoRA", "SCAFFOLD", "SplitMix", "FedAMP", "PFedSD", "DSFL"}
+"""With which all is tried: networks and sizes of one's own, statistics, moments, payloads that vary, what a server keeps for each
+client or learns itself.
+"""
+TRIED_WITH_THEM = "another order memory and measuring change nothing"
+"""That turns are the same in any order, tests/engines/test_worker.py holds for all methods."""
+
+EACH = [(name, check) for name in METHODS for check in checks_of(subject(name))]
+TRIED = [(name, check) for name, check in EACH if name in OFTEN or str(check) != TRIED_WITH_THEM]
+
+
+@pytest.mark.parametrize(("name", "check"), mostly_slow(EACH, TRIED), ids=str)
 def test_every_method(name: str, check: Check) -> None:
     check()
 
@@ -53,7 +65,7 @@ class Start(FederationCallback):
         self.state = {key: tensor.clone() for key, tensor in run.server.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
     """Whatever a method does with the loss of a batch, it is the one of its subclass."""
     method, called = getattr(lightning_fed.methods, name), []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from often import mostly_slow
 from tiny import METHODS, assert_same_end, data_for, final_checkpoint, final_kept, new_federation, new_method
 
 from lightning_fed.errors import FederationError
@@ -31,11 +32,7 @@ OFTEN = {("FedAvg", "bf16-true"), *((name, "64-true") for name in ("FedRoD", "Fe
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        pytest.param(name, precision, marks=() if (name, precision) in OFTEN else pytest.mark.slow)
-        for name in METHODS
-        for precision in DTYPES
-    ],
+    mostly_slow([(name, precision) for name in METHODS for precision in DTYPES], OFTEN),
 )
 def test_a_method_in_a_precision(name: str, precision: str, tmp_path: Path) -> None:
     whole = fit(name, precision, tmp_path / "whole", 2)

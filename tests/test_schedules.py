@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
+from often import mostly_slow
 from tiny import Net, Recording, assert_same, assert_same_end, data_for, new_data, new_federation, new_method, new_trainer, same
 from torch import nn
 from torch.optim import SGD
@@ -125,7 +126,7 @@ def test_with_a_schedule_over_rounds_each_round_is_that_of_its_rate() -> None:
         assert 0 < moved < 0.5 * reference
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "PF2LoRA"])
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "PF2LoRA"], often={"FedAvg"}))
 def test_a_continued_federation_and_worker_processes_have_the_same_rates(name: str, tmp_path: Path) -> None:
     def new() -> FederatedModule:
         return new_method(name, lr_scheduler=halved)

@@ -1,6 +1,7 @@
 """A method's module in a plain Trainer, stopped anywhere and continued from a checkpoint, ends as if it had never been stopped."""
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from often import mostly_slow
 from tiny import METHODS, data_for, new_method, new_trainer, same
 from torch import Tensor
 
@@ -73,8 +75,13 @@ def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> Non
     assert_ends_the_same(name, tmp_path, slice(0, -1, 3), **longer)
 
 
-@pytest.mark.parametrize("interval", ["round", "epoch", "step"])
-@pytest.mark.parametrize("name", ["FedRep", "PF2LoRA"])
+@pytest.mark.parametrize(
+    ("name", "interval"),
+    mostly_slow(
+        product(["FedRep", "PF2LoRA"], ["round", "epoch", "step"]),
+        often={("FedRep", "round"), ("FedRep", "epoch"), ("FedRep", "step"), ("PF2LoRA", "step")},
+    ),
+)
 def test_with_a_schedule(name: str, interval: str, tmp_path: Path) -> None:
     longer = {"head_epochs": 1} if name == "FedRep" else {"local_steps": 5}
     schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7)

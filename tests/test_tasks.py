@@ -1,10 +1,12 @@
 """Losses, metrics and headlines of one's own; several labels at once, and numbers."""
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from sklearn.metrics import f1_score
 from tiny import (
     CLASSES,
@@ -261,8 +263,11 @@ REFUSING = {
 NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedET", "DSFL", "FedProto", "PFedSD"}
 
 
-@pytest.mark.parametrize("problem", ["multilabel", "regression"])
-@pytest.mark.parametrize("name", METHODS)
+PROBLEMS = ["multilabel", "regression"]
+IN_TURN = {(name, PROBLEMS[place % 2]) for place, name in enumerate(METHODS)}
+
+
+@pytest.mark.parametrize(("name", "problem"), mostly_slow(product(METHODS, PROBLEMS), often=IN_TURN))
 def test_every_method_learns_more_than_classes_or_says_why_not(name: str, problem: str) -> None:
     method = getattr(lightning_fed.methods, name)
     texts = issubclass(method, FineTuning) and name not in ON_IMAGES

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from often import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_experiment_plugin_data, parse_session_start_info_plugin_data
 from tiny import METHODS, data_for, new_data, new_federation, new_method
@@ -80,7 +81,7 @@ OFTEN = {"FML", "FedAvgFT", "FedHM", "PF2LoRA", "PFedLoRA", "SplitMix"}
 """Two networks, a phase of adaptation, ranks, adapters, several phases, several networks."""
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in OFTEN else pytest.mark.slow) for m in METHODS])
+@pytest.mark.parametrize("method", mostly_slow(METHODS, OFTEN))
 def test_names_are_words_of_which_none_is_a_folder_of_another(method: str) -> None:
     """A logger that keeps a file for each has no use for one that is a folder, too."""
     federation = fit(False, method, 1)

@@ -21,7 +21,7 @@ from lightning_fed.methods import FedAvg
 from lightning_fed.models import SoftmaxMLP
 from lightning_fed.report import load_clients, load_runs
 from lightning_fed.sweep import player
-from lightning_fed.sweep.plan import arguments, read_sweep
+from lightning_fed.sweep.plan import Cell, arguments, read_sweep
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))
@@ -179,12 +179,38 @@ def train_what_others_begin_with() -> None:
     Federation(rounds=1, run_dir=folder, logger=False, progress=False).fit(FedAvg(network, epochs=0), data)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def kinds_of_runs() -> dict[Path, list[Cell]]:
+    """Of each sweep those runs of the first seed that change other options than a run before them does."""
+    known, found = set[tuple[object, ...]](), dict[Path, list[Cell]]()
+    for path in SWEEPS:
+        plan = read_sweep(path)
+        data = yaml.safe_load((ROOT / plan.base).read_text())["data"]["class_path"]
+        for cell in plan.cells:
+            kind = (data, cell.overrides.get("model"), *sorted(cell.overrides))
+            if cell.seed == plan.seeds[0] and kind not in known:
+                found.setdefault(path, []).append(cell)
+            known.add(kind)
+    return found
+
+
+KINDS = kinds_of_runs()
+each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+
+
 class TestSweep:
+    @each_sweep
     def test_begins_with_the_command_that_plays_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == f"# lightning-fed sweep --config {path.relative_to(ROOT)}"
         assert (ROOT / read_sweep(path).base).is_file()
 
+    @pytest.mark.parametrize("path", KINDS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+    def test_its_kinds_of_runs_are_understood(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        for cell in KINDS[path]:
+            read(cell.name, arguments(read_sweep(path), cell, Path("runs")))
+
+    @pytest.mark.slow
+    @each_sweep
     def test_its_runs_are_understood(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(ROOT)
         plan = read_sweep(path)

@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     METHODS,
     Net,
@@ -76,7 +77,7 @@ method's turns are the same where its recipe has travelled to, tests/engines/tes
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in METHODS])
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_numbers_are_those_of_one_process(name: str, engine: Processes) -> None:
     """Also with a store without memory."""
     assert_same(fit(engine, name, store_limit_mb=1e-6), fit(InProcess(threads=1), name))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from often import mostly_slow
 from peft import PeftModel
 from tiny import CLASSES, TINY_BERT, new_federation, new_method, new_texts, same
 
@@ -63,7 +64,7 @@ def test_it_is_trained_and_travels(name: str, without_pooler: str) -> None:
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, often={"PF2LoRA", "HETLoRA", "SLoRA"}))
 def test_the_exported_adapter_gives_the_same_logits_on_the_checkpoint(name: str, client: int | None, without_pooler: str) -> None:
     """Exactly, where one adapter acts alone; of two, the products are added in another order."""
     backbone, data = partial(TransformerClassifier, name=without_pooler), new_texts(3)

@@ -3,10 +3,12 @@
 import copy
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from peft import PeftModel
 from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_federation, same, tiny_vit, without_seconds
 from tiny_rounds import checked
@@ -351,8 +353,9 @@ def test_what_travels_of_vit_small() -> None:
 # -------------------------------------------------------------------------------------------------------------- resumption
 
 
-@pytest.mark.parametrize("base", ["original", "residual"])
-@pytest.mark.parametrize("round", [2, 3])
+@pytest.mark.parametrize(
+    ("round", "base"), mostly_slow(product([2, 3], ["original", "residual"]), often={(2, "residual"), (3, "original")})
+)
 def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> None:
     whole = fit(method=method_of(sparse_rounds=1, base=base), run_dir="whole")
     with pytest.raises(KeyboardInterrupt):

@@ -114,8 +114,8 @@ def infos(number: int) -> list[ClientInfo]:
     ("config", "r_min", "r_max", "number", "mean"),
     [
         (roberta, 8, 12, 8, 350_208),
-        (roberta_large, 8, 12, 8, 933_888),
-        (gpt2_medium, 6, 12, 8, 811_008),
+        pytest.param(roberta_large, 8, 12, 8, 933_888, marks=pytest.mark.slow),
+        pytest.param(gpt2_medium, 6, 12, 8, 811_008, marks=pytest.mark.slow),
         (deberta, 6, 14, 4, 331_776),
     ],
     ids=["roberta", "roberta-large", "gpt2-medium", "deberta"],
