@@ -45,8 +45,9 @@ def load_runs(
         at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say, ``mean10``; with ``equal="flops"``,
         say, ``equal_flops``, the value (``at`` which round, among those that count) and ``equal_flops_budget``; over the clients as
         last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, each weighted by its test examples, and
-        ``majority``, the accuracy of each client's most frequent label; ``bytes``, ``flops`` and ``seconds`` (training, aggregation
-        and measuring) of the whole run; ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is not known is NaN.
+        ``majority``, the accuracy of each client's most frequent label; of the whole run ``bytes``, ``flops`` of the clients'
+        training, ``server_flops`` of what the server itself learned and predicted, and ``seconds`` (training, aggregation and
+        measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is not known is NaN.
 
     Raises:
         FederationError: if there is no run, or if they differ in what was not to vary.
@@ -121,6 +122,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         **_of_clients(run, metric),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
         "flops": rounds["compute/total_flops"].iloc[-1],
+        "server_flops": rounds["server/total_flops"].iloc[-1] if "server/total_flops" in rounds else 0.0,
         "seconds": round(seconds, 1),
     }
     if target is not None and metric in rounds:

@@ -173,8 +173,10 @@ def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
         "rounds × epochs": lambda group: f"{group['rounds'].iloc[0]} × {group['epochs'].iloc[0] or '?'}",
         "bytes sent": lambda group: sized(group["bytes"].mean()),
         "training FLOPs": lambda group: rough(group["flops"].mean()),
-        "seconds": lambda group: f"{group['seconds'].mean():.0f}",
     }
+    if "server_flops" in runs and runs["server_flops"].any():  # files of earlier versions do not have it
+        written["server's FLOPs"] = lambda group: rough(group["server_flops"].mean())
+    written["seconds"] = lambda group: f"{group['seconds'].mean():.0f}"
     if "target_round" in runs:
         written |= {
             "rounds to target": lambda group: reached(group["target_round"], "{:.0f}".format),
@@ -194,7 +196,9 @@ def reached(values: pd.Series, write: Callable[[float], str]) -> str:
 
 
 def rough(number: float) -> str:
-    """Three digits and a power of ten."""
+    """Three digits and a power of ten; nothing is 0."""
+    if not number:
+        return "0"
     return f"{number:.2e}".replace("e+0", "e").replace("e+", "e")
 
 

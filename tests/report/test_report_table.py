@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from written_runs import write_run, write_sweep
@@ -38,6 +39,16 @@ def test_means_spreads_and_paired_differences(sweep: Path) -> None:
     assert {name: rows["FedAvg"][name].text for name in ("rounds × epochs", "bytes sent", "training FLOPs", "seconds")} == {
         **{"rounds × epochs": "2 × 1", "bytes sent": "200 B", "training FLOPs": "2.00e3", "seconds": "6"},
     }
+
+
+def test_what_servers_computed_has_a_column_where_any_did(sweep: Path) -> None:
+    assert "server's FLOPs" not in tables(load_runs(sweep))[0].columns
+    for path in sweep.glob("FedPer/*/*/metrics.csv"):
+        pd.read_csv(path).assign(**{"server/total_flops": [10_000, 20_000]}).to_csv(path, index=False)
+    rows = rows_of(tables(load_runs(sweep))[0])
+    assert {name: rows[name]["server's FLOPs"].text for name in VALUES} == {"FedAvg": "0", "FedPer": "2.00e4", "Standalone": "0"}
+    runs = load_runs(sweep).drop(columns="server_flops")  # as a file of an earlier version
+    assert "server's FLOPs" not in tables(runs)[0].columns
 
 
 def test_what_is_not_separated_says_so(sweep: Path) -> None:

@@ -27,7 +27,8 @@ def test_a_row_per_run() -> None:
         **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
         **{"worst_tenth": 0.025, "majority": 0.25},
         "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
-        **{"bytes": 300, "flops": 3000, "seconds": 9.0, "target_round": 2, "target_bytes": 200, "target_flops": 2000},
+        **{"bytes": 300, "flops": 3000, "server_flops": 0, "seconds": 9.0},
+        **{"target_round": 2, "target_bytes": 200, "target_flops": 2000},
         "folder": "runs/version_0",
     }
 
