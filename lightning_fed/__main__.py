@@ -47,8 +47,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
     from lightning_fed.errors import FederationError
     from lightning_fed.signals import Terminated
+    from lightning_fed.wording import nearest
 
     try:
+        if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
+            question = nearest(args[0], SUBCOMMANDS)
+            raise FederationError(f"there is no command {args[0]!r}{question}; there are {', '.join(SUBCOMMANDS)}.")
         if args[0] == "sweep":
             from lightning_fed.cli.sweep import run
         elif args[0] == "report":

@@ -1,4 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and questions as people read them."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 THIN = "\u202f"
 """A narrow space that no line breaks at, between groups of three digits: neither 1,234 nor 1.234, which are 1.234 to somebody."""
@@ -27,3 +30,9 @@ def sized(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
+
+
+def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
+    """A question that names what is spelt most alike; nothing if nothing is."""
+    found = get_close_matches(name, list(names), 1)
+    return f" (did you mean {dashes}{found[0]}?)" if found else ""

@@ -4,7 +4,6 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
 from lightning_fed.models import Backbone
 from lightning_fed.module import FederatedModule
+from lightning_fed.wording import nearest
 
 HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
 
@@ -168,12 +168,6 @@ def _whose(message: str, what: str) -> str:
         return given[1]
     classes = re.findall(r"Problem with given class_path '([^']+)'", before)
     return classes[-1] if classes else ""
-
-
-def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """A question that names what is spelt most alike; nothing if nothing is."""
-    found = get_close_matches(name, list(names), 1)
-    return f" (did you mean {dashes}{found[0]}?)" if found else ""
 
 
 def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:

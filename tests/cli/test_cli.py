@@ -281,7 +281,8 @@ def test_different_networks_for_a_method_that_averages_them(capsys: pytest.Captu
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "invalid choice: 'train'" in Failure(capsys, "train").message
+    assert "there is no command 'train'; there are fit, validate, test, export, configs, sweep" in Failure(capsys, "train").message
+    assert "there is no command 'reports' (did you mean report?); there are" in Failure(capsys, "reports").message
 
 
 def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
