@@ -1,4 +1,7 @@
-"""What worker processes are worth: rounds on each engine, and by a bare PyTorch loop with as many threads as there are cores.
+"""What worker processes are worth: rounds on each engine, and by bare PyTorch loops.
+
+One bare loop has as many threads as there are cores. And one per core, each with its share of the clients and one thread, play side
+by side and merge nothing with each other: no engine that trains a client with one thread can be faster on this machine.
 
     python bench/engines.py                      # 1, 2, … workers up to the cores there are
     python bench/engines.py --workers 1 2 4 --cases fedavg_10 pf2lora
@@ -14,6 +17,7 @@ checking and merging (``aggregate``), measuring (``evaluate``).
 """
 
 import argparse
+import multiprocessing
 import os
 import statistics
 from collections.abc import Callable
@@ -118,6 +122,31 @@ def play_bare(clients: int, rounds: int, threads: int) -> float:
     return statistics.median(seconds[1:])
 
 
+def play_side_by_side(clients: int, rounds: int, cores: int) -> float:
+    """Seconds of a round in which each of several processes plays its share of the clients with one thread."""
+    context = multiprocessing.get_context("spawn")
+    together, found = context.Barrier(cores), context.Queue()
+    share = [clients // cores + (core < clients % cores) for core in range(cores)]
+    processes = [context.Process(target=_play_share, args=(count, rounds, together, found)) for count in share]
+    for process in processes:
+        process.start()
+    seconds = [max(found.get() for _ in processes) for _ in range(rounds)]
+    for process in processes:
+        process.join()
+    return statistics.median(seconds)
+
+
+def _play_share(clients: int, rounds: int, together: Any, found: Any) -> None:
+    torch.set_num_threads(1)
+    loop = BareLoop(OVERHEAD["cnn"], clients)
+    loop.round()
+    for _ in range(rounds):
+        together.wait()
+        start = perf_counter()
+        loop.round()
+        found.put(perf_counter() - start)
+
+
 def main() -> None:
     """Print paired ratios, and where the time goes."""
     cores = len(os.sched_getaffinity(0))
@@ -148,6 +177,8 @@ def main() -> None:
                 seconds.setdefault(name, []).append(taken)
             if case.startswith("fedavg"):
                 seconds.setdefault(f"bare loop, {cores} threads", []).append(play_bare(data.num_clients, rounds, cores))
+                side_by_side = play_side_by_side(data.num_clients, rounds, cores)
+                seconds.setdefault(f"{cores} bare loops, 1 thread", []).append(side_by_side)
         show(title, seconds, stages)
 
 
