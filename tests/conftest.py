@@ -28,6 +28,10 @@ def pytest_configure() -> None:
     lightning_fed.lean.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 
 
+def pytest_collectstart() -> None:
+    seed_torch(0)  # what a module of tests draws while it is imported is the same in every process, whatever else runs
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # a million objects of imported libraries, which each full collection would look through
 
