@@ -1,7 +1,7 @@
 """What worker processes are worth: rounds on each engine, and by bare PyTorch loops.
 
 One bare loop has as many threads as there are cores. And one per core, each with its share of the clients and one thread, play side
-by side and merge nothing with each other: no engine that trains a client with one thread can be faster on this machine.
+by side and merge nothing with each other: about what an engine that trains a client with one thread can come down to here.
 
     python bench/engines.py                      # 1, 2, … workers up to the cores there are
     python bench/engines.py --workers 1 2 4 --cases fedavg_10 pf2lora

@@ -206,8 +206,9 @@ class TestSweep:
     @pytest.mark.parametrize("path", KINDS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
     def test_its_kinds_of_runs_are_understood(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(ROOT)
+        plan = read_sweep(path)
         for cell in KINDS[path]:
-            read(cell.name, arguments(read_sweep(path), cell, Path("runs")))
+            read(cell.name, arguments(plan, cell, Path("runs")))
 
     @pytest.mark.slow
     @each_sweep
