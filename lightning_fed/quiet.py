@@ -15,20 +15,26 @@ _EXPECTED = (
 
 
 @contextmanager
+def quieter(level: int, *names: str) -> Iterator[None]:
+    """Let loggers of these names say only what is of this level or above it."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, own in zip(loggers, before, strict=True):
+            logger.setLevel(own)
+
+
+@contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence device lines, tips and the warnings that are expected here; everything else comes through."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for message in _EXPECTED:
-                warnings.filterwarnings("ignore", message)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quieter(logging.WARNING, "lightning.pytorch", "lightning.fabric"), warnings.catch_warnings():
+        for message in _EXPECTED:
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 @contextmanager

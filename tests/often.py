@@ -5,6 +5,11 @@ from typing import Any
 
 import pytest
 
+OFTEN = {"FedAvg", "PFedLoRA", "FedHM", "FedDecomp", "PF2LoRA", "HETLoRA", "SCAFFOLD", "SplitMix", "FedAMP", "PFedSD", "DSFL"}
+"""Methods that are tried with all that is common to all: networks and sizes of one's own, statistics, moments, payloads that vary,
+what a server keeps for each client or learns itself.
+"""
+
 
 def mostly_slow(cases: Iterable[Any], often: Collection[Any]) -> list[Any]:
     """All cases, one argument or a tuple of arguments each, of which those that are not tried often are marked slow."""

@@ -40,7 +40,10 @@ def with_something_new(paths: list[Path]) -> set[Path]:
     return found
 
 
-RUN_OFTEN = with_something_new(CONFIGS)
+LARGE = {"fed_et/cifar10.yaml", "feddecomp/tiny_imagenet.yaml", "fedhm/cifar100.yaml", "fedhm/split_mix_cifar10.yaml"}
+"""Of networks that take seconds, and whose methods have tests of their own."""
+
+RUN_OFTEN = with_something_new(CONFIGS) - {ROOT / "configs" / path for path in LARGE}
 """What is played in the default tests. The others have other numbers, which parsing checks."""
 
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))

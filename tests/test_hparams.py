@@ -8,16 +8,13 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from often import mostly_slow
+from often import OFTEN, mostly_slow
 from tiny import METHODS, Net, WideNet, data_for, new_data, new_method, new_trainer, same
 
 import lightning_fed.methods
 from lightning_fed.errors import FederationError
 from lightning_fed.hparams import describe
 from lightning_fed.methods import FedAvg, FedDecomp, Standalone
-
-OFTEN = {"FedAvg", "FedDecomp", "PFedLoRA", "FedHM", "PF2LoRA", "HETLoRA", "Ditto"}
-"""What is tried in the default tests, a method of each sort; the rest is slow."""
 
 SILENT = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "log_every_n_steps": 1}
 

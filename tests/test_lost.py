@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import OFTEN, mostly_slow
 from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
 
-each_method = pytest.mark.parametrize("name", METHODS)
+each_method = pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 
 
@@ -235,7 +236,7 @@ def evaluations_of(*clients: int) -> Callable[[Turn], bool]:
     return lambda turn: turn.verb == "evaluate" and turn.client.id in clients
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "PFedLoRA", "PF2LoRA", "FedHM"])
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "PFedLoRA", "PF2LoRA", "FedHM"], often={"FedAvg", "PFedLoRA"}))
 def test_a_lost_measurement_leaves_those_of_the_others(name: str) -> None:
     """Tables and figures are made of these."""
     federation, _, _ = fit(name, evaluations_of(1), rounds=2, run_dir="runs", logger=True)

@@ -26,7 +26,7 @@ def fit(name: str, precision: str, folder: Path, rounds: int, ckpt_path: str | N
     return run_folder
 
 
-OFTEN = {("FedAvg", "bf16-true"), *((name, "64-true") for name in ("FedRoD", "FedHM", "HETLoRA", "FedHMLoRA", "SCAFFOLD"))}
+OFTEN = {("FedAvg", "bf16-true"), *((name, "64-true") for name in ("FedHM", "HETLoRA", "SCAFFOLD"))}
 """What is tried in the default tests; the rest is slow."""
 
 

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from often import mostly_slow
+from often import OFTEN, mostly_slow
 from tiny import METHODS, data_for, new_method, new_trainer, same
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def assert_ends_the_same(name: str, folder: Path, places: slice = slice(None, -1
         assert "val/accuracy" in relogged or checkpoint == keep.made[-2], checkpoint.name
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> None:
     """Inside of its first epoch, and of a later one; with a schedule and in other precisions, below, anywhere."""
     longer = {"local_steps": 5} if issubclass(getattr(lightning_fed.methods, name), FineTuning) else {}
@@ -79,7 +79,7 @@ def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> Non
     ("name", "interval"),
     mostly_slow(
         product(["FedRep", "PF2LoRA"], ["round", "epoch", "step"]),
-        often={("FedRep", "round"), ("FedRep", "epoch"), ("FedRep", "step"), ("PF2LoRA", "step")},
+        often={("FedRep", "round"), ("FedRep", "epoch"), ("FedRep", "step")},
     ),
 )
 def test_with_a_schedule(name: str, interval: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from jsonargparse import ArgumentError
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.errors import FederationError
-from lightning_fed.quiet import quiet_lightning
+from lightning_fed.quiet import quiet_lightning, quieter
 from lightning_fed.sweep.settings import Settings, flat
 
 
@@ -57,10 +58,11 @@ def rehearse(name: str, args: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def told_of(name: str) -> Iterator[None]:
-    """Say of whatever is wrong whose it is."""
+    """Say of whatever is wrong whose it is, and nothing else: what pretrained files lack, say, the run itself says."""
     said = io.StringIO()
+    quiet_transformers = quieter(logging.ERROR, "transformers.modeling_utils")
     try:
-        with quiet_lightning(), warnings.catch_warnings(), contextlib.redirect_stderr(said):
+        with quiet_lightning(), quiet_transformers, warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.filterwarnings("ignore", "LightningCLI's args parameter")
             yield
     except FederationError as error:

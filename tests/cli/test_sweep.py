@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import re
 import sys
 from functools import partial
@@ -10,15 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
+from tiny import TINY_BERT
 from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
-from lightning_fed.cli.rehearsal import read
+from lightning_fed.cli.rehearsal import read, told_of
 from lightning_fed.data import IID, InMemory
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
-from lightning_fed.models import SoftmaxMLP
+from lightning_fed.models import SoftmaxMLP, TransformerClassifier
 from lightning_fed.report import load_clients, load_runs
 from lightning_fed.sweep import player
 from lightning_fed.sweep.plan import Cell, arguments, read_sweep
@@ -180,16 +183,17 @@ def train_what_others_begin_with() -> None:
 
 
 def kinds_of_runs() -> dict[Path, list[Cell]]:
-    """Of each sweep those runs of the first seed that change other options than a run before them does."""
+    """Of each sweep those runs of the first seed that set an option of a method, or of data, that none before them set."""
     known, found = set[tuple[object, ...]](), dict[Path, list[Cell]]()
     for path in SWEEPS:
         plan = read_sweep(path)
-        data = yaml.safe_load((ROOT / plan.base).read_text())["data"]["class_path"]
+        base = yaml.safe_load((ROOT / plan.base).read_text())
         for cell in plan.cells:
-            kind = (data, cell.overrides.get("model"), *sorted(cell.overrides))
-            if cell.seed == plan.seeds[0] and kind not in known:
+            whose = {"model": cell.overrides.get("model", base["model"]["class_path"]), "data": base["data"]["class_path"]}
+            options = {(whose.get(option.split(".")[0]), option) for option in cell.overrides}
+            if cell.seed == plan.seeds[0] and not options <= known:
                 found.setdefault(path, []).append(cell)
-            known.add(kind)
+            known |= options
     return found
 
 
@@ -235,6 +239,25 @@ def test_all_runs_of_a_seed_can_begin(path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.count("lightning-fed fit") == len(read_sweep(path).cells) / len(content["seeds"])
 
 
+def test_what_pretrained_files_lack_is_said_by_a_run_and_not_by_the_check_before_it(tmp_path: Path) -> None:
+    """Else a comparison of many runs begins with as many reports of transformers, each of ten lines."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)).save_pretrained(tmp_path / "bert")
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(handler)
+    try:
+        with told_of("a run"):
+            TransformerClassifier(2, str(tmp_path / "bert"))
+        assert not said
+        TransformerClassifier(2, str(tmp_path / "bert"))
+        assert "classifier.weight" in "".join(said)
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.slow
 def test_all_runs_of_the_first_comparison_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     main(["sweep", "--config", "configs/quickstart.sweep.yaml", "--dry_run"])

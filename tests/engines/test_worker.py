@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import OFTEN, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
@@ -272,7 +273,7 @@ def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, 
         assert private is before is None or same(private or {}, before or {})
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
     """On another worker, that was made from what can travel, in another order."""
     engine, travelled = noted(name)

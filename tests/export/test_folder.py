@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from lightning.pytorch.cli import instantiate_class
+from often import mostly_slow
 from peft import PeftModel
 from safetensors.torch import load_file
 from tiny import CLASSES, Net, NoisyNet, new_data, new_federation, new_method, new_texts, same, tiny_transformer, tiny_vit
@@ -30,7 +31,9 @@ NET = f"{Net.__module__}.Net"
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", ["HOMLoRA", "PF2LoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["HOMLoRA", "PF2LoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"], often={"PF2LoRA", "HETLoRA"})
+)
 def test_peft_loads_an_adapter_with_the_same_logits(name: str, client: int | None) -> None:
     pretrained = tiny_transformer(CLASSES)
     options: dict[str, Any] = {"r_min": 2, "r_max": 4} if name == "HETLoRA" else {}

@@ -47,7 +47,8 @@ def exported(module: FederatedModule, data: FederatedDataModule, client: int | N
 @pytest.mark.parametrize(
     ("name", "client"),
     [
-        *(("FedAvg", None), ("FedDecomp", 1), ("FedRoD", 1), ("PFedLoRA", 1), ("FedHM", 1)),
+        *(("FedAvg", None), ("FedDecomp", 1)),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("FedRoD", "PFedLoRA", "FedHM")),
         *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("SplitMix", "HeteroFL", "PrefixTuning", "FedHMLoRA")),
     ],
 )
@@ -79,7 +80,7 @@ def test_a_language_model() -> None:
         assert_same_logits("model.onnx", module, inputs)
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_model_stays_in_its_mode(training: bool) -> None:
     module = new_method("FedAvg", backbone=NoisyNet)
     module.configure_model()

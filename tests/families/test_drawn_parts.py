@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, often={"HOMLoRA", "PF2LoRA", "HETLoRA", "SLoRA"}))
 def test_it_is_trained_and_travels(name: str, without_pooler: str) -> None:
     backbone = partial(TransformerClassifier, name=without_pooler)
     federation = new_federation(2)
@@ -64,7 +64,7 @@ def test_it_is_trained_and_travels(name: str, without_pooler: str) -> None:
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", mostly_slow(METHODS, often={"PF2LoRA", "HETLoRA", "SLoRA"}))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, often={"PF2LoRA", "SLoRA"}))
 def test_the_exported_adapter_gives_the_same_logits_on_the_checkpoint(name: str, client: int | None, without_pooler: str) -> None:
     """Exactly, where one adapter acts alone; of two, the products are added in another order."""
     backbone, data = partial(TransformerClassifier, name=without_pooler), new_texts(3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
     Net,
@@ -289,7 +290,7 @@ def test_what_comes_of_a_lesson_is_checked() -> None:
         fit(new(), engine=Unsaid(), rounds=1)
 
 
-@pytest.mark.parametrize("order", ["train_then_distill", "distill_then_train"])
+@pytest.mark.parametrize("order", mostly_slow(["train_then_distill", "distill_then_train"], often={"distill_then_train"}))
 def test_a_continued_run_ends_the_same(order: Any) -> None:
     whole = fit(new(order=order), rounds=3, participation=0.7, evaluate_every=1)
     fit(new(order=order), rounds=2, run_dir="runs", participation=0.7, evaluate_every=1)

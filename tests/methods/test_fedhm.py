@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
     Net,
@@ -478,7 +479,7 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     return federation, list(engine.turns), list(engine.updates)
 
 
-@each_method
+@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM", "SplitMix"}))
 def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
     other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
     models, others = recorded(name)[0].run.server.models(), other.run.server.models()
@@ -496,7 +497,7 @@ class MeasureAgain(FederationCallback):
         self.again = run.measure("val") | run.measure("test")
 
 
-@each_method
+@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
 def test_measuring_twice_gives_the_same_numbers(name: str) -> None:
     callback = MeasureAgain()
     federation = fit(new_method(name, **SIZES[name]), some_classes_each(), callbacks=[callback])
@@ -600,7 +601,7 @@ def redrawn(name: str, **options: Any) -> tuple[list[dict[int, float | None]], F
     return sizes.rounds, fit(method, new_data(4, 160), **settings | options)
 
 
-@each_method
+@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
 def test_redrawn_sizes_are_a_function_of_seed_and_round(name: str) -> None:
     engine = Recording()
     rounds, federation = redrawn(name, engine=engine)

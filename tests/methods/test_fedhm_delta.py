@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, assert_same, momentum, new_data, new_federation, same
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
@@ -81,8 +82,8 @@ def whole(state: State, layers: Sequence[str]) -> State:
 # -------------------------------------------------------------------------------------------------------- what a round keeps
 
 
-@pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
-@pytest.mark.parametrize("ratios", [RATIOS, (0.5, 0.25), (0.25,)], ids=str)
+@pytest.mark.parametrize("network", mostly_slow([Net, TinyResNet], often={TinyResNet}))
+@pytest.mark.parametrize("ratios", [RATIOS, (0.5, 0.25), pytest.param((0.25,), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("anchor", ["never", "always"])
 def test_rounds_in_which_nobody_learns_change_nothing(network: Any, ratios: tuple[float, ...], anchor: Any) -> None:
     model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)

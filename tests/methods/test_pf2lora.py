@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
     Recording,
@@ -312,7 +313,10 @@ class OuterBatches(HOMLoRA):
 double = partial(new_trainer, precision="64-true")
 
 
-@pytest.mark.parametrize(("hypergradient", "count"), [("exact", 1), ("exact", 2), ("exact", 4), ("first_order", 2)])
+@pytest.mark.parametrize(
+    ("hypergradient", "count"),
+    mostly_slow([("exact", 1), ("exact", 2), ("exact", 4), ("first_order", 2)], often={("exact", 2), ("first_order", 2)}),
+)
 def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient: Any, count: int) -> None:
     options: dict[str, Any] = {
         "backbone": partial(still_transformer, attention="eager"),

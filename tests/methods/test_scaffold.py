@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
 from tiny_rounds import UniformFedAvg
 from torch import Tensor
@@ -64,7 +65,7 @@ def assert_c_is_the_mean(federation: Federation) -> None:
 
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("participation", [1.0, 0.4])
-@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("rounds", mostly_slow([1, 2, 5], often={2}))
 def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds: int) -> None:
     model = SCAFFOLD(Net, CLASSES, option, optimizer=sgd)
     assert_c_is_the_mean(fit(model, new_data(5, 200), rounds=rounds, participation=participation))

@@ -205,7 +205,9 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("base", ["original", "residual"])
-@pytest.mark.parametrize(("r", "lora_alpha"), [(3, None), (3, 12.0), (8, 2.0), (20, None)])
+@pytest.mark.parametrize(
+    ("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(3, None), (8, 2.0)})
+)
 def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alpha: float | None) -> None:
     """And with all ranks it starts as what the first stage has learned."""
     federation = fit(rounds=2, method=method_of(r=r, lora_alpha=lora_alpha, base=base))
@@ -264,7 +266,7 @@ def test_a_residual_base_keeps_the_function(base: Any) -> None:
     assert torch.allclose(before, after, rtol=0, atol=1e-5) == (base == "residual")
 
 
-@pytest.mark.parametrize("base", ["original", "residual"])
+@pytest.mark.parametrize("base", mostly_slow(["original", "residual"], often={"original"}))
 def test_the_second_stage_trains_the_adapter_alone(base: Any) -> None:
     federation = fit(rounds=4, method=method_of(base=base))
     module, server = module_of(federation), federation.run.server
@@ -371,7 +373,9 @@ def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> N
 
 
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
-@pytest.mark.parametrize(("rounds", "base"), [(2, "original"), (4, "original"), (4, "residual")])
+@pytest.mark.parametrize(
+    ("rounds", "base"), mostly_slow([(2, "original"), (4, "original"), (4, "residual")], often={(4, "residual")})
+)
 def test_what_is_exported_is_the_global_model(rounds: int, base: Any, client: int | None) -> None:
     federation = fit(rounds=rounds, method=method_of(base=base), run_dir="runs")
     images, _ = federation.run.data.client(0).data[torch.arange(20)]

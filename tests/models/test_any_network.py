@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 import transformers
-from often import mostly_slow
+from often import OFTEN, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
@@ -298,11 +298,10 @@ def test_methods_say_what_they_cannot_take() -> None:
 
 
 def each_with_one(builds: list[Any]) -> set[tuple[str, Any]]:
-    """Methods in turn with the one and with the other network; with all of them those that look into a network."""
-    looking = {"FedHM", "FedDecomp", "PFedGate", "PFedLoRA"}
-    return {
-        (name, build) for place, name in enumerate(ANY) for build in (builds if name in looking else [builds[place % len(builds)]])
-    }
+    """Some methods in turn with the one and with the other network; with all of them those that look into a network."""
+    looking, some = {"FedHM", "FedDecomp", "PFedGate", "PFedLoRA"}, [name for name in ANY if name in OFTEN]
+    in_turn = {(name, builds[place % len(builds)]) for place, name in enumerate(some)}
+    return in_turn | {(name, build) for name in looking for build in builds}
 
 
 ANY = [name for name in WHOLE if name != "FedRolex"]  # which has to know what is hidden
@@ -322,14 +321,14 @@ def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: 
     assert last["compute/flops"] > 0
 
 
-@pytest.mark.parametrize("name", [name for name in FINE_TUNING if name in ON_IMAGES])
+@pytest.mark.parametrize("name", mostly_slow([name for name in FINE_TUNING if name in ON_IMAGES], often={"FedHMLoRA", "SLoRA"}))
 def test_an_image_classifier_of_transformers_is_fine_tuned(name: str) -> None:
     federation = fit(getattr(lightning_fed.methods, name), hub_vit())
     assert isinstance(federation.run.model.backbone, VisionTransformer)
     assert 0 <= federation.run.history[-1]["after/test_accuracy/mean"] <= 1
 
 
-@pytest.mark.parametrize("name", [name for name in FINE_TUNING if name not in ON_IMAGES])
+@pytest.mark.parametrize("name", mostly_slow([name for name in FINE_TUNING if name not in ON_IMAGES], often={"PF2LoRA", "HETLoRA"}))
 def test_a_text_model_is_fine_tuned_however_it_is_given(name: str, tmp_path: Any) -> None:
     method = getattr(lightning_fed.methods, name)
     model = hub_roberta()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import TINY_TRANSFORMER, new_federation, new_trainer
 from tiny_texts import save_tokenizer, write_squad
 from torch import Tensor
@@ -167,7 +168,9 @@ def new_squad(version: Any = "1.1", **options: Any) -> SQuAD:
     return SQuAD(version, write_squad(Path("squad"), version), tokenizer=save_tokenizer(Path("tokenizer")), **own)
 
 
-@pytest.mark.parametrize("name", ["PF2LoRA", "HOMLoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["PF2LoRA", "HOMLoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"], often={"PF2LoRA", "HETLoRA"})
+)
 def test_every_lora_method_answers_questions(name: str) -> None:
     method = getattr(lightning_fed.methods, name)(tiny_qa, optimizer=partial(torch.optim.AdamW, lr=0.02), local_steps=2)
     federation = new_federation(2)

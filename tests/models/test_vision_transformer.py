@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, new_data, new_federation, new_method, tiny_vit
 from torch.nn.functional import interpolate
 
@@ -108,7 +109,9 @@ def test_fedavg_fine_tunes_all_of_it() -> None:
     assert federation.run.history[0]["compute/flops"] > 0
 
 
-@pytest.mark.parametrize("name", ["FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA"], often={"LGFedAvg", "FedRoD", "PFedLoRA"})
+)
 def test_methods_that_cut_a_network_find_its_head(name: str) -> None:
     federation = new_federation(1, evaluate_every=0)
     federation.fit(new_method(name, backbone=tiny_vit), new_data(2, 100))

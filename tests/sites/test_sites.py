@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
@@ -128,7 +129,7 @@ class Once:
 STATEFUL = ("PFedLoRA", "PF2LoRA")
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", mostly_slow(STATEFUL, often={"PFedLoRA"}))
 def test_a_reply_that_is_lost_leaves_no_trace(name: str) -> None:
     """The site has trained, and is asked again."""
 

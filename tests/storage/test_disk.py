@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import mostly_slow
 from tiny import assert_same_end, new_data, new_federation, new_method
 
 from lightning_fed.callbacks import FederationCallback
@@ -56,7 +57,7 @@ class Disk:
         return counted
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("code", mostly_slow([errno.ENOSPC, errno.EROFS], often={errno.ENOSPC}))
 def test_a_disk_that_refuses_anywhere(code: int, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it does not any more, the run goes on and ends as one on a good disk."""
     refusals, calls, kept = 0, code % 7, 0  # another beginning for each

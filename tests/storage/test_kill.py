@@ -211,8 +211,8 @@ def assert_ended_as(run_folder: Path, whole: Path) -> None:
     ("arm", "first", "step"),
     [
         pytest.param(WRITING, 1, 9, id="writing"),
-        pytest.param(TABLES, 1, 1, id="tables"),
-        pytest.param(TRAINING, 1, 11, id="training"),
+        pytest.param(TABLES, 1, 1, id="tables", marks=pytest.mark.slow),
+        pytest.param(TRAINING, 1, 11, id="training", marks=pytest.mark.slow),
         *(pytest.param(WRITING, first, 9, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 10)),
     ],
 )
@@ -232,8 +232,8 @@ def test_killed_anywhere_and_continued(arm: Arm, first: int, step: int) -> None:
     ("method", "first", "step"),
     [
         ("FedDF", 6, 23),
-        ("FedET", 4, 17),
-        ("DSFL", 5, 19),
+        pytest.param("FedET", 4, 17, marks=pytest.mark.slow),
+        pytest.param("DSFL", 5, 19, marks=pytest.mark.slow),
         *(pytest.param("FedDF", first, 7, marks=pytest.mark.slow) for first in range(1, 8)),
         *(pytest.param(name, first, 5, marks=pytest.mark.slow) for name in ("FedET", "DSFL") for first in range(1, 6)),
     ],
