@@ -80,9 +80,9 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts.
 
     Raises:
-        SystemExit: with code 2, after a line for every method and setting in which something is wrong.
+        SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
     """
-    jobs, built, wrong = list[CellJob](), set[tuple[str, str]](), dict[tuple[str, str], FederationError]()
+    jobs, built, failed, wrong = list[CellJob](), set[tuple[str, str]](), set[tuple[str, str]](), dict[str, list[str]]()
     with console.status("Checking the runs…"):
         from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
         from lightning_fed.storage.run_folder import refuse_run_dir
@@ -91,7 +91,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
 
         for cell in sweep.cells:
             kind = (cell.method, cell.setting)
-            if kind in wrong:
+            if kind in failed:
                 continue  # as it is with other seeds
             folder = CellFolder(sweep.folder / cell.name)
             args = arguments(sweep, cell, folder.path)
@@ -104,9 +104,11 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                     built.add(kind)
                 jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
             except FederationError as error:
-                wrong[kind] = error
-    for what in wrong.values():
-        print(f"lightning-fed: error: {what}", file=sys.stderr)
+                failed.add(kind)
+                wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
+    for what, names in wrong.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"lightning-fed: error: {names[0]}{more}: {what}", file=sys.stderr)
     if wrong:
         raise SystemExit(2)
     return jobs
@@ -119,8 +121,7 @@ def refuse_other(folder: CellFolder, run: Path, settings: dict[str, object]) -> 
     if different := differences({k: before[k] for k in known}, {k: settings[k] for k in known}):
         key, (was, is_now) = next(iter(different.items()))
         raise FederationError(
-            f"{folder.path} was played with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove "
-            "that one."
+            f"It was played with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."
         )
 
 
