@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-OFTEN = {"FedAvg", "PFedLoRA", "FedHM", "FedDecomp", "PF2LoRA", "HETLoRA", "SCAFFOLD", "SplitMix", "FedAMP", "PFedSD", "DSFL"}
+OFTEN = {"FedAvg", "PFedLoRA", "FedHM", "FedDecomp", "PF2LoRA", "HETLoRA", "SCAFFOLD", "FedAMP", "DSFL"}
 """Methods that are tried with all that is common to all: networks and sizes of one's own, statistics, moments, payloads that vary,
 what a server keeps for each client or learns itself.
 """

@@ -13,7 +13,9 @@ from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e
 
 import lightning_fed.data
 from lightning_fed.__main__ import main
+from lightning_fed.cli.rehearsal import rehearse
 from lightning_fed.data import FederatedDataModule, InMemory
+from lightning_fed.sweep.settings import read_yaml
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if not path.name.endswith(".sweep.yaml"))
@@ -30,11 +32,12 @@ def classes_in(settings: Any) -> set[str]:
     return own.union(*map(classes_in, settings.values()))
 
 
-def with_something_new(paths: list[Path]) -> set[Path]:
-    """Those that have a class which is in none before them."""
+def with_something_new(paths: list[Path], *blocks: str) -> set[Path]:
+    """Those that have a class in some blocks which is in none before them."""
     known, found = set[str](), set[Path]()
     for path in paths:
-        if not (classes := classes_in(yaml.safe_load(path.read_text()))) <= known:
+        config = read_yaml(path)
+        if not (classes := classes_in([config[block] for block in blocks])) <= known:
             found.add(path)
         known |= classes
     return found
@@ -43,8 +46,11 @@ def with_something_new(paths: list[Path]) -> set[Path]:
 LARGE = {"fed_et/cifar10.yaml", "feddecomp/tiny_imagenet.yaml", "fedhm/cifar100.yaml", "fedhm/split_mix_cifar10.yaml"}
 """Of networks that take seconds, and whose methods have tests of their own."""
 
-RUN_OFTEN = with_something_new(CONFIGS) - {ROOT / "configs" / path for path in LARGE}
-"""What is played in the default tests. The others have other numbers, which parsing checks."""
+BEGUN_OFTEN = with_something_new(CONFIGS, "model", "data") - {ROOT / "configs" / path for path in LARGE}
+"""What is built and takes a step in the default tests. The others have other numbers and are parsed as they are."""
+
+RUN_OFTEN = with_something_new(CONFIGS, "data") & BEGUN_OFTEN
+"""What is played in the default tests; what is common to all methods, tests/test_every_method.py tries with each of them."""
 
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 
@@ -144,12 +150,25 @@ class TestConfig:
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == f"# lightning-fed fit --config {path.relative_to(ROOT)}"
 
-    @each_config
+    @pytest.mark.parametrize(
+        "path",
+        mostly_slow(CONFIGS, set(CONFIGS) - BEGUN_OFTEN),
+        ids=lambda path: str(path.relative_to(ROOT / "configs")),
+    )
     def test_parses_as_it_is(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as error:
             main(["fit", "--config", str(path), "--print_config"])
         assert error.value.code == 0
         assert yaml.safe_load(capsys.readouterr().out)["federation"]["run_dir"].startswith("runs/")
+
+    @pytest.mark.parametrize(
+        "path",
+        mostly_slow(CONFIGS, BEGUN_OFTEN - RUN_OFTEN),
+        ids=lambda path: str(path.relative_to(ROOT / "configs")),
+    )
+    def test_begins(self, path: Path) -> None:
+        made_small(path)
+        rehearse("It", ["fit", "--config", "config.yaml"])
 
     @pytest.mark.parametrize(
         "path",

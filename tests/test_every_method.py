@@ -35,6 +35,7 @@ TRIED_WITH_THEM = {
     "another order memory and measuring change nothing",
     "another seed gives other numbers",
     "steps cost as much on the meta device",
+    "the last checkpoint is measured as the run was",
     "who never took part has nothing stored",
 }
 """What is the core's affair more than a method's."""

@@ -155,6 +155,7 @@ def test_in_the_papers_setting_what_is_learned_is_lost_in_the_average(paper):
     assert recovery.distances("before")[-1] < 0.7 * recovery.distances("after")[-1]
 
 
+@pytest.mark.slow
 def test_with_something_in_common_the_ranks_are_found(consistent):
     _, recovery = consistent
     assert recovery.bounds["after"] < 1e-3

@@ -17,10 +17,9 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, OneCycleLR, ReduceLROnPlateau
 
-from lightning_fed.engines import Processes
+from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, FedRep
-from lightning_fed.module import FederatedModule
 from lightning_fed.schedules import Schedule
 
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -127,21 +126,24 @@ def test_with_a_schedule_over_rounds_each_round_is_that_of_its_rate() -> None:
 
 
 @pytest.mark.parametrize("name", mostly_slow(["FedAvg", "PF2LoRA"], often={"FedAvg"}))
-def test_a_continued_federation_and_worker_processes_have_the_same_rates(name: str, tmp_path: Path) -> None:
-    def new() -> FederatedModule:
-        return new_method(name, lr_scheduler=halved)
+def test_a_continued_federation_has_the_same_rates(name: str, tmp_path: Path) -> None:
+    def fit(rounds: int, run_dir: str) -> None:
+        federation = new_federation(rounds, run_dir=tmp_path / run_dir, evaluate_every=1)
+        federation.fit(new_method(name, lr_scheduler=halved), data_for(name, num_clients=3, size=60), ckpt_path="last")
 
-    data = data_for(name, num_clients=3, size=60)
-    whole = new_federation(3, run_dir=tmp_path / "whole", evaluate_every=1)
-    whole.fit(new(), data)
-    stopped = new_federation(1, run_dir=tmp_path / "stopped", evaluate_every=1)
-    stopped.fit(new(), data)
-    new_federation(3, run_dir=tmp_path / "stopped", evaluate_every=1).fit(new(), data, ckpt_path="last")
-    [one], [other] = (list((tmp_path / name).glob("version_*")) for name in ("whole", "stopped"))
+    for rounds, run_dir in ((3, "whole"), (1, "stopped"), (3, "stopped")):
+        fit(rounds, run_dir)
+    [one], [other] = (list((tmp_path / run_dir).glob("version_*")) for run_dir in ("whole", "stopped"))
     assert_same_end(one, other)
-    apart = new_federation(3, evaluate_every=1, engine=Processes(2))
-    apart.fit(new(), data)
-    assert_same(apart, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FedAvg", "PF2LoRA"])
+def test_worker_processes_have_the_same_rates(name: str) -> None:
+    here, there = (new_federation(3, evaluate_every=1, engine=engine) for engine in (InProcess(threads=1), Processes(2)))
+    for federation in (here, there):
+        federation.fit(new_method(name, lr_scheduler=halved), data_for(name, num_clients=3, size=60))
+    assert_same(here, there)
 
 
 def test_a_plateau_is_refused() -> None:

@@ -24,8 +24,14 @@ class Rehearsal(FederationCLI):
         federation: Any = self.trainer
         federation.rehearse(self.model, self.datamodule)
 
+    @property
+    def settings(self) -> Settings:
+        """The whole configuration, defaults included."""
+        parser = self._parser(self.subcommand)
+        return flat(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_unset=False)))
 
-class Reading(FederationCLI):
+
+class Reading(Rehearsal):
     """The command line of ``fit``, which stops when it has understood its arguments."""
 
     def instantiate_classes(self) -> None:
@@ -37,12 +43,6 @@ class Reading(FederationCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Play nothing."""
 
-    @property
-    def settings(self) -> Settings:
-        """The whole configuration, defaults included."""
-        parser = self._parser(self.subcommand)
-        return flat(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_unset=False)))
-
 
 def read(name: str, args: Sequence[str]) -> Settings:
     """The configuration that a command line gives. Raises :class:`FederationError` with the name of whose it is."""
@@ -50,10 +50,10 @@ def read(name: str, args: Sequence[str]) -> Settings:
         return Reading(args).settings
 
 
-def rehearse(name: str, args: Sequence[str]) -> None:
-    """Build all that a command line describes. Raises :class:`FederationError` with the name of whose it is."""
+def rehearse(name: str, args: Sequence[str]) -> Settings:
+    """The same, and all that it describes is built. Raises :class:`FederationError` with the name of whose it is."""
     with told_of(name):
-        Rehearsal(args)
+        return Rehearsal(args).settings
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lightning_fed.sweep.plan import Asked, Sweep, arguments, read_sweep
 from lightning_fed.sweep.player import CellJob, play
 from lightning_fed.sweep.progress import SweepProgress
 from lightning_fed.sweep.provenance import commit, machine, versions
-from lightning_fed.sweep.settings import differences, flat, read_yaml
+from lightning_fed.sweep.settings import SEED, Settings, differences, flat, read_yaml
 
 TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
 
@@ -77,12 +77,13 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 
 def checked(sweep: Sweep, console: Console) -> list[CellJob]:
-    """Parse every run's configuration, and build once per method and setting what it is made of, before the first one starts.
+    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seed alone, once.
 
     Raises:
         SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
     """
-    jobs, built, failed, wrong = list[CellJob](), set[tuple[str, str]](), set[tuple[str, str]](), dict[str, list[str]]()
+    jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
+    built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
     with console.status("Checking the runs…"):
         from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
         from lightning_fed.storage.run_folder import refuse_run_dir
@@ -90,18 +91,20 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
         refuse_run_dir(sweep.folder)
 
         for cell in sweep.cells:
-            kind = (cell.method, cell.setting)
-            if kind in failed:
-                continue  # as it is with other seeds
             folder = CellFolder(sweep.folder / cell.name)
             args = arguments(sweep, cell, folder.path)
+            kind = (cell.method, repr(cell.overrides))
+            if kind in failed:
+                continue
             try:
-                settings = read(cell.name, args)
+                if kind not in built and folder.status != "finished":
+                    known[kind] = rehearse(cell.name, args)
+                    built.add(kind)
+                elif kind not in known:
+                    known[kind] = read(cell.name, args)
+                settings = known[kind] | {SEED: cell.seed}
                 if folder.run is not None:
                     refuse_other(folder, folder.run, settings)
-                if kind not in built and folder.status != "finished":
-                    rehearse(cell.name, args)
-                    built.add(kind)
                 jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
             except FederationError as error:
                 failed.add(kind)
@@ -114,7 +117,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     return jobs
 
 
-def refuse_other(folder: CellFolder, run: Path, settings: dict[str, object]) -> None:
+def refuse_other(folder: CellFolder, run: Path, settings: Settings) -> None:
     """A cell that was played must be the one that is to be played."""
     before = flat(read_yaml(run / "config.yaml"))
     known = before.keys() & settings.keys()  # not what another version of the library had in addition

@@ -262,19 +262,24 @@ def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> Non
 
 
 def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, folder: Path) -> None:
-    """From the checkpoint of the round before; and from its last one, ``test`` and ``validate`` find what ``fit`` found."""
+    """From the checkpoint of the round before."""
     with _interrupted():
         subject.fit(run_dir=folder, callbacks=[InterruptInRound(2)])
     federation = new_federation(2, run_dir=folder, participation=0.7, evaluate_every=0)
     federation.fit(subject.make(), subject.new_data(), ckpt_path="last")
-    recorded, *_ = subject.recorded
-    assert_same(federation, recorded)
+    assert_same(federation, subject.recorded[0])
+
+
+def the_last_checkpoint_is_measured_as_the_run_was(subject: Subject, folder: Path) -> None:
+    """``test`` and ``validate`` find what ``fit`` found."""
+    run = subject.fit(run_dir=folder).run
+    federation = new_federation(2, run_dir=folder)
     for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
         metrics = verb(subject.make(), subject.new_data())
         assert metrics
         assert metrics == {
             key: value
-            for key, value in recorded.run.history[-1].items()
+            for key, value in run.history[-1].items()
             if f"/{kind}_" in key and not key.startswith(("before/", "selected/"))
         }
 
@@ -303,5 +308,6 @@ CHECKS = (
     who_never_took_part_has_nothing_stored,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
+    the_last_checkpoint_is_measured_as_the_run_was,
     a_clients_module_predicts_what_was_measured,
 )

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import yaml
 from tiny import final_checkpoint, same
-from tiny_sites import Memory
+from tiny_sites import Clock, Memory
 
 from lightning_fed.__main__ import main
 from lightning_fed.lean import lean_lightning
@@ -25,7 +25,7 @@ STUDY: dict[str, Any] = {
         "init_args": {"backbone": {"class_path": "MLP", "init_args": {"inputs": 192, "hidden": [8]}}},
     },
     "federation": {"rounds": 2, "run_dir": "runs", "evaluate_every": 0, "progress": False, "logger": False},
-    "trainer": {"accelerator": "cpu"},
+    "trainer": {"accelerator": "cpu", "limit_train_batches": 2},
 }
 
 Joining = Callable[..., Site]
@@ -66,6 +66,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Memory]:
                 yield link
 
         monkeypatch.setattr("lightning_fed.cli.leading.linked", linked)
+        monkeypatch.setattr("lightning_fed.sites.engine.time", Clock())
         for client in range(len(sites)):
             (Path("sites") / f"{client}.pub").touch()
         main(["serve", "--config", "study.yaml", "--sites", "sites", "--certificates", "certificates", *options])

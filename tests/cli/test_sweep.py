@@ -17,7 +17,8 @@ from tiny import TINY_BERT
 from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
-from lightning_fed.cli.rehearsal import read, told_of
+from lightning_fed.cli import rehearsal
+from lightning_fed.cli.rehearsal import read, rehearse, told_of
 from lightning_fed.data import IID, InMemory
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
@@ -25,6 +26,7 @@ from lightning_fed.models import SoftmaxMLP, TransformerClassifier
 from lightning_fed.report import load_clients, load_runs
 from lightning_fed.sweep import player
 from lightning_fed.sweep.plan import Cell, arguments, read_sweep
+from lightning_fed.sweep.settings import Settings, flat, plain, read_yaml
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))
@@ -99,56 +101,60 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     assert "was played with federation.participation = 1.0, the sweep has 0.5" in capfd.readouterr().err
 
 
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', of which"),
+    "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
+    "batches": ({"trainer.limit_train_batches": -1}, "trainer.limit_train_batches"),
+    "clients": ({"data.init_args.num_clients": 9999}, "9999 clients cannot share 1797 examples"),
+    "devices": ({"trainer.precision": "64-true", "trainer.devices": 0}, "trainer.devices is '0', of which"),
+    "epochs": ({"trainer.max_epochs": 3}, "trainer.max_epochs is set"),
+    "name": ({"model": "FedProxx"}, "model: there is no 'FedProxx' (did you mean FedProx?)"),
+    "option": ({"federation.round": 1}, "unrecognized arguments: --federation.round=1"),
+}
+"""Overrides that cannot be, and what is said."""
+
+
+@pytest.mark.usefixtures("no_run")
+def test_all_that_is_wrong_is_told_in_a_line_each_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = {name: overrides for name, (overrides, _) in WRONG.items()}
+    with pytest.raises(SystemExit) as error:
+        sweep(methods={"right": {}, **methods, "again": methods["accelerator"]}, seeds=[0, 1])
+    lines = capsys.readouterr().err.splitlines()
+    assert error.value.code == 2
+    for line, (name, (_, message)) in zip(lines, WRONG.items(), strict=True):
+        more = " and 1 more" if name == "accelerator" else ""
+        assert line.startswith(f"lightning-fed: error: {name}/seed_0{more}: {message}")
+    assert not Path("played").exists()
+    assert not Path("compared").exists()
+
+
 @pytest.mark.usefixtures("no_run")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": {"A": {}, "B": {"model": "FedProxx"}}}, "B/seed_3: model: there is no 'FedProxx' (did you mean FedProx?)"),
-        ({"methods": {"A": {}, "B": {"federation.round": 1}}}, "B/seed_3: unrecognized arguments: --federation.round=1"),
-        ({"methods": {"A": {}, "B": {"data.init_args.num_clients": 9999}}}, "B/seed_3: 9999 clients cannot share 1797 examples"),
-        ({"methods": {"A": {}, "B": {"model.init_args.backbone": ["CNN1", "CNN5"]}}}, "B/seed_3: FedAvg got 2 different backbones"),
-        ({"methods": {"A": {}, "B": {"trainer.max_epochs": 3}}}, "B/seed_3: trainer.max_epochs is set"),
-        ({"methods": {"A": {}, "B": {"trainer.accelerator": "gpus"}}}, "B/seed_3: trainer.accelerator is 'gpus', of which"),
-        (
-            {"methods": {"A": {}, "B": {"trainer.precision": "64-true", "trainer.devices": 0}}},
-            "B/seed_3: trainer.devices is '0', of which",
-        ),
         ({"base": "nowhere.yaml"}, "my.sweep.yaml: there is no base nowhere.yaml"),
         ({"sedes": [0]}, "'sedes' is no key of a sweep"),
     ],
 )
-def test_what_is_wrong_in_one_run_stops_all_before_the_first(
-    changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_that_is_none_is_refused(changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         sweep(**changes)
     said = capsys.readouterr().err
     assert error.value.code == 2
     assert message in said
     assert said.count("\n") == 1
-    assert not Path("played").exists()
-    assert not Path("compared").exists()
 
 
 @pytest.mark.usefixtures("no_run")
-def test_all_that_is_wrong_is_told_at_once_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = {"trainer.accelerator": "gpus"}
-    wrong = {"A": nobody, "B": {}, "C": {"model": "FedProxx"}, "D": {"trainer.limit_train_batches": -1}, "E": nobody}
-    with pytest.raises(SystemExit):
-        sweep(methods=wrong, seeds=[0, 1])
-    lines = capsys.readouterr().err.splitlines()
-    assert [re.match(r"lightning-fed: error: (./seed_0[^:]*: [\w.]+)", line)[1] for line in lines] == [  # type: ignore[index]
-        *("A/seed_0 and 1 more: trainer.accelerator", "C/seed_0: model", "D/seed_0: trainer.limit_train_batches"),
-    ]
-
-
-@pytest.mark.usefixtures("no_run")
-def test_a_dry_run_prints_commands_and_plays_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]})
+def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rehearsed = list[str]()
+    monkeypatch.setattr(rehearsal, "rehearse", lambda name, args: rehearsed.append(name) or rehearse(name, args))  # type: ignore[func-returns-value]
+    sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3, 4, 5])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# alpha=0.1/FedAvg/seed_3: waiting"
     assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
-    assert len(lines) == 8
+    assert len(lines) == 2 * 12
+    assert [name.split("/")[-1] for name in rehearsed] == ["seed_3"] * 4  # what differs by its seed alone is read once
     assert not Path("played").exists()
 
 
@@ -183,15 +189,27 @@ def train_what_others_begin_with() -> None:
     Federation(rounds=1, run_dir=folder, logger=False, progress=False).fit(FedAvg(network, epochs=0), data)
 
 
+def options_of(config: Settings) -> set[tuple[object, ...]]:
+    """What a configuration sets, and of which method or data."""
+    whose = {block: config[f"{block}.class_path"] for block in ("model", "data")}
+    return {(whose.get(option.split(".")[0]), option.removesuffix(".class_path")) for option in config}
+
+
 def kinds_of_runs() -> dict[Path, list[Cell]]:
-    """Of each sweep those runs of the first seed that set an option of a method, or of data, that none before them set."""
+    """Of each sweep those runs of the first seed that set an option, of a method or of data, which no configuration has and no run
+    before them.
+    """
+    configs = [path for path in (ROOT / "configs").rglob("*.yaml") if path not in SWEEPS]
     known, found = set[tuple[object, ...]](), dict[Path, list[Cell]]()
+    for path in configs:
+        known |= options_of(flat(read_yaml(path)))
     for path in SWEEPS:
         plan = read_sweep(path)
-        base = yaml.safe_load((ROOT / plan.base).read_text())
+        base = flat(read_yaml(ROOT / plan.base))
         for cell in plan.cells:
-            whose = {"model": cell.overrides.get("model", base["model"]["class_path"]), "data": base["data"]["class_path"]}
-            options = {(whose.get(option.split(".")[0]), option) for option in cell.overrides}
+            given = {name: cell.overrides.get(name, base[f"{name}.class_path"]) for name in ("model", "data")}
+            classes = {f"{name}.class_path": class_name for name, class_name in given.items()}
+            options = options_of(flat({plain(option): value for option, value in cell.overrides.items()}) | classes)
             if cell.seed == plan.seeds[0] and not options <= known:
                 found.setdefault(path, []).append(cell)
             known |= options

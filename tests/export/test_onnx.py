@@ -47,8 +47,8 @@ def exported(module: FederatedModule, data: FederatedDataModule, client: int | N
 @pytest.mark.parametrize(
     ("name", "client"),
     [
-        *(("FedAvg", None), ("FedDecomp", 1)),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("FedRoD", "PFedLoRA", "FedHM")),
+        ("FedAvg", None),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("FedDecomp", "FedRoD", "PFedLoRA", "FedHM")),
         *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("SplitMix", "HeteroFL", "PrefixTuning", "FedHMLoRA")),
     ],
 )
@@ -59,7 +59,8 @@ def test_image_classifiers(name: str, client: int | None) -> None:
     assert {path.name for path in Path("exported").iterdir()} == {"model.onnx", "config.json"}
 
 
-@pytest.mark.parametrize(("name", "client"), [("HOMLoRA", None), pytest.param("PF2LoRA", 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "client"), [("HOMLoRA", None), ("PF2LoRA", 1)])
 def test_texts_of_any_length(name: str, client: int | None) -> None:
     module = exported(new_method(name, backbone=still_transformer), new_texts(3), client)
     for count, length in ((1, 3), (2, 6), (5, 17)):

@@ -312,6 +312,7 @@ def test_the_servers_state_comes_back() -> None:
     assert len(server.state_dict()) == len(server.states[2]) + len(server.states[3])
 
 
+@pytest.mark.slow
 def test_a_continued_run_ends_as_one_that_was_not_stopped() -> None:
     fit(method_of(), rounds=1, run_dir="runs", participation=0.8)
     federation = new_federation(2, run_dir="runs", participation=0.8, evaluate_every=0)

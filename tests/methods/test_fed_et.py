@@ -268,6 +268,7 @@ def test_examples_are_looked_at_in_parts_without_a_difference(monkeypatch: pytes
     assert same(whole, fit(new(), store_limit_mb=1e-6).run.server.state_dict())
 
 
+@pytest.mark.slow
 def test_a_continued_run_ends_the_same() -> None:
     whole = fit(new(), rounds=3, evaluate_every=1)
     fit(new(), rounds=2, run_dir="runs", evaluate_every=1)

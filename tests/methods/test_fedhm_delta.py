@@ -279,6 +279,7 @@ def test_without_learning_the_tail_erodes_in_fedhm_and_stays_here() -> None:
 # ------------------------------------------------------------------------------------------------------------------ the run
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_ends_as_one_that_was_not_stopped() -> None:
     data, options = new_data(4, 160), {"participation": 0.5, "evaluate_every": 1}
     model = partial(FedHMDelta, Net, CLASSES, ratios=RATIOS, assignment="redrawn", optimizer=momentum)

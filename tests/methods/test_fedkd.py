@@ -64,7 +64,11 @@ def truncated(matrix: Tensor, share: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("participation", "hidden", "engine"),
-    [(1.0, 1.0, InProcess), (0.6, 0.5, InProcess), (0.6, 0.5, partial(Processes, workers=2, threads=1))],
+    [
+        (1.0, 1.0, InProcess),
+        (0.6, 0.5, InProcess),
+        pytest.param(0.6, 0.5, partial(Processes, workers=2, threads=1), marks=pytest.mark.slow),
+    ],
     ids=["all", "some", "worker processes"],
 )
 def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, engine: Any) -> None:

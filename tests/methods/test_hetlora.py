@@ -405,6 +405,7 @@ def test_the_store_keeps_moments_no_larger_than_the_rank_that_was_trained() -> N
     assert ranks[1] != ranks[0]
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_same_ranks() -> None:
     fit(2, run_dir="runs")
     continued, ranks = fit(3, run_dir="runs", ckpt_path="last")

@@ -61,7 +61,7 @@ def kept_blocks(importance: list[float], sizes: list[int], names: list[str], den
     [
         (0.5, "left_out", InProcess),
         (0.3, "stale", InProcess),
-        (0.5, "left_out", partial(Processes, workers=2, threads=1)),
+        pytest.param(0.5, "left_out", partial(Processes, workers=2, threads=1), marks=pytest.mark.slow),
     ],
     ids=["half", "a third", "worker processes"],
 )

@@ -334,6 +334,7 @@ VIT_SMALL = TINY_VIT | {"image_size": 224, "patch_size": 16, "hidden_size": 384,
 VIT_SMALL |= {"num_attention_heads": 6, "intermediate_size": 1536}
 
 
+@pytest.mark.slow
 def test_what_travels_of_vit_small() -> None:
     with torch.device("meta"):
         method = SLoRA(partial(VisionTransformer, config=VIT_SMALL), r=4)

@@ -140,6 +140,7 @@ def engine() -> Any:
     engine._stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], engine: Processes) -> None:
     states = []
@@ -153,6 +154,7 @@ def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], e
     assert states[0][2] == states[1][2]
 
 
+@pytest.mark.slow
 def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(engine: Processes) -> None:
     """Worker processes build the networks anew, and would begin with those."""
     states = []
