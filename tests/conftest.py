@@ -8,12 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from lightning.fabric.utilities import registry
-from lightning.pytorch.utilities.seed import isolate_rng
-
-import lightning_fed.lean
-from lightning_fed.seeding import seed_torch
 
 LEFT_BY_LIBRARIES = {
     *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),  # by the seed_everything of Lightning's command line
@@ -22,13 +16,27 @@ LEFT_BY_LIBRARIES = {
 }
 
 
-def pytest_configure() -> None:
+def plays(config: pytest.Config) -> bool:
+    """Whether tests are run in this process. That which hands them to others need not wait for torch."""
+    return hasattr(config, "workerinput") or not config.getoption("numprocesses", default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not plays(config):
+        return
+    import torch
+    from lightning.fabric.utilities import registry
+
+    import lightning_fed.lean
+
     torch.set_num_threads(1)
     # Thousands of Trainers look for plugins. Installed is while tests run what was installed before.
     lightning_fed.lean.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 
 
 def pytest_collectstart() -> None:
+    from lightning_fed.seeding import seed_torch
+
     seed_torch(0)  # what a module of tests draws while it is imported is the same in every process, whatever else runs
 
 
@@ -48,6 +56,10 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def own_random_state() -> Iterator[None]:
+    from lightning.pytorch.utilities.seed import isolate_rng
+
+    from lightning_fed.seeding import seed_torch
+
     with isolate_rng():
         seed_torch(0)
         yield

@@ -165,7 +165,10 @@ LATE = {"build", "configure_model"}
 ``FederatedModule.blank`` drops all that was not there before.
 """
 
-CLASSES = {node.name: (module, node) for module in MODULES for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef)}
+
+@cache
+def classes() -> dict[str, tuple[str, ast.ClassDef]]:
+    return {node.name: (module, node) for module in MODULES for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef)}
 
 
 def assigned(method: ast.FunctionDef) -> Iterator[str]:
@@ -177,14 +180,14 @@ def assigned(method: ast.FunctionDef) -> Iterator[str]:
 
 
 def methods_of(name: str) -> list[ast.FunctionDef]:
-    return [node for node in CLASSES[name][1].body if isinstance(node, ast.FunctionDef)]
+    return [node for node in classes()[name][1].body if isinstance(node, ast.FunctionDef)]
 
 
 def declared(name: str) -> set[str]:
     """Attributes that an object of a class has once it is made, its ancestors' included, and those with a setter."""
-    if name not in CLASSES:
+    if name not in classes():
         return set()  # of another library
-    node = CLASSES[name][1]
+    node = classes()[name][1]
     bases = [ast.unparse(base.value if isinstance(base, ast.Subscript) else base).split(".")[-1] for base in node.bases]
     found = set().union(*map(declared, bases))
     for statement in node.body:
@@ -202,10 +205,10 @@ def declared(name: str) -> set[str]:
 
 def test_names_of_classes_are_unique() -> None:
     """They stand for the classes here."""
-    assert len(CLASSES) == sum(isinstance(node, ast.ClassDef) for module in MODULES for node in ast.walk(tree(module)))
+    assert len(classes()) == sum(isinstance(node, ast.ClassDef) for module in MODULES for node in ast.walk(tree(module)))
 
 
 def test_an_object_has_all_its_attributes_from_the_start() -> None:
-    for name in CLASSES:
+    for name in classes():
         appear = {attribute for method in methods_of(name) if method.name not in LATE for attribute in assigned(method)}
         assert appear - declared(name) == set(), name

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from often import mostly_slow
 from tiny import new_data, new_federation, new_method, without_seconds
 
 from lightning_fed.callbacks import FederationCallback, MetricsTable
@@ -133,7 +134,7 @@ def read(run_dir: str) -> list[list[tuple[str, str]]]:
         return [[(name, value) for name, value in row.items() if not name.startswith("seconds/")] for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("stopped", [2, 3, 4, 5])
+@pytest.mark.parametrize("stopped", mostly_slow([2, 3, 4, 5], often={3}))
 def test_a_continued_run_has_the_table_of_an_uninterrupted_one(stopped: int) -> None:
     whole = fit("whole")
     with pytest.raises(KeyboardInterrupt):

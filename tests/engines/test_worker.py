@@ -284,7 +284,7 @@ def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
     assert_a_function(recipe.worker(), taken)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_slow(METHODS, often=OFTEN))
 def test_a_recipe_travels_without_networks(name: str) -> None:
     """And what was built from it stays as it is."""
     engine, travelled = noted(name)

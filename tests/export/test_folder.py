@@ -30,7 +30,7 @@ from lightning_fed.nn.low_rank import factors
 NET = f"{Net.__module__}.Net"
 
 
-@pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
+@pytest.mark.parametrize("client", mostly_slow([None, 1], often={1}), ids=["server", "client"])
 @pytest.mark.parametrize(
     "name", mostly_slow(["HOMLoRA", "PF2LoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"], often={"PF2LoRA", "HETLoRA"})
 )
@@ -93,7 +93,7 @@ def plain(state: State, part: str = "backbone.") -> State:
     return {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedPer", "FedBN", "FedHM", "HeteroFL"])
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "FedPer", "FedBN", "FedHM", "HeteroFL"], often={"FedBN", "FedHM"}))
 def test_other_methods_export_the_clients_network_with_its_own_names(name: str) -> None:
     data = new_data(3)
     federation = new_federation(1, "runs")
@@ -112,7 +112,9 @@ def test_the_server_of_a_whole_model_exports_it() -> None:
     assert config_of("exported")["content"] == "model"
 
 
-@pytest.mark.parametrize("name", ["PFedLoRA", "FedPer", "FedRep", "LGFedAvg", "FedBN", "FedRoD"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["PFedLoRA", "FedPer", "FedRep", "LGFedAvg", "FedBN", "FedRoD"], often={"PFedLoRA", "FedPer"})
+)
 def test_a_server_that_has_a_part_exports_that(name: str) -> None:
     options: dict[str, Any] = {"backbone": NoisyNet} if name == "FedBN" else {}
     data = new_data(3)

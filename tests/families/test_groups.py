@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from often import mostly_slow
 from tiny import CLASSES, TINY_VIT, Recording, new_data, new_federation, private_states, same, tiny_transformer
 from tiny_rounds import checked
 from torch import Tensor
@@ -322,7 +323,7 @@ def test_a_continued_run_ends_as_one_that_was_not_stopped() -> None:
     assert federation.run.results == expected.run.results
 
 
-@pytest.mark.parametrize(("client", "size"), [(None, 3), (0, 2), (1, 3)])
+@pytest.mark.parametrize(("client", "size"), mostly_slow([(None, 3), (0, 2), (1, 3)], often={(None, 3), (0, 2)}))
 def test_the_server_exports_its_largest_model_and_a_client_its_own(client: int | None, size: int) -> None:
     federation, _ = fit(method_of(), rounds=1, run_dir="runs")
     new_federation(1, run_dir="runs").export(method_of(), new_data(5, 200), "exported", client)

@@ -116,12 +116,12 @@ def test_up_is_zero_and_down_is_not() -> None:
     ("hidden", "options", "count"),
     [
         (8, {}, 73_728),
-        (16, {}, 147_456),
-        (32, {}, 294_912),
-        (64, {}, 589_824),
-        (8, {"placement": "attention"}, 73_728),
-        (8, {"placement": "both"}, 147_456),
-        (8, {"bias": True}, 78_432),
+        pytest.param(16, {}, 147_456, marks=pytest.mark.slow),
+        pytest.param(32, {}, 294_912, marks=pytest.mark.slow),
+        pytest.param(64, {}, 589_824, marks=pytest.mark.slow),
+        pytest.param(8, {"placement": "attention"}, 73_728, marks=pytest.mark.slow),
+        pytest.param(8, {"placement": "both"}, 147_456, marks=pytest.mark.slow),
+        pytest.param(8, {"bias": True}, 78_432, marks=pytest.mark.slow),
         (8, {"placement": "both", "bias": True}, 156_864),
     ],
 )

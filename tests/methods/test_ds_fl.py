@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -90,8 +91,13 @@ def test_entropy_may_rise() -> None:
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
 
 
-@pytest.mark.parametrize("aggregation", ["ERA", "SA"])
-@pytest.mark.parametrize("order", ["train_then_distill", "distill_then_train"])
+@pytest.mark.parametrize(
+    ("aggregation", "order"),
+    mostly_slow(
+        product(["ERA", "SA"], ["train_then_distill", "distill_then_train"]),
+        often={("ERA", "train_then_distill"), ("SA", "distill_then_train")},
+    ),
+)
 def test_rounds_are_those_of_a_bare_loop(aggregation: Any, order: Any) -> None:
     data, rounds, epochs = with_public(val_share=0.0), 3, 2
     model = new(aggregation=aggregation, order=order, server_backbone=WideNet, distill_optimizer=momentum)

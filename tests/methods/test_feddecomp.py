@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
 
 from lightning_fed.exchange import State, count_floats
@@ -44,7 +45,7 @@ def plain(state: State) -> State:
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
-@pytest.mark.parametrize("network", [Net, NoisyNet])
+@pytest.mark.parametrize("network", mostly_slow([Net, NoisyNet], often={NoisyNet}))
 def test_without_lora_epochs_it_is_fedavg(network: Any, variant: str) -> None:
     ours = fit(FedDecomp(fixed(network), CLASSES, lora_epochs=0, global_epochs=2, variant=variant, optimizer=momentum))
     theirs = fit(UniformFedAvg(fixed(network), CLASSES, momentum, epochs=2))

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
     Net,
@@ -42,8 +44,10 @@ def new(**options: Any) -> FedDF:
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
 
 
-@pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("distill_loss", "temperature"),
+    mostly_slow(product(["avg_logits", "avg_losses"], [1.0, 3.0]), often={("avg_logits", 1.0), ("avg_losses", 3.0)}),
+)
 def test_rounds_are_those_of_a_bare_loop(distill_loss: Any, temperature: float) -> None:
     T = temperature
     data, steps = with_public(val_share=0.0), 7

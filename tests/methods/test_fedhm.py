@@ -479,7 +479,7 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     return federation, list(engine.turns), list(engine.updates)
 
 
-@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM", "SplitMix"}))
+@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
 def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
     other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
     models, others = recorded(name)[0].run.server.models(), other.run.server.models()

@@ -84,7 +84,7 @@ def whole(state: State, layers: Sequence[str]) -> State:
 
 @pytest.mark.parametrize("network", mostly_slow([Net, TinyResNet], often={TinyResNet}))
 @pytest.mark.parametrize("ratios", [RATIOS, (0.5, 0.25), pytest.param((0.25,), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("anchor", ["never", "always"])
+@pytest.mark.parametrize("anchor", mostly_slow(["never", "always"], often={"never"}))
 def test_rounds_in_which_nobody_learns_change_nothing(network: Any, ratios: tuple[float, ...], anchor: Any) -> None:
     model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(3, 80, batch_size=1000), rounds=3, participation=0.7)

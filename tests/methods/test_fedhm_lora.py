@@ -113,7 +113,7 @@ def on_meta(rank: int, targets: str) -> FedHMLoRA:
         pytest.param("separate", 2, 73_728, marks=pytest.mark.slow),
         pytest.param("separate", 4, 147_456, marks=pytest.mark.slow),
         pytest.param("separate", 8, 294_912, marks=pytest.mark.slow),
-        ("separate", 16, 589_824),
+        pytest.param("separate", 16, 589_824, marks=pytest.mark.slow),
     ],
 )
 def test_vit_small_has_the_papers_sizes(targets: str, rank: int, size: int) -> None:
@@ -402,7 +402,7 @@ def test_who_has_which_rank(assignment: str) -> None:
 # ----------------------------------------------------------------------------------------------------------------- export
 
 
-@pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
+@pytest.mark.parametrize("client", mostly_slow([None, 1], often={1}), ids=["server", "client"])
 @pytest.mark.parametrize("targets", mostly_slow(["fused_qkv", "separate"], often={"fused_qkv"}))
 def test_what_was_trained_is_exported_as_an_adapter_and_merged(targets: str, client: int | None) -> None:
     pretrained = tiny_vit(CLASSES)

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same
 from tiny_loops import batches
 from torch import Tensor, nn
@@ -46,8 +48,12 @@ def training_data(data: InMemory, client: int) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("source", ["trained", "last_epoch"])
+@pytest.mark.parametrize(
+    ("weighting", "source"),
+    mostly_slow(
+        product(["examples", "uniform"], ["trained", "last_epoch"]), often={("examples", "trained"), ("uniform", "last_epoch")}
+    ),
+)
 def test_rounds_are_those_of_a_bare_loop(weighting: Any, source: Any) -> None:
     data, epochs, lam = new_data(3, 120), 2, 5.0
     method = FedProto(TWO, CLASSES, lam, prototypes=source, weighting=weighting, optimizer=momentum, epochs=epochs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd, tiny_vit
 from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ CLIENT = ClientInfo(0, 10, 0, 0, (1,) * CLASSES)
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("network", [Net, NoisyNet])
+@pytest.mark.parametrize("network", mostly_slow([Net, NoisyNet], often={NoisyNet}))
 def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: bool) -> None:
     data = new_data(3, 240)
     assert all(min(client.label_counts) > 0 for client in data.clients)

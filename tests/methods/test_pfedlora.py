@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -50,8 +51,10 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("mu", [0.5, 0.9])
-@pytest.mark.parametrize(("epochs", "adapter_epochs"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("mu", "epochs", "adapter_epochs"),
+    mostly_slow([(0.5, 1, 1), (0.5, 2, 3), (0.9, 1, 1), (0.9, 2, 3)], often={(0.5, 1, 1), (0.9, 2, 3)}),
+)
 def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs: int) -> None:
     data, rounds = new_data(), 2
     method = PFedLoRA(HETEROGENEOUS, CLASSES, 3, mu, optimizer=momentum, epochs=epochs, adapter_epochs=adapter_epochs)
@@ -248,16 +251,19 @@ def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
 
 @pytest.mark.parametrize(
     ("classes", "h", "parameters"),
-    [
-        (10, 20, 10_230),  # 500·20 + 20 + 20·10 + 10
-        (10, 40, 20_450),
-        (10, 60, 30_670),
-        (10, 80, 40_890),
-        (100, 20, 12_120),  # 500·20 + 20 + 20·100 + 100
-        (100, 40, 24_140),
-        (100, 60, 36_160),
-        (100, 80, 48_180),
-    ],
+    mostly_slow(
+        [
+            (10, 20, 10_230),  # 500·20 + 20 + 20·10 + 10
+            (10, 40, 20_450),
+            (10, 60, 30_670),
+            (10, 80, 40_890),
+            (100, 20, 12_120),  # 500·20 + 20 + 20·100 + 100
+            (100, 40, 24_140),
+            (100, 60, 36_160),
+            (100, 80, 48_180),
+        ],
+        often={(10, 20, 10_230), (100, 80, 48_180)},
+    ),
 )
 def test_traffic_of_different_networks(classes: int, h: int, parameters: int) -> None:
     assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), images_of(classes, 5), parameters)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from often import mostly_slow
 from tiny import CLASSES, TINY_VIT, new_data, new_federation, same
 from torch import Tensor
 
@@ -187,10 +188,10 @@ def test_prefix_and_head_are_trained(reparametrise: bool) -> None:
     ("hidden", "options", "count"),
     [
         (4, {}, 73_728),
-        (8, {}, 147_456),
-        (16, {}, 294_912),
-        (32, {}, 589_824),
-        (4, {"length": 100}, 73_728),
+        pytest.param(8, {}, 147_456, marks=pytest.mark.slow),
+        pytest.param(16, {}, 294_912, marks=pytest.mark.slow),
+        pytest.param(32, {}, 589_824, marks=pytest.mark.slow),
+        pytest.param(4, {"length": 100}, 73_728, marks=pytest.mark.slow),
         (4, {"length": 10, "reparametrise": False, "hidden": (4,)}, 12 * 2 * 10 * 384),
     ],
 )
@@ -205,7 +206,7 @@ def test_what_vit_small_trains(hidden: int, options: dict[str, Any], count: int)
 # -------------------------------------------------------------------------------------------------------------------- export
 
 
-@pytest.mark.parametrize("client", [None, 0, 1])
+@pytest.mark.parametrize("client", mostly_slow([None, 0, 1], often={1}))
 def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> None:
     data, network = new_data(3), strong(CLASSES)
 

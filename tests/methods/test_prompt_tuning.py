@@ -132,11 +132,11 @@ def test_tokens_start_as_in_vpt() -> None:
     ("tokens", "depth", "count"),
     [
         (16, "deep", 73_728),
-        (32, "deep", 147_456),
-        (64, "deep", 294_912),
-        (128, "deep", 589_824),
+        pytest.param(32, "deep", 147_456, marks=pytest.mark.slow),
+        pytest.param(64, "deep", 294_912, marks=pytest.mark.slow),
+        pytest.param(128, "deep", 589_824, marks=pytest.mark.slow),
         (16, "shallow", 6_144),
-        (128, "shallow", 49_152),
+        pytest.param(128, "shallow", 49_152, marks=pytest.mark.slow),
     ],
 )
 def test_what_vit_small_trains(tokens: int, depth: Any, count: int) -> None:

@@ -64,7 +64,7 @@ def assert_c_is_the_mean(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
-@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("participation", mostly_slow([1.0, 0.4], often={0.4}))
 @pytest.mark.parametrize("rounds", mostly_slow([1, 2, 5], often={2}))
 def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds: int) -> None:
     model = SCAFFOLD(Net, CLASSES, option, optimizer=sgd)

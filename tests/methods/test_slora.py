@@ -204,7 +204,7 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
     return (left[:, :rank] * values[:rank]) @ right[:rank]
 
 
-@pytest.mark.parametrize("base", ["original", "residual"])
+@pytest.mark.parametrize("base", mostly_slow(["original", "residual"], often={"residual"}))
 @pytest.mark.parametrize(
     ("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(3, None), (8, 2.0)})
 )
@@ -373,7 +373,7 @@ def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> N
 # ------------------------------------------------------------------------------------------------------------------ export
 
 
-@pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
+@pytest.mark.parametrize("client", mostly_slow([None, 1], often={1}), ids=["server", "client"])
 @pytest.mark.parametrize(
     ("rounds", "base"), mostly_slow([(2, "original"), (4, "original"), (4, "residual")], often={(4, "residual")})
 )

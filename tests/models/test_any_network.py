@@ -328,7 +328,7 @@ def test_an_image_classifier_of_transformers_is_fine_tuned(name: str) -> None:
     assert 0 <= federation.run.history[-1]["after/test_accuracy/mean"] <= 1
 
 
-@pytest.mark.parametrize("name", mostly_slow([name for name in FINE_TUNING if name not in ON_IMAGES], often={"PF2LoRA", "HETLoRA"}))
+@pytest.mark.parametrize("name", mostly_slow([name for name in FINE_TUNING if name not in ON_IMAGES], often={"HETLoRA"}))
 def test_a_text_model_is_fine_tuned_however_it_is_given(name: str, tmp_path: Any) -> None:
     method = getattr(lightning_fed.methods, name)
     model = hub_roberta()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import tiny_transformer
 from torch import Tensor
 
@@ -74,10 +75,10 @@ def size(parameters: dict[str, Tensor]) -> int:
     ("config", "r", "client_r", "common", "both", "layers"),
     [
         (roberta, 8, 2, 294_912, 368_640, {"query", "value"}),
-        (roberta_large, 8, 2, 786_432, 983_040, {"query", "value"}),
+        pytest.param(roberta_large, 8, 2, 786_432, 983_040, {"query", "value"}, marks=pytest.mark.slow),
         (deberta, 8, 4, 294_912, 442_368, {"query_proj", "value_proj"}),
         (gpt2_medium, 4, 2, 393_216, 589_824, {"c_attn"}),
-        (gpt2_xl, 4, 2, 1_228_800, 1_843_200, {"c_attn"}),
+        pytest.param(gpt2_xl, 4, 2, 1_228_800, 1_843_200, {"c_attn"}, marks=pytest.mark.slow),
     ],
     ids=["roberta", "roberta-large", "deberta", "gpt2-medium", "gpt2-xl"],
 )
@@ -91,7 +92,7 @@ def test_adapters_have_the_papers_sizes(config: Config, r: int, client_r: int, c
     assert {name for name in module.shared_names() if ".lora_" in name} == adapters[COMMON].keys()
 
 
-@pytest.mark.parametrize(("r", "count"), [(8, 294_912), (12, 442_368)])
+@pytest.mark.parametrize(("r", "count"), mostly_slow([(8, 294_912), (12, 442_368)], often={(12, 442_368)}))
 def test_homloras_adapter_has_the_papers_size(r: int, count: int) -> None:
     module = on_meta(HOMLoRA, roberta, r=r, train_head=False)
     assert size(module.adapter(COMMON)) == count
@@ -116,7 +117,7 @@ def infos(number: int) -> list[ClientInfo]:
         (roberta, 8, 12, 8, 350_208),
         pytest.param(roberta_large, 8, 12, 8, 933_888, marks=pytest.mark.slow),
         pytest.param(gpt2_medium, 6, 12, 8, 811_008, marks=pytest.mark.slow),
-        (deberta, 6, 14, 4, 331_776),
+        pytest.param(deberta, 6, 14, 4, 331_776, marks=pytest.mark.slow),
     ],
     ids=["roberta", "roberta-large", "gpt2-medium", "deberta"],
 )

@@ -16,7 +16,7 @@ from lightning_fed.nn import Energy, FactorisedConv2d, FactorisedLinear, Spectru
     ("network", "classes", "sizes"),
     [
         (ResNet18, 10, [11_173_962, 4_157_514, 2_209_866, 1_236_042]),
-        (ResNet34, 100, [21_328_292, 8_401_316, 4_985_252, 3_277_220]),
+        pytest.param(ResNet34, 100, [21_328_292, 8_401_316, 4_985_252, 3_277_220], marks=pytest.mark.slow),
     ],
 )
 def test_the_sizes_of_table_2_of_fedhm(network: type[nn.Module], classes: int, sizes: list[int]) -> None:

@@ -72,7 +72,7 @@ def assert_same_as_here(apart: Federation, link: Memory, together: Federation) -
         assert same(kept_at(link.sites[client])[together.run.since[client]], state)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, often={"PFedLoRA", "FedHM"}))
 def test_numbers_are_those_of_one_process(name: str) -> None:
     link = linked(name)
     assert_same_as_here(fit(name, link, evaluate_every=1), link, here(name, evaluate_every=1))
@@ -174,7 +174,12 @@ def test_a_reply_that_comes_too_late_leaves_no_trace(name: str, capsys: pytest.C
     assert f"Round 2: the turn of client {client} was lost: no answer in time" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "when"), [("PFedLoRA", "before"), ("PFedLoRA", "after"), ("PF2LoRA", "after")])
+@pytest.mark.parametrize(
+    ("name", "when"),
+    mostly_slow(
+        [("PFedLoRA", "before"), ("PFedLoRA", "after"), ("PF2LoRA", "after")], often={("PFedLoRA", "before"), ("PFedLoRA", "after")}
+    ),
+)
 def test_a_site_that_is_killed_and_comes_back(name: str, when: str) -> None:
     """In its turn, before or after it has trained."""
 
@@ -221,7 +226,10 @@ class Dying(FederationCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("name", "checkpoint_every", "dies"), [("PFedLoRA", 1, 2), ("PFedLoRA", 2, 3), ("PF2LoRA", 2, 3)])
+@pytest.mark.parametrize(
+    ("name", "checkpoint_every", "dies"),
+    mostly_slow([("PFedLoRA", 1, 2), ("PFedLoRA", 2, 3), ("PF2LoRA", 2, 3)], often={("PFedLoRA", 2, 3)}),
+)
 def test_a_server_that_dies_before_a_checkpoint_goes_on_from_the_last(name: str, checkpoint_every: int, dies: int) -> None:
     """Sites keep what the checkpoint refers to, though more rounds were merged since; and are not asked for what they dropped."""
     options: dict[str, Any] = {"run_dir": "runs", "checkpoint_every": checkpoint_every}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import Net, assert_same_end, new_data, new_federation, new_method, private_states, same, without_seconds
 
 from lightning_fed.engines import InProcess
@@ -19,7 +20,7 @@ def fit(method: str, rounds: int, run_dir: str, ckpt_path: Path | str | None = N
     return federation
 
 
-@pytest.mark.parametrize("method", ["PFedLoRA", "FedAvg", "Standalone"])
+@pytest.mark.parametrize("method", mostly_slow(["PFedLoRA", "FedAvg", "Standalone"], often={"PFedLoRA"}))
 def test_a_continued_run_equals_an_uninterrupted_one(method: str) -> None:
     whole = fit(method, 4, "whole")
     fit(method, 2, "stopped")
