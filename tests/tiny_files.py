@@ -70,7 +70,7 @@ def write_dataset(path: Path, kind: str = "image", sets: tuple[str, ...] = ("tra
     import datasets
     from PIL import Image
 
-    kinds = {"image": datasets.Image(), "text": datasets.Value("string"), "numbers": datasets.List(datasets.Value("float32"))}
+    kinds = {"image": datasets.Image(), "text": datasets.Value("string"), "numbers": datasets.Sequence(datasets.Value("float32"))}
     columns = {
         "image": [Image.fromarray(np.full((10 + k % 2, 12, 3), 7 * k, np.uint8)) for k in range(32)],
         "text": [f"a b {'c' * (k % 3 + 1)}" for k in range(32)],
