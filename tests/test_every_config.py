@@ -47,12 +47,18 @@ LARGE = {"fed_et/cifar10.yaml", "feddecomp/tiny_imagenet.yaml", "fedhm/cifar100.
 """Of networks that take seconds, and whose methods have tests of their own."""
 
 BEGUN_OFTEN = with_something_new(CONFIGS, "model", "data") - {ROOT / "configs" / path for path in LARGE}
-"""What is built and takes a step in the default tests. The others have other numbers and are parsed as they are."""
+"""What is built and takes a step in the default tests. All are parsed as they are; the others have other numbers."""
 
 RUN_OFTEN = with_something_new(CONFIGS, "data") & BEGUN_OFTEN
 """What is played in the default tests; what is common to all methods, tests/test_every_method.py tries with each of them."""
 
-each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+
+def configs(often: set[Path]) -> pytest.MarkDecorator:
+    """Each configuration; slow are those that are not tried often."""
+    return pytest.mark.parametrize("path", mostly_slow(CONFIGS, often), ids=lambda path: str(path.relative_to(ROOT / "configs")))
+
+
+each_config = configs(set(CONFIGS))
 
 
 class Stand(InMemory):
@@ -150,31 +156,19 @@ class TestConfig:
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == f"# lightning-fed fit --config {path.relative_to(ROOT)}"
 
-    @pytest.mark.parametrize(
-        "path",
-        mostly_slow(CONFIGS, set(CONFIGS) - BEGUN_OFTEN),
-        ids=lambda path: str(path.relative_to(ROOT / "configs")),
-    )
+    @each_config
     def test_parses_as_it_is(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as error:
             main(["fit", "--config", str(path), "--print_config"])
         assert error.value.code == 0
         assert yaml.safe_load(capsys.readouterr().out)["federation"]["run_dir"].startswith("runs/")
 
-    @pytest.mark.parametrize(
-        "path",
-        mostly_slow(CONFIGS, BEGUN_OFTEN - RUN_OFTEN),
-        ids=lambda path: str(path.relative_to(ROOT / "configs")),
-    )
+    @configs(BEGUN_OFTEN - RUN_OFTEN)
     def test_begins(self, path: Path) -> None:
         made_small(path)
         rehearse("It", ["fit", "--config", "config.yaml"])
 
-    @pytest.mark.parametrize(
-        "path",
-        mostly_slow(CONFIGS, RUN_OFTEN),
-        ids=lambda path: str(path.relative_to(ROOT / "configs")),
-    )
+    @configs(RUN_OFTEN)
     def test_runs(self, path: Path) -> None:
         config = made_small(path)
         main(["fit", "--config", "config.yaml"])

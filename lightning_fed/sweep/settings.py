@@ -21,9 +21,6 @@ WITHOUT_EFFECT = (
 
 SEED = "seed_everything"
 
-FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader of YAML that is written in C, where it is installed."""
-
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key
@@ -34,7 +31,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         refuse_doubles(text)
-        content = yaml.load(text, FASTEST)
+        content = yaml.safe_load(text)
     except OSError as error:
         raise FederationError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -60,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def refuse_doubles(text: str) -> None:
     """Raise :class:`yaml.YAMLError` where a mapping has a key twice, of which YAML's loaders take the last one without a word."""
-    for node in _mappings(yaml.compose(text, Loader=FASTEST), set()):
+    for node in _mappings(yaml.compose(text, Loader=yaml.SafeLoader), set()):
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for place, key in enumerate(keys):
             if first := next((other for other in keys[:place] if other.value == key.value), None):

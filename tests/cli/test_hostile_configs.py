@@ -221,6 +221,7 @@ def test_names(args: list[str], parts: list[str], capsys: pytest.CaptureFixture[
         (CONFIG, "", ["config.yaml holds NoneType"]),
         (CONFIG, "[]", ["config.yaml holds list"]),
         (CONFIG, "a: [", ["config.yaml is not YAML"]),
+        pytest.param(CONFIG, "a: " + 200_000 * "[", ["config.yaml is not YAML"], id="deep"),  # of which PyYAML's loader in C dies
         (CONFIG, "\0", ["config.yaml is not YAML"]),
         (CONFIG, "a: !!python/object/apply:os.system ['touch pwned']", ["config.yaml is not YAML"]),
         (CONFIG, "[" * 1200, ["config.yaml is not YAML"]),
