@@ -12,6 +12,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
 from generators import api, gallery, links  # noqa: E402
+from sphinx.util.parallel import make_chunks  # noqa: E402
 
 import lightning_fed  # noqa: E402
 
@@ -109,12 +110,16 @@ def generated(what: str, argument: str) -> str:
 
 
 def spread(app: object, env: object, docnames: list[str]) -> None:
-    """Notebooks take longest to read: they are spread over the chunks that processes share."""
-    notebooks = [name for name in docnames if name.startswith("tutorials/")]
+    """Notebooks take longest to read: each process begins with its share of them, and pages fill the time that is left."""
+    notebooks = [name for name in docnames if name.startswith("tutorials/") and name != "tutorials/index"]
     others = [name for name in docnames if name not in notebooks]
-    for place, name in enumerate(notebooks):
-        others.insert(place * len(docnames) // len(notebooks), name)
-    docnames[:] = others
+    chunk = max(map(len, make_chunks(docnames, app.parallel)), default=0)
+    docnames.clear()
+    for share in make_chunks(notebooks, app.parallel):
+        beside = max(chunk - len(share), 0)
+        docnames += share + others[:beside]
+        others = others[beside:]
+    docnames += others
 
 
 def write_in(app: object, docname: str, source: list[str]) -> None:
