@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.data.arrays import as_inputs
@@ -79,6 +80,26 @@ def as_labels(given: Any, what: str) -> Tensor:
     return labels.long()
 
 
+def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -> None:
+    """Refuse labels that do not fit the images or the number of classes.
+
+    Args:
+        name: of the data.
+        num_classes: how many there may be.
+        num_images: how many examples there are.
+        labels: shape (N,), int64.
+    """
+    require(len(labels) == num_images, f"Got {num_images} images and {len(labels)} labels: give one label per image.")
+    require(num_images > 0, f"{name} has no images: give at least one per client.")
+    low, high = int(labels.min()), int(labels.max())
+    wrong = (labels < 0) | (labels >= num_classes)
+    require(
+        low >= 0 and high < num_classes,
+        f"{name} has {num_classes} classes, so labels go from 0 to {num_classes - 1}, but got {low} to {high}, first in example "
+        f"{int(wrong.int().argmax())}: is this another dataset?",
+    )
+
+
 def refuse_no_numbers(inputs: Inputs) -> None:
     """Refuse inputs with NaN or infinity, which would look as if the training diverged.
 
@@ -98,6 +119,19 @@ def refuse_no_numbers(inputs: Inputs) -> None:
                 f"Example {row} of the data has {tensor[row][wrong[row]][0].item() if tensor.dim() > 1 else tensor[row].item()} in "
                 f"its {name}: expected numbers; leave it out, or replace what is missing."
             )
+
+
+def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
+    """One of the columns that data have.
+
+    Args:
+        name: of the data.
+        columns: all of them.
+        column: the name of the one that is wanted.
+    """
+    known = ", ".join(columns) or "none"
+    require(column in columns, f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column.")
+    return columns[column]
 
 
 def _kind(given: Any) -> str:

@@ -1,6 +1,6 @@
 """A federation's data: many clients that share one copy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 from zlib import crc32
 
@@ -24,7 +24,7 @@ from lightning_fed.data.batches import (
     join,
     take,
 )
-from lightning_fed.data.checked import checked_pools, refuse_no_numbers
+from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.partition.natural import by_name
@@ -413,36 +413,3 @@ def check_options(data: FederatedDataModule) -> None:
         f"Got val_share={data.val_share} and test_share={data.test_share}: give val_share from 0, test_share above 0, "
         "and together less than 1.",
     )
-
-
-def check_labels(name: str, num_classes: int, num_images: int, labels: Tensor) -> None:
-    """Refuse labels that do not fit the images or the number of classes.
-
-    Args:
-        name: of the data.
-        num_classes: how many there may be.
-        num_images: how many examples there are.
-        labels: shape (N,), int64.
-    """
-    require(len(labels) == num_images, f"Got {num_images} images and {len(labels)} labels: give one label per image.")
-    require(num_images > 0, f"{name} has no images: give at least one per client.")
-    low, high = int(labels.min()), int(labels.max())
-    wrong = (labels < 0) | (labels >= num_classes)
-    require(
-        low >= 0 and high < num_classes,
-        f"{name} has {num_classes} classes, so labels go from 0 to {num_classes - 1}, but got {low} to {high}, first in example "
-        f"{int(wrong.int().argmax())}: is this another dataset?",
-    )
-
-
-def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
-    """One of the columns that data have.
-
-    Args:
-        name: of the data.
-        columns: all of them.
-        column: the name of the one that is wanted.
-    """
-    known = ", ".join(columns) or "none"
-    require(column in columns, f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column.")
-    return columns[column]

@@ -9,7 +9,8 @@ from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 
 from lightning_fed.data.batches import Inputs, count, take
-from lightning_fed.data.federated import FederatedDataModule, Pools, pick_column
+from lightning_fed.data.checked import pick_column
+from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.split import TEST, TRAIN, VAL

@@ -13,8 +13,8 @@ from torch.nn.functional import interpolate
 
 from lightning_fed.data.arrays import Array, Given
 from lightning_fed.data.batches import take
-from lightning_fed.data.checked import as_labels, checked_inputs
-from lightning_fed.data.federated import FederatedDataModule, Pools, pick_column
+from lightning_fed.data.checked import as_labels, checked_inputs, pick_column
+from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, require
