@@ -8,11 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sphinx.util.parallel import make_chunks
+
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
 from generators import api, gallery, links  # noqa: E402
-from sphinx.util.parallel import make_chunks  # noqa: E402
 
 import lightning_fed  # noqa: E402
 
