@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     lightning_fed.lean.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbouring tests run in one process as long as it has tests of its own left: what a method's tests compare with is played
+    once, and libraries that few tests need are imported once.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_collectstart() -> None:
     from lightning_fed.seeding import seed_torch
 
@@ -50,8 +61,9 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are written under the working directory."""
+    """Runs are written under the working directory. No power fails, so nobody waits until their files have reached the disk."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)

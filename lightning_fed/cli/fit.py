@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import yaml
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # public by its documentation
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -50,6 +51,9 @@ class ConfigFile(ActionConfigFile):
 
 class FederationCLI(LightningCLI):
     """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
+
+    config_dump: dict[str, Any]
+    """What modules are told they are made with. Lightning would check all of it once more, which takes longer than to build it."""
 
     def __init__(self, args: Sequence[str]) -> None:
         refuse_broken_files(args)
@@ -122,8 +126,19 @@ class FederationCLI(LightningCLI):
         """
         check_config(self.config[self.config["subcommand"]])
 
+    def dumped(self, **options: bool) -> dict[str, Any]:
+        """The whole configuration of the verb, defaults included, in names and numbers. It was checked when it was parsed.
+
+        Args:
+            **options: more of jsonargparse's ``dump``.
+        """
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False, skip_validation=True, **options)
+        configuration: dict[str, Any] = yaml.safe_load(text)
+        return configuration
+
     def instantiate_classes(self) -> None:
         """Build the objects. What a constructor refuses comes wrapped in a list of the types that the option could have had."""
+        self.config_dump = self.dumped(skip_link_targets=False)
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -154,7 +169,7 @@ class SaveConfig(FederationCallback):
             path = run.folder / "config.yaml"
             whole = self._config.clone()
             whole["ckpt_path"] = None
-            self._parser.save(whole, path, skip_unset=False, multifile=False, overwrite=True)
+            self._parser.save(whole, path, skip_unset=False, skip_validation=True, multifile=False, overwrite=True)
 
 
 def run(args: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError
 
 from lightning_fed.cli.fit import FederationCLI
@@ -27,8 +26,7 @@ class Rehearsal(FederationCLI):
     @property
     def settings(self) -> Settings:
         """The whole configuration, defaults included."""
-        parser = self._parser(self.subcommand)
-        return flat(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_unset=False)))
+        return flat(self.dumped())
 
 
 class Reading(Rehearsal):

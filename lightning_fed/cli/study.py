@@ -5,8 +5,6 @@ from argparse import Namespace
 from typing import Any
 from zlib import crc32
 
-import yaml
-
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.federation import Federation
 from lightning_fed.sites.messages import Study, pack
@@ -49,7 +47,7 @@ class StudyCLI(FederationCLI):
     @property
     def study(self) -> Study:
         """What must be the same everywhere."""
-        given = flat(yaml.safe_load(self._parser(self.subcommand).dump(self.config[self.subcommand], skip_unset=False)))
+        given = flat(self.dumped())
         blocks = ("model", SEED, *(f"trainer.{name}" for name in OF_TRAINER))
         settings = {key: value for key, value in given.items() if within(key, blocks)}
         settings |= {f"data.{name}": plainly(getattr(self.datamodule, name)) for name in OF_DATA}
