@@ -32,6 +32,7 @@ def subject(name: str) -> Subject:
 
 
 TRIED_WITH_THEM = {
+    "an interrupted run continues as if nothing had happened",
     "another order memory and measuring change nothing",
     "another seed gives other numbers",
     "steps cost as much on the meta device",
