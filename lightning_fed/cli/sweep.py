@@ -107,7 +107,8 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                     refuse_other(folder, folder.run, settings)
                 jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
             except FederationError as error:
-                failed.add(kind)
+                if kind not in known:  # else it is this run alone
+                    failed.add(kind)
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
     for what, names in wrong.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

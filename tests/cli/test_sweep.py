@@ -101,6 +101,21 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     assert "was played with federation.participation = 1.0, the sweep has 0.5" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("no_run")
+def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    for seed in (3, 4):
+        run = Path(f"compared/FedAvg/seed_{seed}/version_0")
+        run.mkdir(parents=True)
+        (run / "metrics.csv").write_text("round\n1\n")
+        (run / "config.yaml").write_text(yaml.safe_dump({"federation": {"participation": 0.5}}))
+    with pytest.raises(SystemExit) as error:
+        sweep(seeds=[3, 4, 5])
+    said = [line for line in capfd.readouterr().err.splitlines() if "was played with" in line]
+    assert (error.value.code, len(said), Path("played").exists()) == (2, 2, False)
+    for seed, line in zip((3, 4), said, strict=True):
+        assert line.startswith(f"lightning-fed: error: FedAvg/seed_{seed}: It was played with federation.participation = 0.5")
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', of which"),
     "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
