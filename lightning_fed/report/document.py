@@ -10,6 +10,7 @@ A table stands between two comments, of which the first names the runs and, if t
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -26,27 +27,31 @@ def rendered(page: Path) -> str:
     """The page with all its tables rendered from their files.
 
     Raises:
-        FederationError: if the runs of a file are not those of its sweep.
+        FederationError: if the runs of a file are not those of its sweep, or of some of its seeds.
     """
 
     def table(match: re.Match[str]) -> str:
         runs = read_runs(page.parent / match["runs"])
         sweep = read_sweep(page.parent / match["sweep"]) if match["sweep"] else None
-        if sweep:
-            _refuse_others(page.parent / match["runs"], runs, sweep)
+        missing = _missing(page.parent / match["runs"], runs, sweep) if sweep else ()
         asked, published = (sweep.report, sweep.published) if sweep else (Asked(), ())
         layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
-        return match[1] + "\n" + "\n".join(layout.markdown() for layout in layouts) + "\n" + match[4]
+        parts = [layout.markdown() for layout in layouts]
+        if missing:
+            parts.append(f"Not played yet: seed {' and '.join(map(str, missing))} of the sweep.\n")
+        return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())
 
 
-def _refuse_others(path: Path, runs: pd.DataFrame, sweep: Sweep) -> None:
-    """The committed runs must be those that the sweep plays, all of them."""
+def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> Sequence[int]:
+    """Seeds of a sweep that were not played yet. The committed runs must be all that the sweep plays with the other seeds."""
     played = {(str(run.method), str(run.setting), int(run.seed)) for run in runs.itertuples()}
-    planned = {(cell.method, cell.setting, cell.seed) for cell in sweep.cells}
+    seeds = {seed for *_, seed in played}
+    planned = {(cell.method, cell.setting, cell.seed) for cell in sweep.cells if cell.seed in seeds}
     if differing := sorted(played ^ planned):
         raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: play the sweep and write the file again.")
+    return [seed for seed in sweep.seeds if seed not in seeds]
 
 
 if __name__ == "__main__":
