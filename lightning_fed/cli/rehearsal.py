@@ -16,6 +16,10 @@ from lightning_fed.quiet import quiet_lightning, quieter
 from lightning_fed.sweep.settings import Settings, flat
 
 
+REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
+"""Who reports on a network that was loaded. The last two, in whichever version, only do when the first is told to be quiet."""
+
+
 class Rehearsal(FederationCLI):
     """The command line of ``fit``, which stops before the first client is trained."""
 
@@ -58,7 +62,7 @@ def rehearse(name: str, args: Sequence[str]) -> Settings:
 def told_of(name: str) -> Iterator[None]:
     """Say of whatever is wrong whose it is, and nothing else: what pretrained files lack, say, the run itself says."""
     said = io.StringIO()
-    quiet_transformers = quieter(logging.ERROR, "transformers.modeling_utils")
+    quiet_transformers = quieter(logging.ERROR, *REPORTS)
     try:
         with quiet_lightning(), quiet_transformers, warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.filterwarnings("ignore", "LightningCLI's args parameter")
