@@ -15,7 +15,6 @@ from lightning_fed.errors import FederationError
 from lightning_fed.quiet import quiet_lightning, quieter
 from lightning_fed.sweep.settings import Settings, flat
 
-
 REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", "transformers.integrations.tensor_parallel")
 """Who reports on a network that was loaded. The last two, in whichever version, only do when the first is told to be quiet."""
 
