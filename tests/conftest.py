@@ -38,8 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Neighbouring tests run in one process as long as it has tests of its own left: what a method's tests compare with is played
-    once, and libraries that few tests need are imported once.
+    once, and libraries that few tests need are imported once. Another way to divide them can be asked for (``--dist``).
     """
+    if config.getoption("dist") != "load":  # which it is if none was asked for
+        return None
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)

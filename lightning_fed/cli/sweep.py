@@ -96,19 +96,19 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
             kind = (cell.method, repr(cell.overrides))
             if kind in failed:
                 continue
+            failed.add(kind)  # until it has been understood
             try:
                 if kind not in built and folder.status != "finished":
                     known[kind] = rehearse(cell.name, args)
                     built.add(kind)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
+                failed.remove(kind)
                 settings = known[kind] | {SEED: cell.seed}
                 if folder.run is not None:
                     refuse_other(folder, folder.run, settings)
                 jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
             except FederationError as error:
-                if kind not in known:  # else it is this run alone
-                    failed.add(kind)
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
     for what, names in wrong.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -38,7 +38,7 @@ def rendered(page: Path) -> str:
         layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
         parts = [layout.markdown() for layout in layouts]
         if missing:
-            parts.append(f"Not played yet: seed {' and '.join(map(str, missing))} of the sweep.\n")
+            parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(map(str, missing))}.\n")
         return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())
@@ -47,7 +47,7 @@ def rendered(page: Path) -> str:
 def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> Sequence[int]:
     """Seeds of a sweep that were not played yet. The committed runs must be all that the sweep plays with the other seeds."""
     played = {(str(run.method), str(run.setting), int(run.seed)) for run in runs.itertuples()}
-    seeds = {seed for *_, seed in played}
+    seeds = {seed for *_, seed in played} or set(sweep.seeds)
     planned = {(cell.method, cell.setting, cell.seed) for cell in sweep.cells if cell.seed in seeds}
     if differing := sorted(played ^ planned):
         raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: play the sweep and write the file again.")

@@ -53,13 +53,16 @@ def test_a_file_without_a_run_of_its_sweep_is_refused(page: Path) -> None:
     Path("runs.csv").write_text("\n".join([*others, ""]))
     with pytest.raises(FederationError, match=r"runs.csv and its sweep differ in the run \('Standalone', '', 1\)"):
         rendered(page)
+    Path("runs.csv").write_text(f"{others[0]}\n")
+    with pytest.raises(FederationError, match=r"differ in the run \('FedAvg', '', 0\)"):
+        rendered(page)
 
 
 def test_seeds_that_were_not_played_yet_are_named(page: Path) -> None:
-    assert "Not played yet" not in rendered(page)
+    assert "not been played yet" not in rendered(page)
     sweep = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
     Path("sweep/sweep.yaml").write_text(yaml.safe_dump(sweep | {"seeds": [0, 1, 2, 3]}))
-    assert "\n\nNot played yet: seed 2 and 3 of the sweep.\n\n<!-- end -->" in rendered(page)
+    assert "\n\nSeeds of the sweep that have not been played yet: 2, 3.\n\n<!-- end -->" in rendered(page)
 
 
 def test_a_table_shows_what_its_sweep_asks_for(page: Path) -> None:
