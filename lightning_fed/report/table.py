@@ -222,4 +222,6 @@ def said_of(apart: Difference, scale: float) -> str:
 
 
 def _said_elsewhere(entry: Published) -> str:
-    return f"{entry.mean:g}" + (f" ± {entry.std:g}" if entry.std is not None else "")
+    numbers = [entry.mean] if entry.std is None else [entry.mean, entry.std]
+    places = max(len(f"{number:g}".partition(".")[2]) for number in numbers)  # YAML has 78.10 as 78.1
+    return " ± ".join(f"{number:.{places}f}" for number in numbers)

@@ -81,6 +81,12 @@ def test_published_numbers_stand_beside_ours(sweep: Path) -> None:
     assert rows_of(layout)["FedAvg"]["pooled (%)"].text == "83.33 ± 0.00"
 
 
+def test_a_published_number_keeps_the_places_that_yaml_drops(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep), published=[Published("FedAvg", 78.1, 2.51), Published("FedPer", 80.0)])
+    assert rows_of(layout)["FedAvg"]["published"].text == "78.10 ± 2.51"
+    assert rows_of(layout)["FedPer"]["published"].text == "80"
+
+
 def test_unfinished_runs_are_left_out_and_named() -> None:
     write_run(Path("runs/a"), [0.5])
     write_run(Path("runs/b"), [0.5], "Standalone", rounds=1)
