@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from often import mostly_slow
 from tiny import (
     CLASSES,
@@ -51,6 +53,9 @@ class UniformFedAvg(FedAvg):
     """FedAvg that counts every client the same."""
 
     weighting = "uniform"
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
@@ -193,6 +198,14 @@ def test_when_the_anchor_takes_part(ratios: list[float], present: list[int], anc
     server.aggregate(updates)
     share = math.e / (math.e + sum(math.exp(ratios[k]) for k in present)) if there else 0.0 if present else 1.0
     torch.testing.assert_close(server.state_dict()["backbone.head.weight"], share * before)
+
+
+def test_what_is_called_the_authors_is_theirs() -> None:
+    """Their aggregation adds the previous model where nobody of the largest size takes part, and only there."""
+    config = yaml.safe_load(Path(CONFIGS, "fedhm/cifar10_official.yaml").read_text())["model"]["init_args"]
+    overrides = yaml.safe_load(Path(CONFIGS, "worth/capacity.sweep.yaml").read_text())["methods"]["FedHM, official"]
+    assert (config["weights"], config["anchor"]) == ("official", "missing_largest")
+    assert overrides == {"model.init_args.weights": "official", "model.init_args.anchor": "missing_largest"}
 
 
 @pytest.mark.parametrize("masked", [True, False])
