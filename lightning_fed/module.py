@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,7 +21,7 @@ from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.measured import Loss, Metrics
 from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
 from lightning_fed.models.given import with_weights
-from lightning_fed.models.transformer import NETWORK
+from lightning_fed.models.making import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
 from lightning_fed.schedules import Interval
@@ -239,6 +239,12 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
         return module
 
+    def of_other_networks(self, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, Self]]:
+        """The first client of each further architecture with a module of its own: what has to fit this one's can be looked at
+        before the first round.
+        """
+        return ((client, self.for_client(client)) for client in clients[1 : len(self.backbone_factories)])
+
     def starting_from(self, network: State, what: str = "The network") -> Self:
         """This method with networks that begin with the given weights instead of those that they are built with.
 
@@ -427,16 +433,22 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         parts: dict[str, State] = {}
         for name, tensor in state.items():
             part, _, rest = name.partition(".")
-            if part == "backbone":
-                part, rest = "model", rest.removeprefix(getattr(self.backbone, "export_prefix", ""))
+            if isinstance(getattr(self, part, None), Wrapped):
+                rest = rest.removeprefix(NETWORK)
+            part = "model" if part == "backbone" else part
             parts.setdefault(part if rest else "module", {})[rest or name] = tensor.detach().cpu().contiguous()
         folder.mkdir(parents=True, exist_ok=True)
-        if "model" in parts and isinstance(self.backbone, Transformer) and whole and not self.frozen_names:
-            network = {name.removeprefix(NETWORK): tensor for name, tensor in parts.pop("model").items()}
-            self.backbone.network.save_pretrained(folder, state_dict=network)
+        if "model" in parts and whole and not self.frozen_names and (library := self._of_transformers()) is not None:
+            library.save_pretrained(folder, state_dict={k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
         for part, tensors in parts.items():
             # save_file would make a file that nobody else may read
             (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+
+    def _of_transformers(self) -> Any:
+        """The network, where it is one that the transformers library would make again: in its own size. Else None."""
+        small = self.client is not None and self.client.capacity is not None
+        network = self.backbone.network if isinstance(self.backbone, Transformer | Wrapped) and not small else None
+        return network if hasattr(network, "save_pretrained") else None
 
     def export_state(self, private: bool = True) -> State:
         """What :meth:`export` writes, by name in the state dict. A method overrides it whose state has another form than what one

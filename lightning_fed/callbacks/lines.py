@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.making import name_of
 from lightning_fed.run import Run
 
@@ -62,11 +63,15 @@ def networks(run: Run) -> str:
     return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
 
 
-def network_name(factory: Callable[..., Any] | nn.Module) -> str:
+def network_name(factory: Callable[..., Any] | nn.Module | str) -> str:
     """What a network is called: its class, also where a configuration or ``functools.partial`` binds arguments to it, or it is
-    there already.
+    there already; or what a dotted path ends in.
     """
     if isinstance(factory, nn.Module):
         return name_of(factory)
+    if isinstance(factory, str):
+        return factory.rpartition(".")[2]
     parts = (factory, getattr(factory, "func", None), *getattr(factory, "args", ()))
+    if Wrapped in parts and (network := getattr(factory, "keywords", {}).get("network")) is not None:
+        return network_name(network)
     return next((part.__name__ for part in parts if isinstance(part, type)), getattr(factory, "__name__", "a network"))

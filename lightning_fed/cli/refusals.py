@@ -142,7 +142,8 @@ def _with_names(told: str, message: str, keys: list[str], options: Collection[st
     """With the names that are known, and the one that is nearest to what was given."""
     if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", told):
         path = _whose(message, wrong[0])
-        names = [*options_of(path), "class_path", "init_args"] if path else []
+        # a method may have settled an option of its base
+        names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         told = told.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
         told += nearest(wrong[1].partition(".")[0], names)

@@ -60,8 +60,8 @@ def as_of_clients(public: Inputs, own: Inputs, name: str) -> Inputs:
     """
     require(
         not isinstance(public, LazyInputs) and not isinstance(own, LazyInputs),
-        f"{name} cannot be public data for these clients: one of both is read from its files batch by batch. Set its keep to "
-        "memory, or take a share of the clients' own data (public: {share: 0.1}).",
+        f"{name} cannot be public data for these clients: one of both is read from its files batch by batch. Set "
+        "in_memory: true for both, or take a share of the clients' own data (public: {share: 0.1}).",
     )
     if isinstance(public, Tensor) and isinstance(own, Tensor):
         return _images(public, own, name)

@@ -11,6 +11,8 @@ from torch import nn
 
 from lightning_fed import __version__
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.models.backbone import Wrapped
+from lightning_fed.models.making import imported, passed
 from lightning_fed.module import FederatedModule
 
 
@@ -43,14 +45,21 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
 
 def network_config(module: FederatedModule) -> dict[str, Any]:
     """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it was
-    given as an object, or made by something without a name or from objects, ``class_path`` is what it is, and ``init_args`` None.
+    given as an object, got another head, or was made by something without a name or from objects, ``class_path`` is what it is, and
+    ``init_args`` None.
     """
     factory, given = module.network_factory()
     made_by, args, kwargs = _unwrapped(factory)
+    new_head = False
+    if made_by is Wrapped:
+        wrapping = inspect.signature(Wrapped).bind(*args, module.num_classes, **kwargs).arguments
+        made_by, args, kwargs = _unwrapped(wrapping["network"])
+        kwargs, new_head = kwargs | (wrapping.get("settings") or {}), wrapping.get("new_head", False)
     path = _import_path(made_by)
-    arguments = _arguments(made_by, args, module.num_classes, kwargs | given) if path else None
+    arguments = _arguments(made_by, args, module.num_classes, kwargs | given) if path and not new_head else None
     if arguments is None:
-        return {"class_path": _import_path(type(getattr(module, "backbone", made_by))), "init_args": None}
+        network = getattr(module, "backbone", made_by)
+        return {"class_path": _import_path(type(network.network if isinstance(network, Wrapped) else network)), "init_args": None}
     return {"class_path": path, "init_args": arguments}
 
 
@@ -62,7 +71,8 @@ def label_names(data: FederatedDataModule) -> list[str] | None:
 
 def _images(data: FederatedDataModule) -> dict[str, Any]:
     if not data.at_hand:
-        return {"image_size": None, "mean": list(data.mean), "std": list(data.std)}
+        size = getattr(data, "image_size", None)
+        return {"image_size": size and [size, size], "mean": list(data.mean), "std": list(data.std)}
     images, _ = next(iter(data.client(0).train_dataloader()))
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return {"image_size": None, "mean": None, "std": None}
@@ -75,7 +85,9 @@ def _images(data: FederatedDataModule) -> dict[str, Any]:
 
 
 def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Module], tuple[Any, ...], dict[str, Any]]:
-    """What a partial calls, and with what."""
+    """What a partial calls, or a dotted path names, and with what."""
+    if isinstance(factory, str):
+        factory = imported(factory)
     if not isinstance(factory, partial):
         return factory, (), {}
     classes = [place for place, argument in enumerate(factory.args) if inspect.isclass(argument)]
@@ -90,11 +102,8 @@ def _arguments(
 ) -> dict[str, Any] | None:
     """What a network was made with, by name; None if some of it is not plain data."""
     signature = inspect.signature(made_by)
-    try:
-        bound = signature.bind(*args, classes, **kwargs)
-    except TypeError:  # as torchvision's functions, which take nothing by its place
-        bound = signature.bind(*args, num_classes=classes, **kwargs)
-    arguments = dict(bound.arguments)
+    placed, named = passed(made_by, classes, kwargs)
+    arguments = dict(signature.bind(*args, *placed, **(named | kwargs)).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
@@ -105,6 +114,6 @@ def _arguments(
 
 
 def _import_path(named: Any) -> str | None:
-    """Where a class or function can be imported from; None for what is local or has no name, such as an object."""
+    """Where a class or function can be imported from; None for what is local, in a class or without a name, such as an object."""
     name = getattr(named, "__qualname__", "<>")
-    return None if "<" in name else f"{named.__module__}.{name}"
+    return None if "<" in name or "." in name else f"{named.__module__}.{name}"

@@ -13,8 +13,8 @@ from torch.func import functional_call
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import RANK, State
 from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.models.making import name_of
-from lightning_fed.models.transformer import NETWORK, Transformer, TransformerFactory
+from lightning_fed.models.making import NETWORK, name_of
+from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.rank import effective_rank
 

@@ -13,6 +13,7 @@ from lightning_fed.aggregation import weighted_mean
 from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
+from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.low_rank import Variant, decompose, factors
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
@@ -113,7 +114,9 @@ class FedDecomp(FederatedModule):
         own = {id(p) for p in low_rank}
         full_rank = [p for p in self.backbone.parameters() if id(p) not in own]
         if not self.alternating:
-            return [Phase("local", full_rank + low_rank, self.client_loss, self.optimizer, self.epochs)]
+            apart = self.lora_optimizer is not self.optimizer
+            optimizer = jointly((self.optimizer, full_rank), (self.lora_optimizer, low_rank)) if apart else self.optimizer
+            return [Phase("local", full_rank + low_rank, self.client_loss, optimizer, self.epochs)]
         return [
             Phase("low_rank", low_rank, self.client_loss, self.lora_optimizer, self.lora_epochs),
             Phase("full_rank", full_rank, self.client_loss, self.optimizer, self.global_epochs),

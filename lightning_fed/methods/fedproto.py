@@ -13,6 +13,7 @@ from lightning_fed.aggregation import WeightedMean
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbones
+from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
@@ -227,7 +228,13 @@ class FedProto(FederatedModule):
             metric.update(*TASKS[self.task].measured(other if name == self.other else chosen, y))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages prototypes."""
+        """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""
+        for client, other in self.of_other_networks(clients):
+            if other.prototypes.shape != self.prototypes.shape:
+                raise FederationError(
+                    f"Client {client.id}'s network, {name_of(other.backbone)}, has {other.prototypes.shape[1]} features, but "
+                    f"{name_of(self.backbone)} has {self.prototypes.shape[1]}: choose networks whose features are equally wide."
+                )
         return PrototypeServer(self.prototypes.cpu(), self.weighting)
 
 

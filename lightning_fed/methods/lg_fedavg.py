@@ -1,13 +1,18 @@
 """LG-FedAvg (Liang et al. 2020, https://arxiv.org/abs/2001.01523)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 
+from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, check_fits
 from lightning_fed.models import Backbones
+from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import default_optimizer
+from lightning_fed.server import Server
 
 
 class LGFedAvg(FederatedModule):
@@ -45,3 +50,14 @@ class LGFedAvg(FederatedModule):
     def shared_names(self) -> set[str]:
         """The last layers."""
         return super().shared_names() & {f"backbone.{name}" for name in self.backbone.last_layers(self.shared_layers)}
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The average of the layers, which are the same in all networks or none: they are looked at before the first round."""
+        shared = self.shared_state()
+        for client, other in self.of_other_networks(clients):
+            what = f"What client {client.id}'s network, {name_of(other.backbone)}, shares"
+            try:
+                check_fits(other.shared_state(), shared, what)
+            except FederationError as error:
+                raise FederationError(f"{error} Choose networks whose last {self.shared_layers} layers are equal.") from error
+        return super().configure_server(clients)

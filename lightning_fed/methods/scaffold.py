@@ -119,7 +119,7 @@ class SCAFFOLD(FederatedModule):
             return {}
         with torch.enable_grad(), self._as_received() as point:
             slopes = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
-        size = len(batch[1])
+        size = len(self.unpack(batch)[1])
         examples = torch.tensor(float(size), device=self.device)
         return {"examples": examples, **{name: size * slope for name, slope in zip(point, slopes, strict=True)}}
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse.typing import restricted_string_type
+from jsonargparse.typing import register_type
 from torch import Tensor, nn
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.models.making import DOTTED, name_of, network_of
+from lightning_fed.models.making import DOTTED, name_of, names_a, network_of
 
 
 class Backbone(nn.Module, ABC):
@@ -27,9 +27,6 @@ class Backbone(nn.Module, ABC):
     """
 
     head: nn.Linear
-
-    export_prefix = ""
-    """What names of tensors begin with here and not in an export: the way to a network that this one only wraps."""
 
     @property
     def factorisable(self) -> list[str]:
@@ -271,13 +268,24 @@ def scaled(channels: int, width: float) -> int:
     return max(1, round(width * channels))
 
 
+class ImportPath(str):
+    """The dotted path of what makes a network, but of no :class:`Backbone`, whose arguments the command line knows."""
+
+    def __new__(cls, path: object) -> "ImportPath":
+        """Raises :class:`ValueError` for what is none."""
+        if not (isinstance(path, str) and DOTTED.fullmatch(path)) or names_a(Backbone, path):
+            raise ValueError(f"Expected a dotted path, got {path!r}")
+        return super().__new__(cls, path)
+
+
+register_type(ImportPath, lambda given: str(ImportPath(given)), ImportPath)
+
 if TYPE_CHECKING:
-    ImportPath = str
     BackboneFactory = Callable[..., nn.Module] | nn.Module | str
 else:
-    ImportPath = restricted_string_type("ImportPath", f"^{DOTTED.pattern}$", docstring="A dotted path.")
-    # What the command line knows of; narrow, so that its help is about networks that methods can train.
-    BackboneFactory = Callable[[int], Backbone] | ImportPath
+    # What the command line knows of; narrow, so that its help is about networks that methods can train. The path comes first:
+    # jsonargparse cannot write a text as a callable, and does not go on to the next type.
+    BackboneFactory = ImportPath | Callable[[int], Backbone]
 """Builds a network for a number of classes, as a ``Backbone`` class does; or any other network, see :func:`.backbone_of`."""
 
 # The list comes first: jsonargparse cannot serialise lists for a union in which it comes second.

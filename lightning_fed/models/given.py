@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import check_finite, check_fits
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.language_model import TransformerLM
-from lightning_fed.models.making import DOTTED, aliased, name_of, network_of
+from lightning_fed.models.making import DOTTED, NETWORK, aliased, name_of, network_of
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
 from lightning_fed.models.vision_transformer import VisionTransformer
@@ -46,15 +48,17 @@ def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
 
     Args:
         network: a backbone, or a network of the transformers library behind the interface of this one.
-        weights: all its tensors, by their names in it or in what it wraps.
+        weights: all its tensors, by their names in it, in what it wraps, or in the files of the transformers library.
         what: what they are, the subject of an error's sentence.
 
     Raises:
         FederationError: if tensors lack, are too many or have another shape.
     """
-    prefix = getattr(network, "export_prefix", "")
+    prefix = NETWORK if isinstance(network, Wrapped | Transformer) else ""
     own = {name.removeprefix(prefix): tensor for name, tensor in network.state_dict().items()}
     given = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    if prefix and given.keys() != own.keys() and hasattr(network.network, "save_pretrained"):
+        given = _from_a_file(network.network, given)
     try:
         check_fits(given, own, what)
     except FederationError as error:
@@ -65,6 +69,15 @@ def with_weights(network: Any, weights: Mapping[str, Tensor], what: str) -> Any:
             raise FederationError(f"{what} has {name!r} of {dtype}, which cannot become {tensor.dtype}.")
         tensor.copy_(given[name])
     return network
+
+
+def _from_a_file(network: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file of the transformers library by their names in its network, which may be others. What is no such file is
+    returned as it is.
+    """
+    with torch.random.fork_rng():  # what lacks is drawn
+        loaded, found = type(network).from_pretrained(None, config=network.config, state_dict=weights, output_loading_info=True)
+    return weights if any(found.values()) else loaded.state_dict()
 
 
 def transformer_of(given: Any, num_classes: int) -> Transformer:
@@ -96,8 +109,10 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
     from transformers import AutoConfig
 
     try:
-        kind = AutoConfig.from_pretrained(str(Path(name).expanduser())).model_type
-    except (OSError, ValueError) as error:
+        folder = Path(name).expanduser()
+        load = AutoConfig.from_pretrained
+        kind = (load(str(folder)) if folder.is_dir() else from_hub_or_cache(load, name)).model_type
+    except (OSError, ValueError, FederationError) as error:
         raise FederationError(
             f"No model {name!r} could be loaded: give a local folder, a name on the hub, or one of TransformerClassifier, "
             f"TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"

@@ -17,6 +17,9 @@ Maker = Callable[..., nn.Module]
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """What a dotted path looks like."""
 
+NETWORK = "network."
+"""What the names of the tensors of a network begin with that only wraps another one, and those of the network in it do not."""
+
 
 def network_of(given: Any, num_classes: int | None, **settings: Any) -> nn.Module:
     """A new network.
@@ -68,7 +71,7 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
     Raises:
         FederationError: if the factory refuses its arguments.
     """
-    args, named = ((), {}) if num_classes is None else _passed(make, num_classes, settings)
+    args, named = ((), {}) if num_classes is None else passed(make, num_classes, settings)
     named = named | settings
     try:
         with suppress(ValueError):  # a builtin has no signature
@@ -87,8 +90,14 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
         raise FederationError(f"{title(make)} cannot be called with {_listed(named) or args}: {error}.") from error
 
 
-def _passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The number of classes as positional or as named argument."""
+def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The number of classes as positional or as named argument, as :func:`call` gives it.
+
+    Args:
+        make: the factory.
+        num_classes: outputs of the network.
+        settings: its other arguments.
+    """
     try:
         parameters = inspect.signature(make).parameters
     except ValueError:  # of a builtin
@@ -121,6 +130,17 @@ def imported(path: str) -> Any:
         ) from error
 
 
+def names_a(kind: type[nn.Module], name: str) -> bool:
+    """Whether a name, a dotted path or that of a class alone, is that of a class of a kind."""
+    if "." not in name:
+        return name in {subclass.__name__ for subclass in _subclasses(kind)}
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return inspect.isclass(found) and issubclass(found, kind)
+
+
 def name_of(network: nn.Module) -> str:
     """What a person calls a network: the name of its class, or of the network inside a wrapping."""
     inner = getattr(network, "network", None)
@@ -135,3 +155,7 @@ def title(make: Any) -> str:
 
 def _listed(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _subclasses(kind: type[nn.Module]) -> set[type[nn.Module]]:
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))

@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jsonargparse.typing import register_type
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError
+from lightning_fed.models.making import names_a
 from lightning_fed.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -180,11 +182,20 @@ class TransformerClassifier(Transformer):
         return {name: known[name](self.num_classes) for name in dict.fromkeys(("accuracy", headline)) if name in known}
 
 
-NETWORK = "network."
-"""What the names of a :class:`Transformer`'s tensors begin with, and those of the network in it do not."""
+class PretrainedName(str):
+    """A name on the hub, a folder or a dotted path; but of no :class:`Transformer`, whose arguments the command line knows."""
+
+    def __new__(cls, name: object) -> "PretrainedName":
+        """Raises :class:`ValueError` for what is none."""
+        if not isinstance(name, str) or names_a(Transformer, name):
+            raise ValueError(f"Expected the name of a model, got {name!r}")
+        return super().__new__(cls, name)
+
+
+register_type(PretrainedName, lambda given: str(PretrainedName(given)), PretrainedName)
 
 if TYPE_CHECKING:
     TransformerFactory = Callable[..., nn.Module] | nn.Module | str
 else:
-    TransformerFactory = Callable[[int], Transformer] | str
+    TransformerFactory = PretrainedName | Callable[[int], Transformer]  # in this order, see BackboneFactory
 """Builds a network for a number of classes, as ``TransformerClassifier`` does; or what else :func:`.transformer_of` takes."""

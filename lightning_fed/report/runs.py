@@ -40,14 +40,15 @@ def load_runs(
 
     Returns:
         Columns: ``method``, ``setting``, ``seed``; ``model``, the method's class; ``rounds`` that were played, ``planned`` ones,
-        ``epochs`` per round, phase by phase; ``metric``, and ``headline``, that of the run's method; of the metric ``last``, the
-        value when last measured, ``selected``, that at the round ``selected_round`` that is best on validation data, ``best``, that
-        at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say, ``mean10``; with ``equal="flops"``,
-        say, ``equal_flops``, the value (``at`` which round, among those that count) and ``equal_flops_budget``; over the clients as
-        last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``, each weighted by its test examples, and
-        ``majority``, the accuracy of each client's most frequent label; of the whole run ``bytes``, ``flops`` of the clients'
-        training, ``server_flops`` of what the server itself learned and predicted, and ``seconds`` (training, aggregation and
-        measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is not known is NaN.
+        ``epochs`` per round, phase by phase; ``metric``, ``headline``, that of the run's method, and ``lower_is_better`` of the
+        metric; of it ``last``, the value when last measured, ``selected``, that at the round ``selected_round`` that is best on
+        validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
+        ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
+        ``equal_flops_budget``; over the clients as last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``,
+        each weighted by its test examples, and ``majority``, the accuracy of each client's most frequent label; of the whole run
+        ``bytes``, ``flops`` of the clients' training, ``server_flops`` of what the server itself learned and predicted, and
+        ``seconds`` (training, aggregation and measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is
+        not known is NaN.
 
     Raises:
         FederationError: if there is no run, or if they differ in what was not to vary.
@@ -111,32 +112,33 @@ def _column(runs: Collection[RunFolder], metric: str | None) -> str:
 
 def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: float | None) -> dict[str, Any]:
     seconds = rounds[[column for column in rounds if column.startswith("seconds/")]].sum().sum()
+    lower = lower_is_better(metric, run.facts)
     row = {
         **{"method": run.method, "setting": run.setting, "seed": run.seed},
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": int(run.settings["federation.rounds"]),
         "epochs": work_of(run.facts) if run.facts else epochs_of(run.settings),
-        **{"metric": metric, "headline": run.headline or ""},
-        **_views(rounds, metric, view),
-        **_of_clients(run, metric),
+        **{"metric": metric, "headline": run.headline or "", "lower_is_better": lower},
+        **_views(rounds, metric, view, lower),
+        **_of_clients(run, metric, lower),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
         "flops": rounds["compute/total_flops"].iloc[-1],
         "server_flops": rounds["server/total_flops"].iloc[-1] if "server/total_flops" in rounds else 0.0,
         "seconds": round(seconds, 1),
     }
     if target is not None and metric in rounds:
-        row |= _to_target(measured_in(rounds, metric), metric, target)
+        row |= _to_target(measured_in(rounds, metric), metric, target, lower)
     return row | {"folder": str(run.path)}
 
 
-def _views(rounds: pd.DataFrame, metric: str, view: View) -> dict[str, float]:
+def _views(rounds: pd.DataFrame, metric: str, view: View, lower: bool) -> dict[str, float]:
     """The numbers of a run: those that a table shows, and the one that was asked for."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(("last", "selected", "best", view.at)):
-        found[name] = View(name).value(rounds, metric)
+        found[name] = View(name).value(rounds, metric, lower)
         if name in ("selected", "best"):
-            row = View(name).row(rounds, metric)
+            row = View(name).row(rounds, metric, lower)
             found[f"{name}_round"] = math.nan if row is None else row["round"]
     return found
 
@@ -148,8 +150,8 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
     budgets = spent[finished & (spent > 0)].groupby(table["setting"]).min()
     table[f"equal_{cost}_budget"] = table["setting"].map(budgets)
     values = [
-        view.value(up_to(of_run, cost, math.inf if math.isnan(budget) else budget), metric)
-        for of_run, budget, metric in zip(rounds, table[f"equal_{cost}_budget"], table["metric"], strict=True)
+        view.value(up_to(of_run, cost, math.inf if math.isnan(row.budget) else row.budget), row.metric, row.lower_is_better)
+        for of_run, row in zip(rounds, table.assign(budget=table[f"equal_{cost}_budget"]).itertuples(), strict=True)
     ]
     table[f"equal_{cost}"] = values
 
@@ -178,7 +180,7 @@ def epochs_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
-def _of_clients(run: RunFolder, metric: str) -> dict[str, float]:
+def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
     """What the spread over clients comes to; it is known for the clients' own models after aggregation."""
     path, column = run.path / "clients.csv", f"test/{measure_of(metric)}"
     unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
@@ -189,7 +191,7 @@ def _of_clients(run: RunFolder, metric: str) -> dict[str, float]:
         return unknown
     measured = clients.dropna(subset=[column])
     count = math.ceil(len(measured) / 10)
-    worst = measured[column].nlargest(count) if lower_is_better(metric) else measured[column].nsmallest(count)
+    worst = measured[column].nlargest(count) if lower else measured[column].nsmallest(count)
     return {
         "worst_tenth": worst.mean(),
         "pooled": (measured[column] * measured["test"]).sum() / measured["test"].sum(),
@@ -197,9 +199,9 @@ def _of_clients(run: RunFolder, metric: str) -> dict[str, float]:
     }
 
 
-def _to_target(measured: pd.DataFrame, metric: str, target: float) -> dict[str, float]:
+def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) -> dict[str, float]:
     """Round and costs at which a run first was as good as the target."""
-    good = measured[metric] <= target if lower_is_better(metric) else measured[metric] >= target
+    good = measured[metric] <= target if lower else measured[metric] >= target
     reached = measured[good]
     sources = {"round": "round", "bytes": "traffic/total_bytes", "flops": "compute/total_flops"}
     return {f"target_{name}": reached[column].iloc[0] if len(reached) else math.nan for name, column in sources.items()}

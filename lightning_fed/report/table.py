@@ -85,7 +85,9 @@ def _table(
     headers = _headers(runs, view, equal, pooled)
     mixed = len({stage_of(metric) for metric in metrics}) > 1
     values = {name: {method: group[name] for method, group in by_method.items()} for name in headers}
-    best = {name: set[str]() if mixed else best_group(of, lower_is_better(metrics[0])) for name, of in values.items()}
+    # files of earlier versions do not say
+    lower = bool(runs["lower_is_better"].any()) if "lower_is_better" in runs else lower_is_better(metrics[0])
+    best = {name: set[str]() if mixed else best_group(of, lower) for name, of in values.items()}
     compared = next(iter(headers))
     theirs_by = by_method[reference]
     apart = {

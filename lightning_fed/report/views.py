@@ -2,8 +2,9 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -34,8 +35,15 @@ def in_percent(metric: str) -> bool:
     return measure_of(metric).endswith("accuracy")
 
 
-def lower_is_better(metric: str) -> bool:
-    """Whether small values of a column are good ones."""
+def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool:
+    """Whether small values of a column are good ones.
+
+    Args:
+        metric: the column.
+        facts: what a run says of itself in ``run.json``, where its headline may be a measure of the user's own.
+    """
+    if facts and measure_of(facts["headline"]) == measure_of(metric) and "higher_is_better" in facts:
+        return not facts["higher_is_better"]
     return measure_of(metric) in LOWER_IS_BETTER
 
 
@@ -71,27 +79,29 @@ class View:
         names = {"last": "last round", "selected": "best on validation", "best": "best measured round, chosen on test data"}
         return names.get(self.at) or f"mean of the last {self.span} measured rounds"
 
-    def value(self, rounds: pd.DataFrame, metric: str) -> float:
+    def value(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> float:
         """The number of a run; NaN where its rounds do not have it.
 
         Args:
             rounds: its ``metrics.csv``, or the first rounds of it.
             metric: a column.
+            lower: whether small values of it are good ones; None: its name says so.
         """
         measured = measured_in(rounds, metric)
         if self.span:
             return float(measured[metric].iloc[-self.span :].mean()) if len(measured) >= self.span else math.nan
-        row = self.row(measured, metric)
+        row = self.row(measured, metric, lower)
         return math.nan if row is None else float(row[metric])
 
-    def row(self, rounds: pd.DataFrame, metric: str) -> "pd.Series | None":
-        """The round that is looked at; None if there is none, or if it is several."""
+    def row(self, rounds: pd.DataFrame, metric: str, lower: bool | None = None) -> "pd.Series | None":
+        """The round that is looked at; None if there is none, or if it is several. Arguments are those of :meth:`value`."""
         measured = measured_in(rounds, metric)
         by = {"selected": metric.replace("test_", "val_"), "best": metric, "last": "round"}.get(self.at)
+        lower = lower_is_better(metric) if lower is None else lower
         known = measured[by].dropna() if by in measured else measured[:0]
         if known.empty:
             return None
-        return measured.loc[known.idxmin() if by != "round" and lower_is_better(metric) else known.idxmax()]
+        return measured.loc[known.idxmin() if by != "round" and lower else known.idxmax()]
 
 
 def measured_in(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:

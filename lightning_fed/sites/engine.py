@@ -77,6 +77,7 @@ class DataAtSites(FederatedDataModule):
         self.given = given
         self.problem, self.mean, self.std = given.problem, given.mean, given.std
         self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
+        self.image_size, self.tokenizer = (getattr(given, name, None) for name in ("image_size", "tokenizer"))
         self._checksum = ""
 
     def refuse_what_needs_them(self, model: FederatedModule) -> None:

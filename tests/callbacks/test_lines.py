@@ -7,7 +7,7 @@ import pytest
 from tiny import Net, WideNet, new_data, new_federation, new_method
 
 from lightning_fed.callbacks.lines import network_name
-from lightning_fed.models import Backbone
+from lightning_fed.models import Backbone, Wrapped
 
 
 def test_a_line_at_the_start_one_per_round_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +41,5 @@ def test_a_network_is_called_by_its_class_whatever_is_bound_to_it() -> None:
     assert [network_name(factory) for factory in (Net, partial(WideNet, num_classes=2))] == ["Net", "WideNet"]
     assert network_name(lambda classes: Net(classes)) == "<lambda>"
     assert network_name(Backbone.wrap(Net(2))) == network_name(Net(2)) == "Net"
+    path = "torchvision.models.resnet18"
+    assert network_name(path) == network_name(partial(Wrapped, network=path)) == "resnet18"

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -206,6 +207,25 @@ def test_a_network_of_another_library_by_its_path() -> None:
     fit("--model=FedPer", option, "Wrapped", *wrapped, *short)
     whole, base = (final_checkpoint(Path(f"runs/version_{number}"))[3] for number in (0, 1))
     assert whole.keys() - base.keys() == {"backbone.network.fc.weight", "backbone.network.fc.bias"}
+    assert yaml.safe_load(Path("runs/version_0/config.yaml").read_text())["model"]["init_args"]["backbone"] == resnet
+
+
+WRITTEN_CNN5 = {"class_path": "lightning_fed.models.CNN5", "init_args": {"width": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "written"),
+    [
+        ("pfedlora/digits.yaml", "[torchvision.models.resnet18, CNN5]", ["torchvision.models.resnet18", WRITTEN_CNN5]),
+        ("pfedlora/digits.yaml", "lightning_fed.models.CNN5", WRITTEN_CNN5),
+        ("pf2lora/sst2.yaml", "owner/name@revision", "owner/name@revision"),
+        ("pf2lora/sst2.yaml", "models/mine", "models/mine"),
+    ],
+)
+def test_a_network_that_is_given_by_its_name_is_written_so(config: str, given: Any, written: Any, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(CONFIGS / config), "--model.init_args.backbone", given, "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["backbone"] == written
 
 
 def test_a_loss_and_a_headline_of_ones_own() -> None:

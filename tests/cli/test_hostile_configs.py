@@ -183,6 +183,7 @@ def test_defaults_are_no_nulls() -> None:
         ([f"{M}backbone.init_args.hiden=[3]"], ["model.backbone: Option 'hiden'", "by MLP (did you mean hidden?)"]),
         ([f"{M}optimizer.init_args.lrr=1"], ["model.optimizer: Option 'lrr'", "by SGD (did you mean lr?)"]),
         ([f"{D}partition.init_args.clases=2"], ["data.partition", "by ClassesPerClient (did you mean classes?)"]),
+        (["--model=FML", f"{M}shared=x"], ["model: Option 'shared' is not accepted by FML; "]),
         (["--federation.round=3"], ["--federation.round=3 (did you mean --federation.rounds?)"]),
         (["--trainer.acelerator=cpu"], ["(did you mean --trainer.accelerator?)"]),
         (["--model=FedAgv"], ["model: there is no 'FedAgv' (did you mean FedAvg?); known are "]),

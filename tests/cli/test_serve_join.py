@@ -13,6 +13,8 @@ from tiny import final_checkpoint, same
 from tiny_sites import Clock, Memory
 
 from lightning_fed.__main__ import main
+from lightning_fed.cli.join import run
+from lightning_fed.errors import FederationError
 from lightning_fed.lean import lean_lightning
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.sites.site import Site
@@ -108,10 +110,7 @@ def test_what_comes_of_it_is_written_for_use_elsewhere(join: Joining, serve: Any
         ours, theirs = (safetensors.torch.load_file(Path(folder) / "model.safetensors") for folder in (expected, "expected"))
         assert same(ours, theirs)
         config, known = (json.loads((Path(folder) / "config.json").read_text()) for folder in (expected, "expected"))
-        unknown = () if client else ("image_size",)  # to a server without data
-        assert {name: value for name, value in config.items() if name not in unknown} == {
-            name: value for name, value in known.items() if name not in unknown
-        }
+        assert config == known
 
 
 def test_a_configuration_that_differs_is_refused_with_its_keys(
@@ -186,6 +185,19 @@ def test_a_site_that_cannot_be_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_a_key_of_another_user_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's process reads it, as a user of its own."""
+
+    def forbidden(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("lightning_fed.flower.commands.need_flower", lambda: None)
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    args = ["--server=localhost:1", "--client=0", "--key=/of/another/user", "--root_certificates=ca.crt", "--without_supernode"]
+    with pytest.raises(FederationError, match="Got without_supernode and no socket"):  # which comes after the files
+        run(["join", *args])
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 import transformers
 from lightning.pytorch.cli import instantiate_class
 from often import mostly_slow
@@ -24,8 +25,9 @@ from lightning_fed.exchange import State, count_floats
 from lightning_fed.export.config import network_config
 from lightning_fed.methods import FedAvg
 from lightning_fed.methods.pfedlora import build_adapter
-from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer
+from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer, Wrapped
 from lightning_fed.nn.low_rank import factors
+from lightning_fed.storage.initial import initial_network
 
 NET = f"{Net.__module__}.Net"
 
@@ -189,6 +191,56 @@ def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
     trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.run.server.state.items()}
     assert loaded.state_dict().keys() == trained.keys()
     assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_text_classifier_that_is_trained_as_a_whole_is_saved_so_too() -> None:
+    data = new_texts(3)
+    federation = new_federation(1, "runs")
+    federation.fit(new_method("FedAvg", backbone=tiny_transformer), data)
+    new_federation(1, "runs").export(new_method("FedAvg", backbone=tiny_transformer), data, "exported")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained("exported")
+    assert same(dict(loaded.state_dict()), plain(federation.run.server.state, "backbone.network."))
+    assert config_of("exported")["lightning_fed"]["method"] == "FedAvg"
+
+
+SHUFFLENET = "torchvision.models.shufflenetv2.shufflenet_v2_x0_5"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("given", [torchvision.models.shufflenet_v2_x0_5, SHUFFLENET], ids=["function", "path"])
+def test_a_network_of_another_library_can_be_made_and_loaded_without_this_one(given: Any, wrapped: bool) -> None:
+    module = FedAvg(partial(Wrapped, network=given, head="fc", settings={"weights": None}) if wrapped else given, 4)
+    module.configure_model()
+    module.export(Path("exported"))
+    config = network_config(module)
+    assert config == {"class_path": SHUFFLENET, "init_args": {"num_classes": 4} | ({"weights": None} if wrapped else {})}
+    instantiate_class((), config).load_state_dict(load_file("exported/model.safetensors"))
+
+
+def test_what_makes_a_network_with_another_head_does_not_make_this_one() -> None:
+    module = FedAvg(partial(Wrapped, network=SHUFFLENET, new_head=True), 4)
+    module.configure_model()
+    assert network_config(module) == {"class_path": "torchvision.models.shufflenetv2.ShuffleNetV2", "init_args": None}
+
+
+def without_arguments() -> Net:
+    return Net(4)
+
+
+def test_what_makes_a_network_without_arguments_is_given_none() -> None:
+    module = FedAvg(without_arguments, 4)
+    module.configure_model()
+    assert network_config(module) == {"class_path": "test_folder.without_arguments", "init_args": {}}
+
+
+@pytest.mark.parametrize("backbone", [tiny_vit, torchvision.models.shufflenet_v2_x0_5])
+def test_a_run_can_begin_with_an_export(backbone: Any) -> None:
+    module = FedAvg(backbone, CLASSES)
+    module.configure_model()
+    module.export(Path("exported"))
+    begun = FedAvg(backbone, CLASSES).starting_from(initial_network(Path("exported/model.safetensors"))[0])
+    begun.configure_model()
+    assert same(dict(begun.state_dict()), dict(module.state_dict()))
 
 
 def test_statistics_that_were_gathered_are_exported() -> None:

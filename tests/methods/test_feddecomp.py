@@ -1,6 +1,7 @@
 """FedDecomp: shared full-rank and private low-rank weights, one after the other."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,6 +94,20 @@ def test_payload_is_the_whole_network() -> None:
     module = FedDecomp(CNN1).for_client(INFO)
     assert count_floats(module.shared_state()) == 2_621_558
     assert count_floats(module.private_state()) == 2_108_335
+
+
+@pytest.mark.parametrize("alternating", [True, False])
+def test_the_low_rank_part_has_its_own_optimizer(alternating: bool) -> None:
+    """One that does not move leaves B at zero, whoever learns beside it."""
+    still = partial(torch.optim.SGD, lr=0.0)
+    federation = fit(FedDecomp(fixed(Net), CLASSES, alternating=alternating, optimizer=sgd, lora_optimizer=still), 1)
+    learned = plain(federation.run.server.state)
+    for name, tensor in fixed(Net)(CLASSES).named_parameters():
+        assert not torch.equal(learned[f"backbone.{name}"], tensor)
+    for client in federation.run.clients:
+        zeros = [p for name, p in federation.client_module(client.id).named_parameters() if name.endswith(".B")]
+        assert zeros
+        assert not any(p.any() for p in zeros)
 
 
 def test_simultaneous_training_differs_from_alternating() -> None:

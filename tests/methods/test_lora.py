@@ -4,11 +4,13 @@ import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from tiny import (
     CLASSES,
     NO_DROPOUT,
@@ -32,6 +34,7 @@ from lightning_fed.exchange import State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
+from lightning_fed.models.given import classifier_from
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.phases import MOMENTS
 
@@ -400,6 +403,19 @@ def test_a_network_that_does_not_exist_is_named(tmp_path: Path) -> None:
     for name in ("./no/such/folder", str(tmp_path / "empty")):
         with pytest.raises(FederationError, match=f"No model '{name}' could be loaded: give a local folder or a name"):
             TransformerClassifier(CLASSES, name=name)
+
+
+def test_a_revision_on_the_hub_is_asked_for_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def found(name: str, revision: str | None = None) -> Any:
+        asked.append((name, revision))
+        return SimpleNamespace(model_type="bert")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", found)
+    monkeypatch.setattr("lightning_fed.models.given.TransformerClassifier", lambda classes, name: name)
+    assert classifier_from("owner/name@v2", CLASSES) == "owner/name@v2"
+    assert asked == [("owner/name", "v2")]
 
 
 @pytest.mark.parametrize("options", [{}, {"name": "roberta-base", "config": tiny_config}])

@@ -1,6 +1,7 @@
 """FedPer, FedRep, LG-FedAvg and FedBN: which part travels, which stays, which learns when."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -175,3 +176,11 @@ def test_fedbn_keeps_norms_apart() -> None:
     for name in one:
         if name != "backbone.norm.num_batches_tracked":  # may agree by chance
             assert torch.equal(one[name], other[name]) == (not name.startswith("backbone.norm."))
+
+
+def test_networks_that_share_other_layers_are_refused_before_the_first_round() -> None:
+    module = LGFedAvg([Net, partial(Net, width=0.5)], CLASSES)
+    with pytest.raises(
+        FederationError, match=r"What client 1's network, Net, shares has 'backbone\.head\.weight' of shape \(4, 3\)"
+    ):
+        fit(module)

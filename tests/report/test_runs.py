@@ -1,5 +1,6 @@
 """Runs read from their files."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ def test_a_row_per_run() -> None:
     assert row == {
         **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
         **{"epochs": "1", "metric": "after/test_accuracy/mean", "headline": "after/test_accuracy/mean"},
+        "lower_is_better": False,
         **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
         **{"worst_tenth": 0.025, "majority": 0.25},
         "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
@@ -39,6 +41,18 @@ def test_small_is_good_where_the_measure_is_a_loss() -> None:
     assert (row["metric"], row["last"]) == ("after/test_loss/mean", pytest.approx(0.4))
     assert row["target_round"] == 2
     assert math.isnan(row["selected"])  # there is no loss on validation data
+
+
+def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows() -> None:
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=[0.1, 0.9])
+    for file in ("metrics.csv", "clients.csv", "run.json"):
+        path = Path("runs/version_0", file)
+        path.write_text(path.read_text().replace("accuracy", "surprise"))
+    facts = Path("runs/version_0/run.json")
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"higher_is_better": False}))
+    row = load_runs("runs", target=0.5, equal="flops").iloc[0]
+    assert (row["metric"], row["headline"]) == ("after/test_surprise/mean", "after/test_surprise/mean")
+    assert (row["best"], row["best_round"], row["selected"], row["target_round"], row["worst_tenth"]) == (0.2, 1, 0.2, 1, 0.9)
 
 
 def test_what_was_never_reached_is_not_known() -> None:

@@ -544,3 +544,10 @@ def test_nothing_is_unpickled() -> None:
     sources = [path.read_text() for room in ("sites", "flower") for path in (folder / room).glob("*.py")]
     assert len(sources) > 5
     assert not any(re.search(r"import pickle|\.recv\(\)|(?<!safetensors\.)torch\.load\(", source) for source in sources)
+
+
+def test_the_server_knows_what_turns_texts_and_images_into_inputs() -> None:
+    data = data_of("FedAvg")
+    data.tokenizer, data.image_size = "tokenizer", 8  # type: ignore[attr-defined]
+    there = DataAtSites(data)
+    assert (there.tokenizer, there.image_size) == ("tokenizer", 8)
