@@ -1,6 +1,7 @@
 """What the documentation says of the code. The program of docs/phases.md is run in test_phases.py."""
 
 import re
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny import CLASSES, TINY_BERT, NoisyNet, Recording, momentum, new_data, ne
 from tiny_texts import save_tokenizer
 
 from lightning_fed.aggregation import WeightedMean
+from lightning_fed.cli.rehearsal import read, rehearse
 from lightning_fed.data import Digits
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
@@ -33,6 +35,31 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     linked = re.findall(r"(?:\]\(|src=\")((?!https?:)[^)#\"]+)", text)
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert [path for path in linked if not (page.parent / path).exists()] == []
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """What a page has of ``fit`` with a configuration that is there, without what it begins with: runs that are not."""
+    found = []
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if "lightning-fed fit --config" in line and not re.search(r"…|\$|FOLDER|my\.yaml|my_lab", line):
+                words = shlex.split(line[line.index("lightning-fed") :], comments=True)[1:]
+                if begins := words.index("--federation.init_from") if "--federation.init_from" in words else 0:
+                    del words[begins : begins + 2]
+                found.append(words)
+    return found
+
+
+COMMANDS = {page: commands for page in PAGES if (commands := commands_of(page))}
+assert sum(map(len, COMMANDS.values())) > 80
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_can_be_played(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are known; and where no files of data are needed, networks, data and Trainer can be built."""
+    monkeypatch.chdir(ROOT)
+    for words in COMMANDS[page]:
+        (rehearse if any("digits" in word or "quickstart" in word for word in words) else read)(page.name, words)
 
 
 def test_the_programs_of_the_page_on_networks_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,9 +51,10 @@ class FedHMLoRA(LoRAModule):
     on everybody's test data. ``server/energy_rank_…`` is the part :math:`\lVert BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a
     rank keeps, over all matrices together, and ``server/energy_tail`` the part that no rank keeps.
 
-    Readings. The paper does not define :math:`\gamma` for adapters. Relative to the width of the network it would make the weights
-    equal to within 1 %; here it is :math:`r_p / r_{max}`, which for ranks 2, 4, 8 and 16 gives FedHM's weights. The authors' script
-    has equal weights. The text adapts four matrices per block, the sizes in its Table 5 are those of ``fused_qkv``, without head.
+    Readings. The paper does not define :math:`\gamma` for adapters. Relative to the width of the network it would make the
+    weights nearly equal, 0.246 to 0.256; here it is :math:`r_p / r_{max}`, which for ranks 2, 4, 8 and 16 gives FedHM's weights.
+    The authors' script has equal weights. The text adapts four matrices per block, the sizes in its Table 5 are those of
+    ``fused_qkv``, without head.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``. The paper: ViT-Small.

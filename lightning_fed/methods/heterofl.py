@@ -24,11 +24,11 @@ class HeteroFL(CapacityModule):
     entries that nobody covers in a round stay as they are. Batch norm is static, the loss masked and the activations of narrow
     networks scaled up: see :class:`lightning_fed.families.capacity.CapacityModule` and :func:`lightning_fed.nn.scale_before_norms`.
 
-    Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. That table says 0.64
-    and 0.35 where the sizes printed in it are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
+    Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. The text of that
+    paper says 0.64 and 0.35 where the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
 
     Args:
-        backbone: the global network; takes ``width`` as an argument, as ResNet8, ResNet10, ResNet18 and ResNet34 do.
+        backbone: the global network; takes ``width`` as an argument, as the ResNets and CNNs of this library do.
         num_classes: number of classes; the command line takes it from the data.
         widths: relative to the global network, in (0, 1]; client ``k`` has entry ``k mod len(list)``.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.

@@ -40,7 +40,8 @@ class PF2LoRA(LoRAModule):
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of
             two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
             ablation without a second level.
-        batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1).
+        batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1);
+            always 1 with ``hypergradient: none``.
         **kwargs: see :class:`.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
             the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
             for most of GLUE, 10 ``local_steps``.
