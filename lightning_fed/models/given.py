@@ -75,7 +75,7 @@ def _from_a_file(network: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file of the transformers library by their names in its network, which may be others. What is no such file is
     returned as it is.
     """
-    with torch.random.fork_rng():  # what lacks is drawn
+    with torch.random.fork_rng(devices=[]):  # what lacks is drawn, on the CPU; CUDA is not to begin here
         loaded, found = type(network).from_pretrained(None, config=network.config, state_dict=weights, output_loading_info=True)
     return weights if any(found.values()) else loaded.state_dict()
 
