@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo
-from lightning_fed.models import Backbone, Backbones, backbone_of
+from lightning_fed.models import Backbone, Backbones
 from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase, default_optimizer
@@ -102,11 +102,10 @@ class PFedLoRA(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of the adapter, which fits all networks or none: they are looked at before the first round."""
         expected = self.width(self.backbone)
-        for place, factory in enumerate(self.backbone_factories[1 : len(clients)], start=1):
-            network = backbone_of(factory, self.num_classes)
-            if (width := self.width(network)) != expected:
+        for client, other in self.of_other_networks(clients):
+            if (width := self.width(other.backbone)) != expected:
                 raise FederationError(
-                    f"Client {clients[place].id}'s network, {name_of(network)}, is {width} wide at {self.cut!r}, but that of "
+                    f"Client {client.id}'s network, {name_of(other.backbone)}, is {width} wide at {self.cut!r}, but that of "
                     f"client {clients[0].id}, {name_of(self.backbone)}, is {expected}, and all share one adapter: set cut to "
                     "a place where all are equally wide, or choose other networks."
                 )
