@@ -4,24 +4,21 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
-import safetensors.torch
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.adapting import AdaptedModule
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, State, check_dtypes, check_fits
+from lightning_fed.exported import ExportedModule
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.measured import Loss, Metrics
-from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
+from lightning_fed.models import Backbone, Backbones, Wrapped, backbone_of
 from lightning_fed.models.given import with_weights
-from lightning_fed.models.making import NETWORK
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
 from lightning_fed.schedules import Interval
@@ -33,7 +30,7 @@ OUTPUTS = "outputs"
 """The name of what a model says of public examples, ``(M, C)``."""
 
 
-class FederatedModule(StoredHyperparameters, AdaptedModule):
+class FederatedModule(StoredHyperparameters, ExportedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -202,6 +199,10 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
     @property
     def _factory(self) -> Any:
         return self.backbone_factories[self.client.id % len(self.backbone_factories) if self.client else 0]
+
+    def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+        """What makes the network that this module trains, and what it is given besides the number of classes."""
+        return self._factory, {}
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains. Clients of one architecture take turns on one module in memory."""
@@ -393,11 +394,6 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         return bool(self._private) or self._keeps_moments
 
     @property
-    def shares_whole_model(self) -> bool:
-        """Whether what is shared is a whole model, with what is frozen: nothing that one predicts with stays with the clients."""
-        return bool(self._shared) and not self._private
-
-    @property
     def has_statistics(self) -> bool:
         """Whether anything is to be gathered before a measurement."""
         return bool(self._statistics)
@@ -411,67 +407,6 @@ class FederatedModule(StoredHyperparameters, AdaptedModule):
         if kind == "private":  # which comes from a file
             check_dtypes(state, expected, f"The {kind} state for {type(self).__name__}", ".")
         self.load_state_dict(state, strict=False)
-
-    def export(self, folder: Path, private: bool = True) -> None:
-        """Write the model for use elsewhere. Default: safetensors, a file for each part of the module. ``model.safetensors`` is the
-        network, whose tensors have the names that they have in it; other parts (an adapter, a second head) have files of their own
-        names. A network of the transformers library is written as that library saves and loads it, where it is a whole one and none
-        of it is frozen.
-
-        Args:
-            folder: to write to.
-            private: with what belongs to the client; else what is shared alone, which is what the server has. Where nothing belongs
-                to the clients, the server has a whole model, and that is written.
-
-        Raises:
-            FederationError: if nothing is shared, and what is shared is asked for.
-        """
-        whole = private or self.shares_whole_model
-        state = self.export_state(private)
-        if not state:
-            raise FederationError(f"{type(self).__name__} shares nothing, its server has no model: export a client's (--client 0).")
-        parts: dict[str, State] = {}
-        for name, tensor in state.items():
-            part, _, rest = name.partition(".")
-            if isinstance(getattr(self, part, None), Wrapped):
-                rest = rest.removeprefix(NETWORK)
-            part = "model" if part == "backbone" else part
-            parts.setdefault(part if rest else "module", {})[rest or name] = tensor.detach().cpu().contiguous()
-        folder.mkdir(parents=True, exist_ok=True)
-        if "model" in parts and whole and not self.frozen_names and (library := self._of_transformers()) is not None:
-            library.save_pretrained(folder, state_dict={k.removeprefix(NETWORK): v for k, v in parts.pop("model").items()})
-        for part, tensors in parts.items():
-            # save_file would make a file that nobody else may read
-            (folder / f"{part}.safetensors").write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
-
-    def _of_transformers(self) -> Any:
-        """The network, where it is one that the transformers library would make again: in its own size. Else None."""
-        small = self.client is not None and self.client.capacity is not None
-        network = self.backbone.network if isinstance(self.backbone, Transformer | Wrapped) and not small else None
-        return network if hasattr(network, "save_pretrained") else None
-
-    def export_state(self, private: bool = True) -> State:
-        """What :meth:`export` writes, by name in the state dict. A method overrides it whose state has another form than what one
-        predicts with.
-
-        Args:
-            private: see :meth:`export`.
-        """
-        whole = private or self.shares_whole_model
-        return {name: tensor for name, tensor in self.state_dict().items() if whole or name in self._shared}
-
-    def export_merged(self, folder: Path, private: bool = True) -> None:
-        """Write the model with its adapters merged into the weights. Default: there are none.
-
-        Args:
-            folder: to write to.
-            private: see :meth:`export`.
-        """
-        raise FederationError(f"{type(self).__name__} has no adapters to merge into the weights: export without merged.")
-
-    def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-        """What makes the network that this module trains, and what it is given besides the number of classes."""
-        return self._factory, {}
 
     # ------------------------------------------------------------------------------------------------------------ learning
 

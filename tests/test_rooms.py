@@ -31,8 +31,8 @@ MACHINERY = {
 METHODS = {"families", "methods"}
 
 OTHERS = {
-    *("adapting", "aggregation", "data", "errors", "exchange", "hparams", "kept", "measured", "models", "module", "nn", "options"),
-    *("phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
+    *("adapting", "aggregation", "data", "errors", "exchange", "exported", "hparams", "kept", "measured", "models", "module", "nn"),
+    *("options", "phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
 }
 """What both build on."""
 
