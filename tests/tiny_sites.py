@@ -14,7 +14,9 @@ from lightning_fed.federation import Federation
 from lightning_fed.lean import lean_lightning
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
-from lightning_fed.sites.engine import Broken, DataAtSites, Link, Sites
+from lightning_fed.sites.data import DataAtSites
+from lightning_fed.sites.engine import Sites
+from lightning_fed.sites.link import Broken, Link
 from lightning_fed.sites.messages import Study, unpack
 from lightning_fed.sites.site import OneClient, Site
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from lightning_fed.cli.study import StudyCLI
 from lightning_fed.export import write
 from lightning_fed.flower.link import linked
-from lightning_fed.sites.engine import DataAtSites, Sites
+from lightning_fed.sites.data import DataAtSites
+from lightning_fed.sites.engine import Sites
 
 
 class Leading(StudyCLI):

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_fed.errors import FederationError
 from lightning_fed.flower import commands
 from lightning_fed.flower.channel import Door
-from lightning_fed.sites.engine import Broken, Link
+from lightning_fed.sites.link import Broken, Link
 
 START = 120.0
 """Seconds that Flower's processes may take to start."""

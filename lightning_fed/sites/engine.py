@@ -1,27 +1,24 @@
-"""The server's side of turns at sites: messages go out, answers are waited for, and what the server cannot know is not asked."""
+"""The server's side of turns at sites: messages go out, and answers are waited for."""
 
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
-from zlib import crc32
 
 import torch
-from torch import Tensor
 
 from lightning_fed.aggregation import check_update
-from lightning_fed.data import ClientDataModule, FederatedDataModule
-from lightning_fed.data.batches import SharedTensors
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn
-from lightning_fed.module import FederatedModule
+from lightning_fed.sites.data import DataAtSites
+from lightning_fed.sites.link import Broken, Link
 from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
 from lightning_fed.storage.client_store import ClientStore
 
@@ -30,104 +27,6 @@ TRIES = 2
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A message, or its answer, came to nothing on the way.
-
-    Args:
-        why: for people.
-        away: whether the site was not there: the message then goes out again when it is.
-    """
-
-    why: str
-    away: bool = False
-
-
-class Link(ABC):
-    """Carries messages to the sites of clients, and their answers back. It vouches for who answers: nobody else than whose key is
-    registered for the client.
-    """
-
-    @abstractmethod
-    def online(self) -> Collection[int]:
-        """The clients whose sites are there now."""
-
-    @abstractmethod
-    def send(self, client: int, message: bytes, seconds: float) -> str:
-        """Send a message, which is of use for so long; returns a ticket for its answer."""
-
-    @abstractmethod
-    def poll(self, ticket: str) -> bytes | Broken | None:
-        """The answer, handed out once; None: not yet."""
-
-
-class DataAtSites(FederatedDataModule):
-    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them.
-
-    Args:
-        given: the study's data, of which nothing is loaded.
-    """
-
-    at_hand = False
-
-    def __init__(self, given: FederatedDataModule) -> None:
-        super().__init__(partition=given.partition, batch_size=given.batch_size, lone_example=given.lone_example, seed=given.seed)
-        self.given = given
-        self.problem, self.mean, self.std = given.problem, given.mean, given.std
-        self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
-        self.image_size, self.tokenizer = (getattr(given, name, None) for name in ("image_size", "tokenizer"))
-        self._checksum = ""
-
-    def refuse_what_needs_them(self, model: FederatedModule) -> None:
-        """Raises :class:`FederationError` for a method that cannot do without."""
-        if model.centralised:
-            self.pooled()
-        if model.needs_public_data:
-            self.public_set()
-
-    def described(self, sites: Sequence[Described]) -> None:
-        """Take in what the sites say, in order of the clients."""
-        self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
-        checksum = 0
-        for site in sites:
-            checksum = crc32(site.data.encode(), checksum)
-        self._checksum = f"{checksum:08x}"
-
-    @property
-    def clients(self) -> list[ClientInfo]:
-        """What is known about each client, in order of their ids."""
-        return list(self._clients)
-
-    @property
-    def num_clients(self) -> int:
-        """How many sites there are."""
-        return len(self._clients)
-
-    def setup(self, stage: str | None = None) -> None:
-        """There is nothing to load."""
-
-    def majority_accuracy(self) -> None:
-        """Nobody here knows it."""
-
-    def fingerprint(self) -> str:
-        """Checksum of the checksums of all sites."""
-        return self._checksum
-
-    def pooled(self) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
-        raise FederationError(
-            "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
-            "(CentralizedLoRA does not)."
-        )
-
-    def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
-        raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
-
-    def _loaded(self) -> SharedTensors:
-        raise FederationError("The data are at their sites: nothing of them can be looked at here.")
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_fed.errors import FederationError
 from lightning_fed.flower.link import FlowerLink
-from lightning_fed.sites.engine import Broken
+from lightning_fed.sites.link import Broken
 
 Answer = tuple[dict[str, Any], bytes]
 

@@ -19,7 +19,9 @@ from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, FedAvg, FedDF
 from lightning_fed.run import Run
-from lightning_fed.sites.engine import Broken, DataAtSites, Sites
+from lightning_fed.sites.data import DataAtSites
+from lightning_fed.sites.engine import Sites
+from lightning_fed.sites.link import Broken
 from lightning_fed.sites.messages import Study, pack
 from lightning_fed.sites.site import OneClient, SiteStore
 
