@@ -91,7 +91,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def how_to_continue(args: Sequence[str]) -> str:
     """The command that goes on with what these arguments began; nothing for a verb that leaves nothing behind."""
-    return f" Continue with: {shlex.join(['lightning-fed', *args, '--ckpt_path', 'last'])}" if args[0] == "fit" else ""
+    if args[0] != "fit":
+        return ""
+    checkpoint = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    checkpoint.add_argument("--ckpt_path", nargs="?")
+    others = checkpoint.parse_known_args(args)[1]  # without where it went on from itself
+    return f" Continue with: {shlex.join(['lightning-fed', *others, '--ckpt_path', 'last'])}"
 
 
 def _overview() -> argparse.ArgumentParser:

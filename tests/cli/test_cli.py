@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tiny import final_checkpoint
 
-from lightning_fed.__main__ import main
+from lightning_fed.__main__ import how_to_continue, main
 from lightning_fed.methods import __all__ as methods
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -349,3 +349,9 @@ def test_an_interrupted_run_says_the_command_that_continues_it(
             main([verb, "--config", "my own.yaml"])
         assert error.value.code == 130
         assert capsys.readouterr().err == f"lightning-fed: interrupted.{said}\n"
+
+
+@pytest.mark.parametrize("given", [["--ckpt_path=last"], ["--ckpt_path", "runs/version_0"]])
+def test_a_continued_run_that_is_interrupted_names_one_checkpoint(given: list[str]) -> None:
+    command = how_to_continue(["fit", "--config", "mine.yaml", *given, "--model=FedAvg"])
+    assert command == " Continue with: lightning-fed fit --config mine.yaml --model=FedAvg --ckpt_path last"
