@@ -35,6 +35,7 @@ from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.export import write
+from lightning_fed.heap import lasting_heap
 from lightning_fed.lean import lean_lightning
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.module import FederatedModule
@@ -308,7 +309,13 @@ class Federation:
     def _surroundings(self) -> Iterator[None]:
         """What is so while anything of a run happens."""
         with ExitStack() as stack:
-            for surrounding in (quiet_lightning(), lean_lightning(), isolate_rng(), torch_threads(self.engine.threads)):
+            for surrounding in (
+                quiet_lightning(),
+                lean_lightning(),
+                lasting_heap(),
+                isolate_rng(),
+                torch_threads(self.engine.threads),
+            ):
                 stack.enter_context(surrounding)
             yield
 

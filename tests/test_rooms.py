@@ -18,6 +18,7 @@ MACHINERY = {
         "export",
         "federation",
         "flower",
+        "heap",
         "lean",
         "measure",
         "quiet",

@@ -13,6 +13,7 @@ from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.ray_cluster import the_package
 from lightning_fed.engines.remote_worker import Failure, RemoteWorker
 from lightning_fed.exchange import Broadcast
+from lightning_fed.heap import lasting_heap
 from lightning_fed.lean import lean_lightning
 from lightning_fed.quiet import quiet_lightning
 
@@ -67,6 +68,7 @@ class RayWorker:
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_lightning())
         self._quiet.enter_context(lean_lightning())
+        self._quiet.enter_context(lasting_heap())
         self._worker = RemoteWorker(recipe, room=Carried)
         self._broadcast = 0, Broadcast({})
 

@@ -11,6 +11,7 @@ from lightning_fed.engines.block import Pipe
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.exchange import Broadcast
+from lightning_fed.heap import lasting_heap
 from lightning_fed.lean import lean_lightning
 from lightning_fed.quiet import quiet_lightning
 
@@ -38,7 +39,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     pipe.send(Ready())
     worker: RemoteWorker | None = None
     broadcast = Broadcast({})
-    with quiet_lightning(), lean_lightning():
+    with quiet_lightning(), lean_lightning(), lasting_heap():
         while True:
             try:
                 message = pipe.recv()
