@@ -21,7 +21,7 @@ ANONYMOUS = sys.platform == "linux"
 
 
 class Block:
-    """Bytes that other processes can map.
+    """Bytes that other processes can map. A last byte, which is not among them, says whether one that was sent has been let go.
 
     Args:
         size: how many.
@@ -32,16 +32,48 @@ class Block:
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
+        mine = descriptor is None
         try:
-            self.descriptor = _new_descriptor(size) if descriptor is None and ANONYMOUS else descriptor
-            self.bytes: Tensor = _mapped(size, self.descriptor)
+            self.descriptor = _new_descriptor(size + 1) if mine and ANONYMOUS else descriptor
+            self._mapped = _mapped(size + 1, self.descriptor, mine)
         except (OSError, RuntimeError) as error:
             raise FederationError(
                 f"{size / 2**20:.1f} MiB of shared memory cannot be had ({error}): set federation.engine.init_args.workers lower, "
                 "or use the engine InProcess. A container has what it was started with (docker run --memory=16g --shm-size=8g)."
             ) from error
-        if self.descriptor is not None:
+        self.bytes: Tensor = self._mapped[:size]
+        if mine and self.descriptor is not None:
             weakref.finalize(self, os.close, self.descriptor)
+
+    def lend(self) -> None:
+        """It is on its way to one receiver."""
+        self._mapped[-1] = 1
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the receiver has no tensor of it any more."""
+        return not self._mapped[-1]
+
+
+class Blocks:
+    """Room for what one receiver is sent. To find and clear new memory takes much longer than to write to it: a block that the
+    receiver has let go of is used again.
+
+    Args:
+        keep: this many, of which the receiver may still have some.
+    """
+
+    def __init__(self, keep: int = 2) -> None:
+        self.keep = keep
+        self._blocks: list[Block] = []
+
+    def __call__(self, size: int) -> Block:
+        """A block of at least this size, for one message."""
+        fitting = (block for block in self._blocks if size <= len(block.bytes) <= 2 * size)
+        block = next((block for block in fitting if block.is_back), None) or Block(size)
+        self._blocks = [*(other for other in self._blocks if other is not block), block][-self.keep :]
+        block.lend()
+        return block
 
 
 def _new_descriptor(size: int) -> int:
@@ -54,11 +86,18 @@ def _new_descriptor(size: int) -> int:
     return descriptor
 
 
-def _mapped(size: int, descriptor: int | None) -> Tensor:
+def _mapped(size: int, descriptor: int | None, mine: bool) -> Tensor:
     if descriptor is None:
         return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    if not mine:
+        weakref.finalize(memory, _let_go, descriptor, size)
     return torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the mapping
+
+
+def _let_go(descriptor: int, size: int) -> None:
+    os.pwrite(descriptor, b"\0", size - 1)
+    os.close(descriptor)
 
 
 class Pipe:
