@@ -55,7 +55,7 @@ class Block:
         return not self._mapped[-1]
 
 
-class Blocks:
+class ReusedBlocks:
     """Room for what one receiver is sent. To find and clear new memory takes much longer than to write to it: a block that the
     receiver has let go of is used again.
 

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from lightning_fed.engines.block import Blocks, Pipe
+from lightning_fed.engines.block import ReusedBlocks, Pipe
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.exchange import Broadcast
@@ -46,7 +46,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                 if message is None:
                     worker, broadcast = None, Broadcast({})
                 elif isinstance(message, Packed):
-                    worker = RemoteWorker(message, room=Blocks())
+                    worker = RemoteWorker(message, room=ReusedBlocks())
                 else:
                     packed, new = message
                     if new is not None:

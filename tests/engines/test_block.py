@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.engines.block import ANONYMOUS, Block, Blocks, Pipe
+from lightning_fed.engines.block import ANONYMOUS, Block, ReusedBlocks, Pipe
 from lightning_fed.engines.packing import pack, unpack
 
 pytestmark = pytest.mark.skipif(not ANONYMOUS, reason="shared memory has names here, and is not used again")
@@ -19,7 +19,7 @@ def pipes() -> tuple[Pipe, Pipe]:
     return Pipe(ours), Pipe(theirs)
 
 
-def sent(pipes: tuple[Pipe, Pipe], room: Blocks, value: float, size: int = 1000) -> tuple[Tensor, Block]:
+def sent(pipes: tuple[Pipe, Pipe], room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Tensor, Block]:
     """What arrives of a tensor with this value, and the sender's block in which it travelled."""
     packed = pack(torch.full((size,), value), room=room)
     pipes[0].send(packed)
@@ -28,7 +28,7 @@ def sent(pipes: tuple[Pipe, Pipe], room: Blocks, value: float, size: int = 1000)
 
 
 def test_a_block_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
-    room = Blocks()
+    room = ReusedBlocks()
     arrived, block = sent(pipes, room, 1.0)
     assert torch.equal(arrived, torch.full((1000,), 1.0))
     assert not block.is_back
@@ -41,14 +41,14 @@ def test_a_block_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None
 
 
 def test_a_block_that_has_not_been_read_yet_is_not_written_to(pipes: tuple[Pipe, Pipe]) -> None:
-    room = Blocks()
+    room = ReusedBlocks()
     pipes[0].send(pack(torch.tensor([1.0]), room=room))
     pipes[0].send(pack(torch.tensor([2.0]), room=room))
     assert [float(unpack(pipes[1].recv())) for _ in range(2)] == [1.0, 2.0]
 
 
 def test_what_the_receiver_keeps_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> None:
-    room = Blocks(keep=2)
+    room = ReusedBlocks(keep=2)
     part = sent(pipes, room, 0.0)[0][3:5]  # of a tensor that is gone
     kept = [sent(pipes, room, value)[0] for value in (1.0, 2.0, 3.0)]
     for value in (4.0, 5.0, 6.0):
@@ -58,7 +58,7 @@ def test_what_the_receiver_keeps_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> Non
 
 
 def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> None:
-    room = Blocks(keep=2)
+    room = ReusedBlocks(keep=2)
     arrived, blocks = zip(*(sent(pipes, room, value) for value in (1.0, 2.0, 3.0)), strict=True)
     del arrived
     assert all(block.is_back for block in blocks)
@@ -67,7 +67,7 @@ def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> N
 
 
 def test_a_block_is_not_used_for_much_less_than_it_holds(pipes: tuple[Pipe, Pipe]) -> None:
-    room = Blocks()
+    room = ReusedBlocks()
     large = sent(pipes, room, 1.0)[1]
     assert large.is_back
     assert sent(pipes, room, 1.0, size=100)[1] is not large
