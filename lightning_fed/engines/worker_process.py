@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from lightning_fed.engines.block import ReusedBlocks, Pipe
+from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.exchange import Broadcast

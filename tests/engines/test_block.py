@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.engines.block import ANONYMOUS, Block, ReusedBlocks, Pipe
+from lightning_fed.engines.block import ANONYMOUS, Block, Pipe, ReusedBlocks
 from lightning_fed.engines.packing import pack, unpack
 
 pytestmark = pytest.mark.skipif(not ANONYMOUS, reason="shared memory has names here, and is not used again")
