@@ -68,9 +68,8 @@ class ReusedBlocks:
         self._blocks: list[Block] = []
 
     def __call__(self, size: int) -> Block:
-        """A block of at least this size, for one message."""
-        fitting = (block for block in self._blocks if size <= len(block.bytes) <= 2 * size)
-        block = next((block for block in fitting if block.is_back), None) or Block(size)
+        """A block of exactly this size, for one message: the receiver may keep it, and counts the bytes that it was sent."""
+        block = next((block for block in self._blocks if len(block.bytes) == size and block.is_back), None) or Block(size)
         self._blocks = [*(other for other in self._blocks if other is not block), block][-self.keep :]
         block.lend()
         return block
@@ -91,12 +90,13 @@ def _mapped(size: int, descriptor: int | None, mine: bool) -> Tensor:
         return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
     if not mine:
-        weakref.finalize(memory, _let_go, descriptor, size)
+        weakref.finalize(memory, _let_go, descriptor, size, os.getpid()).atexit = False  # tensors live on while others end
     return torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the mapping
 
 
-def _let_go(descriptor: int, size: int) -> None:
-    os.pwrite(descriptor, b"\0", size - 1)
+def _let_go(descriptor: int, size: int, receiver: int) -> None:
+    if os.getpid() == receiver:  # not in a child that was forked from it: what the child forgets, the receiver may still have
+        os.pwrite(descriptor, b"\0", size - 1)
     os.close(descriptor)
 
 

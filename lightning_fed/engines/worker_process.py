@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -39,13 +40,15 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     pipe.send(Ready())
     worker: RemoteWorker | None = None
     broadcast = Broadcast({})
-    with quiet_lightning(), lean_lightning(), lasting_heap():
+    with quiet_lightning(), lean_lightning(), ExitStack() as run:
         while True:
             try:
                 message = pipe.recv()
                 if message is None:
                     worker, broadcast = None, Broadcast({})
+                    run.close()
                 elif isinstance(message, Packed):
+                    run.enter_context(lasting_heap())
                     worker = RemoteWorker(message, room=ReusedBlocks())
                 else:
                     packed, new = message
