@@ -70,8 +70,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--workers", type=int, default=cores)
+    parser.add_argument("--channels_last", action="store_true", help="the peers' networks too, as those of lightning-fed are")
     options = parser.parse_args()
-    settings = Settings(options.clients, options.images, options.cohort, 64, options.lr, options.workers)
+    settings = Settings(options.clients, options.images, options.cohort, 64, options.lr, options.workers, options.channels_last)
     data: FederatedDataModule = CIFAR10(options.root) if options.root else Digits()
     seconds, accuracies = play(entrants(options.peers, settings.workers, cores), settings, data, options.rounds)
     print(f"torch {torch.__version__}, {cores} cores, {options.rounds} rounds, {settings}")
@@ -87,6 +88,8 @@ def entrants(peers: Path | None, workers: int, cores: int) -> list[Entrant]:
         fluke, flower = ([str(peers / name / "bin" / "python"), str(HERE / f"with_{name}.py")] for name in ("fluke", "flower"))
         found += [Entrant("fluke, one thread", fluke), Entrant(f"fluke, {cores} threads", fluke, cores)]
         found += [Entrant(f"Flower, {workers} actors", flower)]
+        if workers >= 2:  # cores that an actor gets if nobody says how many
+            found += [Entrant("Flower, 2 cores an actor", [*flower, "--cores", "2"], 2)]
     return found
 
 
@@ -105,7 +108,7 @@ def play(
     if needed > len(order):
         raise SystemExit(f"{settings.clients} clients with {settings.images} images need {needed}; there are {len(order)}.")
     torch.manual_seed(0)
-    network = CNN1()
+    network = CNN1(settings)
     work = Path(tempfile.mkdtemp(prefix="peers_"))
     chosen = {"images": images[order[:needed]].contiguous(), "labels": labels[order[:needed]]}
     torch.save({"settings": asdict(settings), "initial": network.state_dict(), **chosen}, work / "work.pt")

@@ -1,4 +1,4 @@
-"""Flower's part: its simulation with an actor per worker, FedAvg as its strategy, and the training loop of work.py."""
+"""Flower's part: its simulation with as many actors as there are cores for, its FedAvg, and the training loop of work.py."""
 
 import sys
 from collections.abc import Iterable
@@ -39,10 +39,11 @@ app = ClientApp()
 @app.train()
 def turn(message: Message, context: Context) -> Message:
     """A client's, in an actor."""
-    settings, images, labels = loaded(str(message.content["config"]["work"]))
+    told = message.content["config"]
+    settings, images, labels = loaded(str(told["work"]), int(told["cores"]))
     client = int(context.node_config["partition-id"])
     own = slice(client * settings.images, (client + 1) * settings.images)
-    model = CNN1()
+    model = CNN1(settings)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     train(model, images[own].float() / 255, labels[own], settings)
     metrics = MetricRecord({"num-examples": settings.images})
@@ -64,10 +65,10 @@ def main() -> None:
             min_train_nodes=settings.cohort,
             min_available_nodes=settings.clients,
         )
-        told = ConfigRecord({"work": str(contestant.options.work / "work.pt")})
+        told = ConfigRecord({"work": str(contestant.options.work / "work.pt"), "cores": contestant.options.cores})
         strategy.start(grid, ArrayRecord(contestant.initial), contestant.rounds + 1, timeout=86400, train_config=told)
 
-    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": settings.workers}}
+    backend = {"client_resources": {"num_cpus": contestant.options.cores}, "init_args": {"num_cpus": settings.workers}}
     run_simulation(server, app, settings.clients, backend_config=backend)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     environment.set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=False)
     images, labels = contestant.images.float() / 255, contestant.labels
     data = DataContainer(images, labels, images[:10], labels[:10], num_classes=10)
-    network = CNN1()
+    network = CNN1(settings)
     network.load_state_dict(contestant.initial)
     client = DDict(
         batch_size=settings.batch,

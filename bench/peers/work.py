@@ -28,6 +28,7 @@ class Settings:
         batch: batch size.
         lr: of plain SGD; one local epoch.
         workers: worker processes where there are some.
+        channels_last: whether the peers' networks have their weights in that memory format, as those of lightning-fed do.
     """
 
     clients: int
@@ -36,15 +37,18 @@ class Settings:
     batch: int
     lr: float
     workers: int
+    channels_last: bool
 
 
 class CNN1(nn.Module):
     """CNN-1, layer by layer as lightning_fed.models.CNN1, whose state it loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5)
         self.fc1, self.fc2, self.head = nn.Linear(800, 2000), nn.Linear(2000, 500), nn.Linear(500, 10)
+        if settings.channels_last:
+            self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images (B, 3, 32, 32)."""
@@ -63,9 +67,9 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) 
 
 
 @cache
-def loaded(path: str) -> tuple[Settings, Tensor, Tensor]:
-    """What ``work.pt`` says, images and labels: read once by each process, which then computes with one thread."""
-    torch.set_num_threads(1)
+def loaded(path: str, threads: int) -> tuple[Settings, Tensor, Tensor]:
+    """What ``work.pt`` says, images and labels: read once by each process, which then computes with so many threads."""
+    torch.set_num_threads(threads)
     work = torch.load(path, mmap=True)
     return Settings(**work["settings"]), work["images"], work["labels"]
 
@@ -83,6 +87,7 @@ class Contestant:
         parser.add_argument("--name", required=True)
         parser.add_argument("--rounds", type=int, required=True)
         parser.add_argument("--engine", default="InProcess")
+        parser.add_argument("--cores", type=int, default=1)
         self.options = parser.parse_args()
         self.rounds: int = self.options.rounds
         work = torch.load(self.options.work / "work.pt")
