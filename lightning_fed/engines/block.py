@@ -20,58 +20,83 @@ ANONYMOUS = sys.platform == "linux"
 """Whether memory can be shared without a name: it goes with the last process that maps it, and ``/dev/shm`` does not limit it."""
 
 
-class Block:
-    """Bytes that other processes can map. A last byte, which is not among them, says whether one that was sent has been let go.
+RECEIVERS = 4096
+"""How many can have a piece of memory at a time: each has a byte behind it, which says whether it still does."""
+
+
+class Memory:
+    """Memory that other processes can map.
 
     Args:
-        size: how many.
-        descriptor: of a block that came from another process; None makes a new one.
+        size: bytes.
+        descriptor: of memory that came from another process; None makes new memory.
+        place: which receiver of it this process is.
 
     Raises:
         FederationError: if there is not enough memory.
     """
 
-    def __init__(self, size: int, descriptor: int | None = None) -> None:
+    def __init__(self, size: int, descriptor: int | None = None, place: int = 0) -> None:
+        self.size = size
         mine = descriptor is None
         try:
-            self.descriptor = _new_descriptor(size + 1) if mine and ANONYMOUS else descriptor
-            self._mapped = _mapped(size + 1, self.descriptor, mine)
+            self.descriptor = _new_descriptor(size + RECEIVERS) if mine and ANONYMOUS else descriptor
+            mapped = _mapped(size + RECEIVERS, self.descriptor, None if mine else size + place)
         except (OSError, RuntimeError) as error:
             raise FederationError(
                 f"{size / 2**20:.1f} MiB of shared memory cannot be had ({error}): set federation.engine.init_args.workers lower, "
                 "or use the engine InProcess. A container has what it was started with (docker run --memory=16g --shm-size=8g)."
             ) from error
-        self.bytes: Tensor = self._mapped[:size]
+        self.bytes, self._flags = mapped[:size], mapped[size:]
         if mine and self.descriptor is not None:
             weakref.finalize(self, os.close, self.descriptor)
 
-    def lend(self) -> None:
-        """It is on its way to one receiver."""
-        self._mapped[-1] = 1
+    def lend(self) -> int:
+        """It is on its way to a receiver; returns which one that is."""
+        place = int(self._flags.argmin())
+        self._flags[place] = 1
+        return place
 
     @property
     def is_back(self) -> bool:
-        """Whether the receiver has no tensor of it any more."""
-        return not self._mapped[-1]
+        """Whether no receiver has a tensor of it any more."""
+        return not self._flags.any()
+
+
+class Block:
+    """Bytes that other processes can map.
+
+    Args:
+        size: how many.
+        memory: in which they are; None: new memory.
+
+    Raises:
+        FederationError: if there is not enough memory.
+    """
+
+    def __init__(self, size: int, memory: Memory | None = None) -> None:
+        self.memory = memory or Memory(size)
+        self.bytes: Tensor = self.memory.bytes
 
 
 class ReusedBlocks:
-    """Room for what one receiver is sent. To find and clear new memory takes much longer than to write to it: a block that the
-    receiver has let go of is used again.
+    """Room for what is sent. To find and clear new memory takes much longer than to write to it: memory of which neither the sender
+    has a block nor a receiver a tensor any more is used again.
 
     Args:
-        keep: this many, of which the receiver may still have some.
+        keep: this many pieces of memory, of which some may still be with receivers.
     """
 
     def __init__(self, keep: int = 2) -> None:
         self.keep = keep
-        self._blocks: list[Block] = []
+        self._memories: list[tuple[Memory, weakref.ref[Block]]] = []
 
     def __call__(self, size: int) -> Block:
-        """A block of exactly this size, for one message: the receiver may keep it, and counts the bytes that it was sent."""
-        block = next((block for block in self._blocks if len(block.bytes) == size and block.is_back), None) or Block(size)
-        self._blocks = [*(other for other in self._blocks if other is not block), block][-self.keep :]
-        block.lend()
+        """A block of exactly this size, for one message: a receiver may keep it, and counts the bytes that it was sent."""
+        free = (memory for memory, block in self._memories if memory.size == size and block() is None and memory.is_back)
+        block = Block(size, next(free, None))
+        others = [other for other in self._memories if other[0] is not block.memory]
+        self._memories = [*others, (block.memory, weakref.ref(block))][-self.keep :]
         return block
 
 
@@ -85,18 +110,19 @@ def _new_descriptor(size: int) -> int:
     return descriptor
 
 
-def _mapped(size: int, descriptor: int | None, mine: bool) -> Tensor:
+def _mapped(size: int, descriptor: int | None, flag: int | None) -> Tensor:
+    """All bytes of some memory; where the flag is that a receiver clears when its last tensor goes."""
     if descriptor is None:
         return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    if not mine:
-        weakref.finalize(memory, _let_go, descriptor, size, os.getpid()).atexit = False  # tensors live on while others end
+    if flag is not None:
+        weakref.finalize(memory, _let_go, descriptor, flag, os.getpid()).atexit = False  # tensors live on while others end
     return torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the mapping
 
 
-def _let_go(descriptor: int, size: int, receiver: int) -> None:
+def _let_go(descriptor: int, flag: int, receiver: int) -> None:
     if os.getpid() == receiver:  # not in a child that was forked from it: what the child forgets, the receiver may still have
-        os.pwrite(descriptor, b"\0", size - 1)
+        os.pwrite(descriptor, b"\0", flag)
     os.close(descriptor)
 
 
@@ -118,23 +144,26 @@ class Pipe:
             return
         pickler = _BlockPickler(file := io.BytesIO())
         pickler.dump(thing)
-        self.connection.send_bytes(pickle.dumps(([len(block.bytes) for block in pickler.blocks], file.getvalue())))
-        if pickler.blocks:
+        memories = [block.memory for block in pickler.blocks]
+        lent = [(memory.size, memory.lend()) for memory in memories]
+        self.connection.send_bytes(pickle.dumps((lent, file.getvalue())))
+        if memories:
             with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
-                socket.send_fds(ours, [b"."], [block.descriptor for block in pickler.blocks if block.descriptor is not None])
+                socket.send_fds(ours, [b"."], [memory.descriptor for memory in memories if memory.descriptor is not None])
 
     def recv(self) -> Any:
         """Wait for an object. Raises :class:`EOFError` or :class:`OSError` if nobody is at the other end."""
         if not ANONYMOUS:
             return self.connection.recv()
-        sizes, data = pickle.loads(self.connection.recv_bytes())
+        lent, data = pickle.loads(self.connection.recv_bytes())
         blocks: list[Block] = []
-        if sizes:
+        if lent:
             with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
-                _, descriptors, _, _ = socket.recv_fds(ours, 1, len(sizes))
-            if len(descriptors) != len(sizes):
+                _, descriptors, _, _ = socket.recv_fds(ours, 1, len(lent))
+            if len(descriptors) != len(lent):
                 raise EOFError("the sender died in the middle of a message")
-            blocks = [Block(size, descriptor) for size, descriptor in zip(sizes, descriptors, strict=True)]
+            for (size, place), descriptor in zip(lent, descriptors, strict=True):
+                blocks.append(Block(size, Memory(size, descriptor, place)))
         return _BlockUnpickler(data, blocks).load()
 
     def close(self) -> None:

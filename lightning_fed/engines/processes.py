@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
@@ -16,10 +17,10 @@ import torch
 from jsonargparse.typing import PositiveInt
 
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.block import Pipe
+from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, pack, unpack
-from lightning_fed.engines.pool import Crew, Died, Job, carry_out
+from lightning_fed.engines.pool import WAITING, Crew, Died, Job, carry_out
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
 from lightning_fed.engines.worker_process import Ready, Settings, serve
@@ -113,11 +114,16 @@ class _Processes(Crew):
         self.size = size
         self.settings = settings
         self.recipe: Packed | None = None
-        self.broadcasts = Broadcasts(pack)
+        self._begin()
         self._slots: dict[int, _Slot] = {}
         # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
         self._finalizer = weakref.finalize(self, _end, self._slots)
         atexit.register(self._finalizer)
+
+    def _begin(self) -> None:
+        """Have nothing of a run yet: neither broadcasts nor memory in which something was sent."""
+        self._room = ReusedBlocks(keep=2 * WAITING * self.size)  # a broadcast and a private state for each turn under way
+        self.broadcasts = Broadcasts(partial(pack, room=self._room))
 
     def muster(self) -> range:
         return range(self.size)
@@ -125,7 +131,7 @@ class _Processes(Crew):
     def send(self, worker: int, job: Job) -> None:
         slot = self._slots.get(worker) or self._start(worker)
         broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * self.size)
-        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private))
+        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=self._room)
         try:
             if slot.recipe is not self.recipe:
                 slot.pipe.send(self.recipe)
@@ -167,7 +173,7 @@ class _Processes(Crew):
     def forget(self) -> None:
         """Let the workers' networks and data go."""
         self.recipe = None
-        self.broadcasts.clear()
+        self._begin()
         for worker, slot in list(self._slots.items()):
             slot.recipe = slot.broadcast = None
             try:

@@ -1,4 +1,4 @@
-"""Memory in which answers travel is used again once the receiver has let go of it."""
+"""Memory in which things travel is used again once sender and receivers have let go of it."""
 
 import multiprocessing
 import os
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.engines.block import ANONYMOUS, Block, Pipe, ReusedBlocks
-from lightning_fed.engines.packing import pack, unpack
+from lightning_fed.engines.block import ANONYMOUS, Block, Memory, Pipe, ReusedBlocks
+from lightning_fed.engines.packing import Packed, pack, unpack
 
 pytestmark = pytest.mark.skipif(not ANONYMOUS, reason="shared memory has names here, and is not used again")
 
@@ -20,28 +20,61 @@ def pipes() -> tuple[Pipe, Pipe]:
     return Pipe(ours), Pipe(theirs)
 
 
-def sent(pipes: tuple[Pipe, Pipe], room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Tensor, Block]:
-    """What arrives of a tensor with this value, and the sender's block in which it travelled."""
+def packed(room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Packed, Memory]:
+    """A tensor of this value, as it is sent, and the memory in which it travels."""
     packed = pack(torch.full((size,), value), room=room)
-    pipes[0].send(packed)
     assert isinstance(packed.block, Block)
-    return unpack(pipes[1].recv()), packed.block
+    return packed, packed.block.memory
 
 
-def test_a_block_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
+def sent(pipes: tuple[Pipe, Pipe], room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Tensor, Memory]:
+    """What arrives of it, when the sender has nothing of it any more, and the memory in which it travelled."""
+    thing, memory = packed(room, value, size)
+    pipes[0].send(thing)
+    return unpack(pipes[1].recv()), memory
+
+
+def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
-    arrived, block = sent(pipes, room, 1.0)
+    arrived, memory = sent(pipes, room, 1.0)
     assert torch.equal(arrived, torch.full((1000,), 1.0))
-    assert not block.is_back
+    assert not memory.is_back
     del arrived
-    assert block.is_back
+    assert memory.is_back
     again, same = sent(pipes, room, 2.0)
-    assert same is block
+    assert same is memory
     assert torch.equal(again, torch.full((1000,), 2.0))
-    assert not block.is_back
+    assert not memory.is_back
 
 
-def test_a_block_that_has_not_been_read_yet_is_not_written_to(pipes: tuple[Pipe, Pipe]) -> None:
+def test_each_of_several_receivers_has_to_let_go(pipes: tuple[Pipe, Pipe]) -> None:
+    room = ReusedBlocks()
+    thing, memory = packed(room, 1.0)
+    arrived = {}
+    for receiver in range(3):
+        pipes[0].send(thing)
+        arrived[receiver] = unpack(pipes[1].recv())
+    del thing, arrived[1]
+    assert sent(pipes, room, 2.0)[1] is not memory
+    del arrived[2]
+    assert not memory.is_back
+    assert arrived.pop(0).eq(1).all()
+    assert memory.is_back
+    assert packed(room, 3.0)[1] is memory
+
+
+def test_what_the_sender_will_send_to_others_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> None:
+    room = ReusedBlocks()
+    thing, memory = packed(room, 1.0)
+    pipes[0].send(thing)
+    assert unpack(pipes[1].recv()).eq(1).all()
+    assert memory.is_back  # the first has let go, the second has not been sent it yet
+    assert sent(pipes, room, 2.0)[1] is not memory
+    pipes[0].send(thing)
+    assert unpack(pipes[1].recv()).eq(1).all()
+
+
+def test_what_has_not_been_read_yet_is_not_written_to(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     pipes[0].send(pack(torch.tensor([1.0]), room=room))
     pipes[0].send(pack(torch.tensor([2.0]), room=room))
@@ -60,26 +93,26 @@ def test_what_the_receiver_keeps_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> Non
 
 def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks(keep=2)
-    arrived, blocks = zip(*(sent(pipes, room, value) for value in (1.0, 2.0, 3.0)), strict=True)
+    arrived, memories = zip(*(sent(pipes, room, value) for value in (1.0, 2.0, 3.0)), strict=True)
     del arrived
-    assert all(block.is_back for block in blocks)
+    assert all(memory.is_back for memory in memories)
     used = {id(sent(pipes, room, 0.0)[1]) for _ in range(4)}
-    assert used <= {id(block) for block in blocks[1:]}
+    assert used <= {id(memory) for memory in memories[1:]}
 
 
-def test_a_child_of_the_receiver_that_forgets_a_block_does_not_let_it_go(pipes: tuple[Pipe, Pipe]) -> None:
-    arrived, block = sent(pipes, ReusedBlocks(), 1.0)
+def test_a_child_of_the_receiver_that_forgets_memory_does_not_let_it_go(pipes: tuple[Pipe, Pipe]) -> None:
+    arrived, memory = sent(pipes, ReusedBlocks(), 1.0)
     child = os.fork()
     if not child:
         del arrived
         os._exit(0)
     os.waitpid(child, 0)
-    assert not block.is_back
+    assert not memory.is_back
     del arrived
-    assert block.is_back
+    assert memory.is_back
 
 
-def test_a_block_is_used_for_messages_of_its_size_alone(pipes: tuple[Pipe, Pipe]) -> None:
+def test_memory_is_used_for_messages_of_its_size_alone(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     large = sent(pipes, room, 1.0)[1]
     assert large.is_back

@@ -32,7 +32,7 @@ from tiny_sessions import family, gone_within
 from torch import Tensor
 
 from lightning_fed.__main__ import main
-from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines import InProcess, Processes, block
 from lightning_fed.engines.processes import NAME
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
@@ -110,6 +110,19 @@ def test_data_and_frozen_networks_are_in_memory_once(engine: Processes) -> None:
 @needs_proc
 def test_private_states_do_not_stay_in_shared_memory(engine: Processes) -> None:
     assert not any(in_shared_memory(tensor) for state in private_states(fit(engine)).values() for tensor in state.values())
+
+
+@pytest.mark.skipif(not block.ANONYMOUS, reason="shared memory has names here, and is not used again")
+@pytest.mark.parametrize("name", ["FedAvg", "Ditto"])  # one broadcast for all, and private states besides
+def test_later_rounds_send_in_the_memory_of_earlier_ones(name: str, engine: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    new_descriptor = block._new_descriptor
+    monkeypatch.setattr(block, "_new_descriptor", lambda size: (sizes.append(size), new_descriptor(size))[1])
+    fit(engine, name, rounds=4, participation=1.0)
+    few = len(sizes)
+    sizes.clear()
+    fit(engine, name, rounds=12, participation=1.0)
+    assert 0 < len(sizes) <= few + 2  # one or two more, where workers were slow to let go
 
 
 def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes) -> None:
