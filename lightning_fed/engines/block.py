@@ -99,6 +99,10 @@ class ReusedBlocks:
         self._memories = [*others, (block.memory, weakref.ref(block))][-self.keep :]
         return block
 
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._memories.clear()
+
 
 def _new_descriptor(size: int) -> int:
     descriptor = os.memfd_create("lightning-fed")

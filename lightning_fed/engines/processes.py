@@ -114,16 +114,12 @@ class _Processes(Crew):
         self.size = size
         self.settings = settings
         self.recipe: Packed | None = None
-        self._begin()
+        self._room = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn under way
+        self.broadcasts = Broadcasts(partial(pack, room=self._room))
         self._slots: dict[int, _Slot] = {}
         # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
         self._finalizer = weakref.finalize(self, _end, self._slots)
         atexit.register(self._finalizer)
-
-    def _begin(self) -> None:
-        """Have nothing of a run yet: neither broadcasts nor memory in which something was sent."""
-        self._room = ReusedBlocks(keep=2 * WAITING * self.size)  # a broadcast and a private state for each turn under way
-        self.broadcasts = Broadcasts(partial(pack, room=self._room))
 
     def muster(self) -> range:
         return range(self.size)
@@ -173,7 +169,8 @@ class _Processes(Crew):
     def forget(self) -> None:
         """Let the workers' networks and data go."""
         self.recipe = None
-        self._begin()
+        self.broadcasts.clear()
+        self._room.clear()
         for worker, slot in list(self._slots.items()):
             slot.recipe = slot.broadcast = None
             try:

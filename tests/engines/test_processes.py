@@ -122,7 +122,7 @@ def test_later_rounds_send_in_the_memory_of_earlier_ones(name: str, engine: Proc
     few = len(sizes)
     sizes.clear()
     fit(engine, name, rounds=12, participation=1.0)
-    assert 0 < len(sizes) <= few + 2  # one or two more, where workers were slow to let go
+    assert 0 < len(sizes) <= few + 5  # some more where workers were slow to let go, but not one per round
 
 
 def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes) -> None:
