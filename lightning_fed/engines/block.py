@@ -59,8 +59,8 @@ class Memory:
 
     @property
     def is_back(self) -> bool:
-        """Whether no receiver has a tensor of it any more."""
-        return not self._flags.any()
+        """Whether no receiver has a tensor of it any more, as far as is known: of memory with a name nobody says."""
+        return self.descriptor is not None and not self._flags.any()
 
 
 class Block:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_fed.engines import block
 from lightning_fed.engines.block import ANONYMOUS, Block, Memory, Pipe, ReusedBlocks
 from lightning_fed.engines.packing import Packed, pack, unpack
 
-pytestmark = pytest.mark.skipif(not ANONYMOUS, reason="shared memory has names here, and is not used again")
+needs_flags = pytest.mark.skipif(not ANONYMOUS, reason="shared memory has names here, and is not used again")
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def sent(pipes: tuple[Pipe, Pipe], room: ReusedBlocks, value: float, size: int =
     return unpack(pipes[1].recv()), memory
 
 
+@needs_flags
 def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     arrived, memory = sent(pipes, room, 1.0)
@@ -47,6 +49,7 @@ def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
     assert not memory.is_back
 
 
+@needs_flags
 def test_each_of_several_receivers_has_to_let_go(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     thing, memory = packed(room, 1.0)
@@ -63,6 +66,7 @@ def test_each_of_several_receivers_has_to_let_go(pipes: tuple[Pipe, Pipe]) -> No
     assert packed(room, 3.0)[1] is memory
 
 
+@needs_flags
 def test_what_the_sender_will_send_to_others_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     thing, memory = packed(room, 1.0)
@@ -91,6 +95,7 @@ def test_what_the_receiver_keeps_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> Non
     assert [float(tensor[0]) for tensor in kept] == [1.0, 2.0, 3.0]
 
 
+@needs_flags
 def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks(keep=2)
     arrived, memories = zip(*(sent(pipes, room, value) for value in (1.0, 2.0, 3.0)), strict=True)
@@ -100,6 +105,7 @@ def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> N
     assert used <= {id(memory) for memory in memories[1:]}
 
 
+@needs_flags
 def test_a_child_of_the_receiver_that_forgets_memory_does_not_let_it_go(pipes: tuple[Pipe, Pipe]) -> None:
     arrived, memory = sent(pipes, ReusedBlocks(), 1.0)
     child = os.fork()
@@ -112,9 +118,18 @@ def test_a_child_of_the_receiver_that_forgets_memory_does_not_let_it_go(pipes: t
     assert memory.is_back
 
 
+@needs_flags
 def test_memory_is_used_for_messages_of_its_size_alone(pipes: tuple[Pipe, Pipe]) -> None:
     room = ReusedBlocks()
     large = sent(pipes, room, 1.0)[1]
     assert large.is_back
     assert sent(pipes, room, 1.0, size=900)[1] is not large
     assert sent(pipes, room, 1.0, size=1100)[1] is not large
+
+
+def test_memory_with_a_name_is_not_used_again(pipes: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "ANONYMOUS", False)  # as on macOS, where nobody says that it has been let go
+    room = ReusedBlocks()
+    kept = [sent(pipes, room, value) for value in (1.0, 2.0, 3.0)]
+    assert len({id(memory) for _, memory in kept}) == 3
+    assert [float(arrived[0]) for arrived, _ in kept] == [1.0, 2.0, 3.0]
