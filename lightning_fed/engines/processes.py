@@ -23,7 +23,7 @@ from lightning_fed.engines.packing import Packed, pack, unpack
 from lightning_fed.engines.pool import WAITING, Crew, Died, Job, carry_out
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
-from lightning_fed.engines.worker_process import Ready, Settings, serve
+from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.storage.client_store import ClientStore
@@ -132,7 +132,7 @@ class _Processes(Crew):
             if slot.recipe is not self.recipe:
                 slot.pipe.send(self.recipe)
                 slot.recipe = self.recipe
-            slot.pipe.send((turn, None if slot.broadcast is broadcast else broadcast))
+            slot.pipe.send(Assignment(turn, None if slot.broadcast is broadcast else broadcast))
             slot.broadcast = broadcast
         except OSError:
             pass  # it has died; wait() will find out, and that is told once

@@ -1,5 +1,6 @@
 """What happens in a worker process: it carries out what comes through its pipe."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.packing import Packed, unpack
@@ -29,6 +31,13 @@ class Ready:
     """A worker's first word."""
 
 
+class Assignment(NamedTuple):
+    """A packed turn with the client's private state, and its packed broadcast; None: it is that of the turn before."""
+
+    turn: Packed
+    broadcast: Packed | None
+
+
 def serve(connection: Connection, number: int, settings: Settings) -> None:
     """A worker process: carries out what comes through the connection until that is closed."""
     pipe = Pipe(connection)
@@ -46,16 +55,16 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                 message = pipe.recv()
                 if message is None:
                     worker, broadcast = None, Broadcast({})
+                    gc.collect()  # Trainers and modules refer to each other
                     run.close()
                 elif isinstance(message, Packed):
                     run.enter_context(lasting_heap())
                     worker = RemoteWorker(message, room=ReusedBlocks())
                 else:
-                    packed, new = message
-                    if new is not None:
-                        broadcast = unpack(new)
+                    if message.broadcast is not None:
+                        broadcast = unpack(message.broadcast)
                     assert worker is not None, "the recipe comes first"
-                    pipe.send(worker.answer(packed, broadcast))
+                    pipe.send(worker.answer(message.turn, broadcast))
             except (EOFError, OSError):  # nobody is at the other end any more
                 return
 
