@@ -14,7 +14,7 @@ class MLP(Backbone):
     Args:
         num_classes: outputs of the head.
         inputs: numbers per example.
-        hidden: outputs of each hidden layer.
+        hidden: outputs of each hidden layer; none are a linear model. None: 64 and 64.
         width: makes the hidden layers narrower; 1: as they are.
     """
 
@@ -26,7 +26,7 @@ class MLP(Backbone):
         width: PositiveFloat = 1.0,
     ) -> None:
         super().__init__()
-        sizes = [inputs, *(scaled(size, width) for size in (hidden or [64, 64]))]
+        sizes = [inputs, *(scaled(size, width) for size in ([64, 64] if hidden is None else hidden))]
         self.hidden = nn.ModuleList(nn.Linear(size, following) for size, following in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], num_classes)
 
@@ -51,7 +51,7 @@ class SoftmaxMLP(MLP):
     Args:
         num_classes: outputs of the head.
         inputs: numbers per example.
-        hidden: outputs of each hidden layer.
+        hidden: outputs of each hidden layer; none are a linear model. None: 64 and 64.
         width: makes the hidden layers narrower; 1: as they are.
     """
 

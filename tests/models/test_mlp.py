@@ -10,16 +10,18 @@ from lightning_fed.methods import FedHM
 from lightning_fed.models import MLP
 
 
-@pytest.mark.parametrize(("hidden", "width", "sizes"), [(None, 1.0, [64, 64]), ([8, 6], 1.0, [8, 6]), ([8, 6], 0.5, [4, 3])])
+@pytest.mark.parametrize(
+    ("hidden", "width", "sizes"), [(None, 1.0, [64, 64]), ([], 1.0, []), ([8, 6], 1.0, [8, 6]), ([8, 6], 0.5, [4, 3])]
+)
 def test_it_is_linear_layers_with_relu_between(hidden: list[int] | None, width: float, sizes: list[int]) -> None:
     network = MLP(3, inputs=5, hidden=hidden, width=width)
     layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in layers] == list(zip([5, *sizes], [*sizes, 3], strict=True))
     x = torch.randn(7, 5)
-    expected = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])(x)
+    expected = nn.Sequential(*(each for layer in layers[:-1] for each in (layer, nn.ReLU())), layers[-1])(x)
     assert torch.equal(network(x), expected)
     assert torch.equal(network(x.view(7, 1, 5)), expected)
-    assert network.cuts == {"features": sizes[-1]}
+    assert network.cuts == {"features": [5, *sizes][-1]}
 
 
 def test_it_can_be_factorised() -> None:

@@ -23,6 +23,9 @@ ROLES = {
 }
 """What sets of examples are called, in lower case."""
 
+FEW, MANY = 20, 100
+"""As many different whole numbers can be classes of however few examples; more than that cannot be, of however many."""
+
 MISSING = "Some examples have no target; the first is in row"
 
 
@@ -48,7 +51,8 @@ class TableData(FederatedDataModule):
     """Data of one's own, in whatever files. A kind of file overrides :meth:`read`; see docs/your_data.md.
 
     Classes are found. Targets that are strings are classes in alphabetical order; whole numbers from 0 without gaps are classes as
-    they are, and other whole numbers are classes in their order. Where several places have a part of the data each, one of them may
+    they are, and other whole numbers are classes in their order, unless they are too many to be classes: more than a quarter of the
+    examples, or more than 100. Where several places have a part of the data each, one of them may
     lack a class: ``classes`` says which there are, and a class then has the same number everywhere.
 
     A validation set without a test set is what is tested on, as is usual where test labels are not published.
@@ -226,4 +230,9 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
             "names or numbers."
         )
     plain = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
+    if np.issubdtype(found.dtype, np.integer) and not plain and len(found) > max(FEW, min(MANY, len(targets) / 4)):
+        raise FederationError(
+            f"The targets of {len(targets)} examples are {len(found)} different numbers such as {found[-1]}, which looks like a "
+            "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes."
+        )
     return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]

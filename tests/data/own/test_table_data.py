@@ -52,6 +52,16 @@ def test_classes_are_found(targets: list[Any], labels: list[int], names: list[st
     assert (numbered(np.array(targets))[0].tolist(), numbered(np.array(targets))[1]) == (labels, names)
 
 
+@pytest.mark.parametrize(("most", "examples"), [(20, 21), (50, 200), (100, 10_000)])
+def test_a_quantity_is_not_taken_for_classes(most: int, examples: int) -> None:
+    """A few whole numbers name classes; prices do not."""
+    few, many = (10 * (np.arange(examples) % count) for count in (most, most + 1))
+    assert numbered(few)[1] == [str(10 * number) for number in range(most)]
+    with pytest.raises(FederationError, match=f"{examples} examples are {most + 1} different numbers"):
+        numbered(many)
+    assert numbered(many // 10)[1] is None  # numbered already
+
+
 def test_classes_that_are_named_are_taken_as_they_are() -> None:
     data = Given(names=["no", "yes", "maybe"], client="user")
     assert data.num_classes == 3
@@ -116,6 +126,7 @@ def test_a_validation_set_alone_is_tested_on() -> None:
         ({"sets": np.full(36, "test")}, "The division into sets has no training set"),
         ({"targets": []}, "Given has no examples"),
         ({"targets": [0.5, 1.0]}, "2 numbers such as 0.5, in row 0, which are not whole"),
+        ({"targets": np.arange(36) ** 2}, "36 examples are 36 different numbers such as 1225, which looks like a quantity"),
         ({"targets": np.array(["a", None], dtype=object)}, "Some examples have no target"),
         ({"split": "official"}, "Given has no official test set: set split to pooled"),
     ],
