@@ -68,7 +68,7 @@ def against_bare_loops(pairs: int) -> None:
     images, labels = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8), torch.arange(SAMPLES) % 10
     network = ResNet8(10)
     decompose(network, 0.6, 0.6)
-    template = FedDecomp(ResNet8, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS)
+    template = FedDecomp(ResNet8, 10, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS)
     template.configure_model()
     ratios, seconds = [], []
     worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
@@ -109,12 +109,12 @@ def composed_or_chosen() -> None:
     print("network, batch: plain epoch; turn of 2 + 3 epochs, composed; chosen; an epoch of τ in plain epochs, composed; chosen")
     for name, network, batch in cases:
         data = new_data(batch)
-        plain, plain_seconds = cost(FedAvg(network, epochs=1), data)
+        plain, plain_seconds = cost(FedAvg(network, 10, epochs=1), data)
         turns = []
         epochs = []
         for composed in (True, False):
-            turns.append(cost(FedDecomp(network, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS), data, composed))
-            epochs.append(cost(FedDecomp(network, lora_epochs=1, global_epochs=0), data, composed)[0] / plain)
+            turns.append(cost(FedDecomp(network, 10, lora_epochs=LORA_EPOCHS, global_epochs=GLOBAL_EPOCHS), data, composed))
+            epochs.append(cost(FedDecomp(network, 10, lora_epochs=1, global_epochs=0), data, composed)[0] / plain)
         print(
             f"{name}, {batch}: {plain:.2e} FLOPs, {plain_seconds:.2f} s; {turns[0][0]:.2e}, {turns[0][1]:.2f} s; "
             f"{turns[1][0]:.2e}, {turns[1][1]:.2f} s; {epochs[0]:.2f}; {epochs[1]:.2f}"

@@ -50,7 +50,7 @@ def new_module(name: str, layers: int, device: str) -> LoRAModule:
     method, options = METHODS[name]
     with torch.device(device):
         network = partial(TransformerClassifier, config=ROBERTA | {"num_hidden_layers": layers}, attention="eager")
-        module = method(network, **options).for_client(ClientInfo(0, 1, 0, 1, (1, 0)))
+        module = method(network, 2, **options).for_client(ClientInfo(0, 1, 0, 1, (1, 0)))
     module.phase = module.phases()[0]
     for parameter in module.parameters():
         parameter.requires_grad_(any(parameter is mine for mine in module.phase.parameters))

@@ -132,7 +132,7 @@ class Gated:
     """pFedGate: one network and a gate."""
 
     def __init__(self) -> None:
-        made = PFedGate(ResNet8)
+        made = PFedGate(ResNet8, 10)
         made.configure_model()
         self.network, self.gate, self.blocks = made.backbone, made.gate, made.blocks
 
@@ -262,14 +262,14 @@ class Case:
 
 
 CASES = {
-    "FML": Case(lambda: FML(CNN1, meme=CNN5, epochs=EPOCHS), Mutual, "CNN-1 and CNN-5"),
-    "FedKD": Case(lambda: FedKD(CNN1, mentee=CNN5, epochs=EPOCHS), Distilling, "CNN-1 and CNN-5, and factors"),
-    "PFedGate": Case(lambda: PFedGate(ResNet8, epochs=EPOCHS), Gated, "ResNet-8 and a gate"),
-    "FedAMP": Case(lambda: FedAMP(CNN1, epochs=EPOCHS), Drawn, "CNN-1, drawn to another one"),
-    "FedCAC": Case(lambda: FedCAC(CNN1, epochs=EPOCHS), Cautious, "CNN-1 and a mask"),
-    "FD": Case(lambda: FD(CNN1, epochs=EPOCHS), Taught, "CNN-1 and its mean outputs"),
-    "FedProto": Case(lambda: FedProto(CNN1, epochs=EPOCHS), Near, "CNN-1, near prototypes"),
-    "PFedSD": Case(lambda: PFedSD(CNN1, epochs=EPOCHS), SelfTaught, "CNN-1 and its former self"),
+    "FML": Case(lambda: FML(CNN1, 10, meme=CNN5, epochs=EPOCHS), Mutual, "CNN-1 and CNN-5"),
+    "FedKD": Case(lambda: FedKD(CNN1, 10, mentee=CNN5, epochs=EPOCHS), Distilling, "CNN-1 and CNN-5, and factors"),
+    "PFedGate": Case(lambda: PFedGate(ResNet8, 10, epochs=EPOCHS), Gated, "ResNet-8 and a gate"),
+    "FedAMP": Case(lambda: FedAMP(CNN1, 10, epochs=EPOCHS), Drawn, "CNN-1, drawn to another one"),
+    "FedCAC": Case(lambda: FedCAC(CNN1, 10, epochs=EPOCHS), Cautious, "CNN-1 and a mask"),
+    "FD": Case(lambda: FD(CNN1, 10, epochs=EPOCHS), Taught, "CNN-1 and its mean outputs"),
+    "FedProto": Case(lambda: FedProto(CNN1, 10, epochs=EPOCHS), Near, "CNN-1, near prototypes"),
+    "PFedSD": Case(lambda: PFedSD(CNN1, 10, epochs=EPOCHS), SelfTaught, "CNN-1 and its former self"),
 }
 
 

@@ -146,7 +146,7 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 def parts_of_a_turn(case: Case, data: FederatedDataModule, new_trainer: Callable[..., L.Trainer]) -> dict[str, float]:
     """What a turn does besides training, in milliseconds."""
-    module = FedAvg(case.network).for_client(data.clients[0])
+    module = FedAvg(case.network, 10).for_client(data.clients[0])
     state, update = module.shared_state(), ClientUpdate(0, case.samples, module.shared_state())
     mean = WeightedMean()
     mean.add(state, 1)

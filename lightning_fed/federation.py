@@ -294,7 +294,8 @@ class Federation:
                     shutil.rmtree(made[0], ignore_errors=True)  # it has not finished a round: nobody could continue it
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
-        """The method with the network that the run is to begin with."""
+        """The method as the run has it, with the network that it is to begin with."""
+        model = model.for_data(datamodule.num_classes)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)

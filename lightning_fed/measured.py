@@ -24,7 +24,7 @@ class MeasuredModule(PhasedModule):
     """A module that learns in phases, with a loss and metrics of outputs and targets.
 
     Args:
-        num_classes: number of classes, or of labels or values that are predicted.
+        num_classes: number of classes, or of labels or values that are predicted; None: as many as the data have.
         loss: of outputs and targets; None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
@@ -41,18 +41,46 @@ class MeasuredModule(PhasedModule):
     test_metrics: MetricCollection
 
     def __init__(
-        self, num_classes: int, loss: Loss | None, metrics: Metrics | None, metric: str | None, task: TaskName, **kwargs: Any
+        self,
+        num_classes: int | None,
+        loss: Loss | None,
+        metrics: Metrics | None,
+        metric: str | None,
+        task: TaskName,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if task not in TASKS:
             raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
-        self.num_classes = num_classes
+        self._num_classes = num_classes
         self.task: TaskName = task
         self.loss_function = of_its_own(loss)
         self.more_metrics = dict(metrics or {})
         if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.metric = metric
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes, labels or values are predicted. Raises :class:`FederationError` while nobody has said it."""
+        if self._num_classes is None:
+            raise FederationError(
+                f"{type(self).__name__} does not know how many classes there are: give num_classes, or train on data that say it."
+            )
+        return self._num_classes
+
+    def know_classes(self, num_classes: int) -> None:
+        """Predict as many classes as the data have, before networks are built.
+
+        Raises:
+            FederationError: if it was made for another number of classes.
+        """
+        if self._num_classes not in (None, num_classes):
+            raise FederationError(
+                f"{type(self).__name__} got num_classes={self._num_classes}, but the data have {num_classes}: leave it out."
+            )
+        if self._num_classes is None:
+            self._num_classes = self.hparams["num_classes"] = num_classes
 
     # ------------------------------------------------------------------------------------------------------------ loss
 

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -52,7 +52,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         backbone: the network that every client trains: a class or function that builds one for a number of classes (a
             :class:`Backbone`, ``torchvision.models.resnet18``), its dotted path, or a network itself, of which each client gets a
             copy; or a list of such, of which client ``k`` gets entry ``k mod len(list)``. See :func:`.backbone_of`.
-        num_classes: number of classes, or of labels or values that are predicted; the command line takes it from the data.
+        num_classes: number of classes, or of labels or values that are predicted; None: as many as the data have.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         gradient_clip: largest gradient norm of a step; None does not clip.
@@ -135,7 +135,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         gradient_clip: PositiveFloat | None = None,
@@ -182,6 +182,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         self._shared = self._private = self._statistics = self._payload = self._given = self.frozen_names
         self._keeps_moments: bool | None = None  # not asked yet
         self._built = False
+        self._templates: dict[int, Self] = {}
+        self._frozen: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -209,35 +211,86 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         return client.id % len(self.backbone_factories) if client else 0
 
     def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
-        """A new module for ``client``; its initial weights come from a random stream of the client's own.
+        """A new module for ``client``, whose initial weights come from a random stream of the client's own. What is frozen, and
+        neither travels nor stays, is no client's: all of an architecture have the same tensors, see :meth:`for_architecture`.
 
         Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
         """
+        return self._template(seed)._made(client, seed, client.id)
+
+    def for_architecture(self, client: ClientInfo, seed: int = 0) -> Self:
+        """A new module of the architecture of ``client``, in which nothing is the client's yet: all of it is drawn on the stream
+        from which the federation's own module is drawn, and its frozen tensors are that one's, if it is of this architecture.
+        """
+        return self._template(seed)._made(client, seed)
+
+    def _template(self, seed: int) -> Self:
+        """This module, if its networks exist; else one with networks as a federation draws them."""
+        if self._built:
+            return self
+        if seed not in self._templates:
+            template = self.fresh()
+            with seeded(seed, INITIAL):
+                template.configure_model()
+            self._templates[seed] = template
+        return self._templates[seed]
+
+    def _made(self, client: ClientInfo, seed: int, *own: int) -> Self:
+        """A module with the frozen tensors of its architecture; the rest is drawn on the stream of (seed, initial, ``*own``)."""
+        module, architecture = self._drawn(client, seed, *own), self.architecture(client)
+        if module.frozen_parameters():
+            if architecture == self.architecture(self.client):
+                frozen = self.frozen_parameters()
+            elif (frozen := self._frozen.get((seed, architecture), {})) == {}:
+                frozen = (self._drawn(client, seed) if own else module).frozen_parameters()
+                self._frozen[seed, architecture] = frozen
+            module.take_frozen(frozen)
+        return module
+
+    def _drawn(self, client: ClientInfo, seed: int, *own: int) -> Self:
+        module = self._copy()
+        module.client = client
+        with seeded(seed, INITIAL, *own):
+            module.configure_model()
+        if self.dtype != torch.float32:  # what a Trainer of another precision has made of the template
+            module.to(self.dtype)
+        return module
+
+    def _copy(self) -> Self:
+        """A module with the same attributes, to be built."""
         module = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
                 vars(module)[name] = copy.copy(value)
-        module._trainer = None
-        module.client = client
-        module._built = False
-        with seeded(seed, INITIAL, client.id):
-            module.configure_model()
-        if self.dtype != torch.float32:  # what a Trainer of another precision has made of the template
-            module.to(self.dtype)
+        module._trainer, module._built, module._templates, module._frozen = None, False, {}, {}
         return module
 
     def blank(self) -> Self:
         """This method as it was before its networks were built, to be built again elsewhere. Networks that ``__init__`` was given
         stay.
         """
-        module = copy.copy(self)
+        module = self._copy()
         if self._built:
             for name in vars(self).keys() - self._given:
                 del vars(module)[name]
             for place in ("_parameters", "_buffers", "_modules"):
                 vars(module)[place] = {name: value for name, value in vars(self)[place].items() if name in self._given}
-        module._trainer, module._built = None, False
         module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
+        return module
+
+    def fresh(self) -> Self:
+        """The same, to be drawn anew: of what has been drawn nothing is left. Default: :meth:`blank`."""
+        return self.blank()
+
+    def for_data(self, num_classes: int) -> Self:
+        """The module of a run on data of so many classes: this one, if its networks exist already; else a copy, so that no run
+        finds what another one has drawn.
+
+        Raises:
+            FederationError: if it was made for another number of classes.
+        """
+        module = self if self._built else self.fresh()
+        module.know_classes(num_classes)
         return module
 
     def of_other_networks(self, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, Self]]:
@@ -256,7 +309,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         Raises:
             FederationError: if the clients' networks have other tensors, or tensors of another shape.
         """
-        module = self.blank()
+        module = self.fresh()
         networks = [backbone_of(factory, self.num_classes) for factory in self.backbone_factories]
         module.backbone_factories = [with_weights(each, network, what) for each in networks]
         return module
@@ -267,6 +320,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             return
         if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
+        if self._num_classes is None and (known := getattr(getattr(self._trainer, "datamodule", None), "num_classes", None)):
+            self.know_classes(known)
         self._given = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
@@ -330,6 +385,27 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def load_payload(self, payload: State) -> None:
         """Take over what the server sent under the names of :meth:`payload`. Default: nothing to do."""
+
+    def frozen_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that nobody learns, sends or keeps, by their names in the state dict: they are no client's."""
+        common = self.frozen_names - self._shared - self._private
+        return {name: p for name, p in self.named_parameters(remove_duplicate=False) if name in common}
+
+    def take_frozen(self, frozen: Mapping[str, nn.Parameter]) -> None:
+        """Have these parameters themselves, and not copies of them, as :meth:`frozen_parameters`.
+
+        Raises:
+            FederationError: if other parameters are frozen here, or their shapes differ.
+        """
+        own = self.frozen_parameters()
+        check_fits(dict(own), dict(frozen), f"What is frozen in {type(self).__name__}, which depends on the architecture alone,")
+        taken = {id(p): frozen[name] for name, p in own.items()}
+        for module in self.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None and id(parameter) in taken:
+                    setattr(module, name, taken[id(parameter)])  # which recurrent layers notice
+        for name, parameter in own.items():
+            parameter.data = frozen[name].data  # for whoever refers to it without having registered it
 
     def shared_state(self) -> State:
         """The part of the state dict that travels: a copy, on the CPU."""

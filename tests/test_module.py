@@ -1,22 +1,39 @@
 """What a method is on the client: phases, state and copies, with and without a federation."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_method, new_trainer, same, sgd
+from tiny import (
+    CLASSES,
+    METHODS,
+    Net,
+    NoisyNet,
+    WideNet,
+    assert_same,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    new_trainer,
+    same,
+    sgd,
+)
+from tiny_frozen import frozen, new_case, projected
 from torch import Tensor, nn
 
-from lightning_fed.data import InMemory
+from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo
 from lightning_fed.methods import FedAvg, PFedLoRA, Standalone
+from lightning_fed.models import Backbone, Transformer
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase
-from lightning_fed.seeding import TURN, derive_seed
+from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
 
 CLIENT = ClientInfo(1, 30, 5, 5, (10, 10, 5, 5))
 OTHER = ClientInfo(3, 30, 5, 5, (10, 10, 5, 5))
@@ -256,11 +273,105 @@ def test_networks_that_init_was_given_are_shared_by_the_copies() -> None:
     assert one.shared_names() == {name for name in one.state_dict() if name.startswith("backbone.")}
 
 
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("name", ["projection", "adapter"])
+def test_what_is_drawn_and_frozen_is_one_tensor_for_all_clients_of_an_architecture(name: str, built: bool) -> None:
+    template, _ = new_case(name)
+    if built:
+        with seeded(0, INITIAL):
+            template.configure_model()
+    clients = [ClientInfo(id, 30, 5, 5, (10, 10, 5, 5)) for id in (1, 3, 5, 2)]
+    one, same_kind, third, other_kind = (template.for_client(client) for client in clients)
+    assert frozen(one)
+    assert all(tensor is frozen(same_kind)[key] is frozen(third)[key] for key, tensor in frozen(one).items())
+    if name == "projection":
+        assert not frozen(one).keys() & one.private_names()
+        assert not any(torch.equal(one.state_dict()[key], same_kind.state_dict()[key]) for key in one.private_names())
+        assert torch.equal(frozen(one)["projection.weight"], another_first(5)["projection.weight"])
+        assert built == (frozen(template).keys() != set() and frozen(other_kind)["projection.bias"] is template.projection.bias)
+
+
+def another_first(id: int) -> dict[str, Tensor]:
+    return frozen(projected().for_client(ClientInfo(id, 30, 5, 5, (10, 10, 5, 5))))
+
+
+def test_another_seed_draws_another_frozen_tensor() -> None:
+    template = projected()
+    assert not torch.equal(*(frozen(template.for_client(CLIENT, seed))["projection.weight"] for seed in (0, 1)))
+
+
+@pytest.mark.parametrize("name", ["projection", "adapter"])
+def test_a_method_that_is_fitted_twice_does_not_remember(name: str) -> None:
+    """Neither what was drawn for another seed nor where the first run ended."""
+    method, data = new_case(name)
+    ends = []
+    for model, seed in ((method, 0), (method, 1), (new_case(name)[0], 1)):
+        federation = new_federation(1, seed=seed)
+        federation.fit(model, data)
+        federation.run.server_module()
+        ends.append(federation)
+    assert_same(*ends[1:])
+    one, other = (frozen(federation.client_module(0)) for federation in ends[:2])
+    assert not any(torch.equal(one[key], other[key]) for key in one if "LayerNorm" not in key and "bias" not in key)
+
+
+def test_a_pretrained_frozen_part_is_what_clients_train_with() -> None:
+    """Networks that exist when a run begins are those that it begins with, also where they do not learn."""
+    model = projected()
+    model.configure_model()
+    with torch.no_grad():
+        model.projection.weight.fill_(0.25)
+    federation = new_federation(1)
+    federation.fit(model, new_data(4, 120))
+    assert all((federation.client_module(k).projection.weight == 0.25).all() == (k % 2 == 0) for k in range(4))
+
+
 def test_client_k_gets_network_k_mod_their_number() -> None:
     template = Standalone([Net, WideNet, NoisyNet], CLASSES)
     clients = [ClientInfo(id, 1, 1, 1, ()) for id in range(7)]
     networks = [type(template.for_client(client).backbone) for client in clients]
     assert networks == [Net, WideNet, NoisyNet, Net, WideNet, NoisyNet, Net]
+
+
+# ------------------------------------------------------------------------------------------- the number of classes
+
+
+def three_classes() -> InMemory:
+    return InMemory(torch.rand(60, 3, 4, 4), torch.arange(60) % 3, 3, num_clients=2, partition=IID(), batch_size=10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_number_of_classes_comes_from_the_data(name: str) -> None:
+    module = new_method(name, num_classes=None)
+    with pytest.raises(FederationError, match="does not know how many classes there are: give num_classes"):
+        module.configure_model()
+    module = module.for_data(3)
+    module.configure_model()
+    assert {net.num_classes if isinstance(net, Transformer) else net.num_outputs for net in module.modules() if kind(net)} == {3}
+
+
+def kind(network: nn.Module) -> bool:
+    return isinstance(network, Backbone | Transformer)
+
+
+def test_a_federation_and_a_trainer_find_the_number_of_classes(tmp_path: Path) -> None:
+    federation, method = new_federation(1), FedAvg(Net)
+    federation.fit(method, three_classes())
+    assert federation.run.server.state["backbone.head.bias"].shape == (3,)
+    module = FedAvg(Net)
+    trainer = new_trainer(**QUIET, max_epochs=1)
+    trainer.fit(module, three_classes().client(0))
+    trainer.save_checkpoint(tmp_path / "trained.ckpt")
+    assert FedAvg.load_from_checkpoint(tmp_path / "trained.ckpt").backbone.head.out_features == 3
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_another_number_of_classes_than_the_data_have_is_refused(built: bool) -> None:
+    method = FedAvg(Net, 10)
+    if built:
+        method.configure_model()
+    with pytest.raises(FederationError, match=r"FedAvg got num_classes=10, but the data have 3: leave it out"):
+        new_federation(1).fit(method, three_classes())
 
 
 # ------------------------------------------------------------------------------------------------------------ state

@@ -15,7 +15,16 @@ from often import mostly_slow
 from tiny import Net, Recording, assert_same, assert_same_end, data_for, new_data, new_federation, new_method, new_trainer, same
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+)
 
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
@@ -183,4 +192,15 @@ def test_what_is_adapted_before_it_is_measured_does_not_set_a_schedule_back(monk
     engine = Recording()
     history = new_federation(6, engine=engine, evaluate_every=1).fit(method, new_data(1, 60))
     assert [row["lr/local"] for row in history] == [0.5**round for round in range(6)]
-    assert len(taken) == 5 + 6  # training goes from 0 to 5, adapting, after each round, from 0 to 6
+    assert len(taken) == 5 + 5  # training and adapting go from 0 to 5
+
+
+def test_what_is_adapted_after_a_round_has_the_rate_of_that_round() -> None:
+    """A schedule that ends at 0 would adapt nothing in the last one."""
+    seen = Rates()
+    method = FedAvg(Net, 4, sgd, lr_scheduler=partial(CosineAnnealingLR, T_max=2), adapt_steps=1)
+    federation = new_federation(2, evaluate_every=1, trainer=partial(new_trainer, callbacks=[seen]))
+    history = federation.fit(method, new_data(1, 60))
+    assert [rate for phase, rate in seen.seen if phase == "adapt"] == [1.0, 0.5] == [row["lr/local"] for row in history]
+    federation.client_module(0)
+    assert seen.seen[-1] == ("adapt", 0.5)

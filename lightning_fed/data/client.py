@@ -25,6 +25,7 @@ class ClientDataModule(L.LightningDataModule):
         order_seed: seed of the order of training batches; may be set between fits.
         score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
         lone_example: see :class:`lightning_fed.data.FederatedDataModule`.
+        num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ClientDataModule(L.LightningDataModule):
         order_seed: int,
         score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
         lone_example: LoneExample = "join",
+        num_classes: int | None = None,
     ) -> None:
         super().__init__()
         self.info = info
@@ -49,6 +51,7 @@ class ClientDataModule(L.LightningDataModule):
         self.order_seed = order_seed
         self.score = score
         self.lone_example: LoneExample = lone_example
+        self.num_classes = num_classes
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
@@ -91,6 +94,7 @@ class PublicDataModule(ClientDataModule):
             held_out.eval_batch_size,
             held_out.order_seed,
             lone_example=held_out.lone_example,
+            num_classes=held_out.num_classes,
         )
         self.held_out = held_out
 

@@ -383,6 +383,7 @@ class FederatedDataModule(L.LightningDataModule):
             order_seed=self.seed,
             score=self.score,
             lone_example=self.lone_example,
+            num_classes=self.num_classes,
         )
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:

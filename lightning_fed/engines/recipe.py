@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.alone import refuse_several_processes
@@ -23,7 +24,7 @@ class Recipe:
     """Makes equal workers anywhere.
 
     Networks are not pickled (parametrised ones cannot be): the method travels without them and is built again on the stream of
-    (seed, initial), as the federation built it.
+    (seed, initial), as the federation built it. What is frozen travels: it is in memory once on a machine.
 
     Args:
         template: the method.
@@ -32,6 +33,7 @@ class Recipe:
         seed: the run's seed.
         initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_copies`; None: what the
             template has.
+        frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.
     """
 
     template: FederatedModule
@@ -39,6 +41,7 @@ class Recipe:
     new_trainer: TrainerFactory
     seed: int
     initial: State | None = None
+    frozen: dict[str, nn.Parameter] | None = None
 
     def worker(self) -> Worker:
         """A worker of this process."""
@@ -53,11 +56,13 @@ class Recipe:
         refuse_several_processes(trainer)
         with seeded(self.seed, INITIAL):
             self.template.configure_model()
+        if self.frozen is not None:
+            self.template.take_frozen(self.frozen)
         trainer.precision_plugin.convert_module(self.template)
 
     def unbuilt(self) -> "Recipe":
         """The recipe as it travels."""
-        return replace(self, template=self.template.blank())
+        return replace(self, template=self.template.blank(), frozen=self.template.frozen_parameters())
 
     def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
         """The recipe for other processes; the arguments are those of :func:`.pack`.

@@ -102,12 +102,8 @@ class Worker:
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
-        module = self.template.for_client(replace(client, capacity=broadcast.capacity), self.seed)
-        if private is not None:
-            module.load_private_state(private)
-        else:
-            module.start_copies(self.initial or broadcast.state)
-        module.load_broadcast(broadcast)
+        module = self.template.for_architecture(replace(client, capacity=broadcast.capacity), self.seed)
+        self._load(module, broadcast, private)
         return module
 
     def adapt(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
@@ -119,7 +115,7 @@ class Worker:
             return {}
         data = self.data.client(client)
         data.order_seed = seed_all(self.seed, ADAPT, round, client)
-        self._train(module, data, phases, round)
+        self._train(module, data, phases, round - 1)
         costs = {"adapt/flops": float(self.flops.collect())}
         if module.has_statistics:
             self._gather(module, data)  # of this client's own data, for its own model
@@ -130,21 +126,24 @@ class Worker:
         """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
         client = replace(client, capacity=broadcast.capacity)
         architecture = self.template.architecture(client)
-        first = architecture not in self._modules
-        if first:
-            self._modules[architecture] = self.template.for_client(client, self.seed)
+        if architecture not in self._modules:
+            self._modules[architecture] = self.template.for_architecture(client, self.seed)
         module = self._modules[architecture]
         module.client = client
         module.progress.phase = None  # of an earlier turn
+        self._load(module, broadcast, private)
+        return module
+
+    def _load(self, module: FederatedModule, broadcast: Broadcast, private: State | None) -> None:
+        """Make a module that of its client: all that it does not share with everybody of its architecture."""
+        assert module.client is not None
         if private is not None:
             module.load_private_state(private)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
-            if not first:
-                module.load_private_state(self.template.for_client(client, self.seed).private_state())
+            module.load_private_state(self.template.for_client(module.client, self.seed).private_state())
             module.start_copies(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
-        return module
 
     def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn, learned: dict[str, float]) -> ClientUpdate:
         metrics = learned | self._train(module, data, module.phases(), turn.round - 1)

@@ -47,7 +47,7 @@ class CapacityModule(FederatedModule):
     Args:
         backbone: the global model.
         capacities: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
-        num_classes: number of classes.
+        num_classes: number of classes; None: as many as the data have.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
         masked: mask absent classes.
         optimizer: how a client steps. Default: :func:`default_sgd`.
@@ -62,7 +62,7 @@ class CapacityModule(FederatedModule):
         self,
         backbone: BackboneFactory,
         capacities: Sequence[float],
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         assignment: Assignment = "fixed",
         masked: bool = True,
         optimizer: OptimizerCallable = default_sgd,

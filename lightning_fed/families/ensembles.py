@@ -30,7 +30,7 @@ class EnsembleModule(FederatedModule):
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of a student in each round.
         distill_batch_size: public examples in a step.
         distill_optimizer: of a student, fresh in each round.
@@ -52,7 +52,7 @@ class EnsembleModule(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt,
+        num_classes: PositiveInt | None,
         distill_steps: NonNegativeInt,
         distill_batch_size: PositiveInt,
         distill_optimizer: OptimizerCallable,

@@ -45,7 +45,7 @@ class FineTuning(FederatedModule):
         backbone: a network of the transformers library: a :class:`lightning_fed.models.Transformer`; the name of a model on the
             Hugging Face hub, or a folder, for a classifier; the model itself, or a function that builds one. See
             :func:`.transformer_of`.
-        num_classes: number of classes.
+        num_classes: number of classes; None: as many as the data have.
         train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
         metric: headline: one that the network has, such as ``f1`` or ``matthews`` of a classifier, or one of those in ``metrics``;
             None: the network's first.
@@ -63,7 +63,7 @@ class FineTuning(FederatedModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 2,
+        num_classes: PositiveInt | None = None,
         train_head: bool = True,
         metric: str | None = None,
         optimizer: OptimizerCallable = default_adamw,
@@ -93,9 +93,15 @@ class FineTuning(FederatedModule):
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
 
+    def fresh(self) -> Self:
+        """See :meth:`.FederatedModule.fresh`: the network is loaded, or drawn, again."""
+        module = super().fresh()
+        module.source = SharedTransformer(self.backbone_factories[0])
+        return module
+
     def starting_from(self, network: State, what: str = "The network") -> Self:
         """See :meth:`.FederatedModule.starting_from`."""
-        module = self.blank()
+        module = self.fresh()
         module.backbone_factories = [with_weights(transformer_of(self.backbone_factories[0], self.num_classes), network, what)]
         module.source = SharedTransformer(module.backbone_factories[0])
         return module

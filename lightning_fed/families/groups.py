@@ -35,7 +35,7 @@ class GroupTuning(FineTuning):
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
         sizes: client ``k`` has entry ``k mod len(list)``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         optimizer: of all that is trained. Default: Adam, lr 2e-3.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
         **kwargs: see :class:`lightning_fed.families.fine_tuning.FineTuning`.
@@ -47,7 +47,7 @@ class GroupTuning(FineTuning):
         self,
         backbone: TransformerFactory,
         sizes: Sequence[int],
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_adam,
         local_steps: NonNegativeInt | None = None,
         **kwargs: Any,

@@ -40,7 +40,7 @@ class LoRAModule(FineTuning):
 
     Args:
         backbone: builds the network, given the number of classes.
-        num_classes: number of classes.
+        num_classes: number of classes; None: as many as the data have.
         r: rank of the adapter.
         lora_alpha: scaling s is ``lora_alpha / r``; None: 1.
         target_modules: names, or a pattern, of the layers that are adapted, as in peft; None: those that the network or peft
@@ -53,7 +53,7 @@ class LoRAModule(FineTuning):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 2,
+        num_classes: PositiveInt | None = None,
         r: PositiveInt = 8,
         lora_alpha: PositiveFloat | None = None,
         target_modules: list[str] | str | None = None,

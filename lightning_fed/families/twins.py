@@ -27,7 +27,7 @@ class TwinModule(FederatedModule):
 
     Args:
         backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes.
+        num_classes: number of classes; None: as many as the data have.
         shared: the network that travels; None: the first of ``backbone``.
         optimizer: of the private network.
         shared_optimizer: of the shared one. Default: the same as ``optimizer``.
@@ -41,7 +41,7 @@ class TwinModule(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         shared: BackboneFactory | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         shared_optimizer: OptimizerCallable | None = None,

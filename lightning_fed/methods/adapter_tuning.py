@@ -29,7 +29,7 @@ class AdapterTuning(GroupTuning):
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         hidden: the adapters' hidden dimensions; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 8, 16, 32, 64.
         placement: ``"attention"``, ``"mlp"`` or ``"both"``, the two adapters per block of Houlsby et al.
         bias: whether adapters have biases.
@@ -39,7 +39,7 @@ class AdapterTuning(GroupTuning):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         hidden: Sequence[PositiveInt] = (8,),
         placement: Literal["attention", "mlp", "both"] = "mlp",
         bias: bool = False,

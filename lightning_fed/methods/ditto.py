@@ -30,7 +30,7 @@ class Ditto(FederatedModule):
 
     Args:
         backbone: the network of every client, both :math:`w` and :math:`v_k`.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
         start: what :math:`v_k` begins as: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
         optimizer: of :math:`w`. Default: SGD, lr 0.01.
@@ -45,7 +45,7 @@ class Ditto(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 0.1,
         start: Literal["initial", "first_broadcast"] = "initial",
         optimizer: OptimizerCallable = default_optimizer,

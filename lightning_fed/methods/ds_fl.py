@@ -50,7 +50,7 @@ class DSFL(FederatedModule):
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes C; the command line takes it from the data.
+        num_classes: number of classes C; None: as many as the data have.
         server_backbone: the server's network. None: that of client 0.
         aggregation: ``ERA`` or ``SA``.
         temperature: T of ERA. The paper: 0.1.
@@ -77,7 +77,7 @@ class DSFL(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         server_backbone: BackboneFactory | None = None,
         aggregation: Aggregation = "ERA",
         temperature: PositiveFloat = 0.1,

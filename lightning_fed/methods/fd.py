@@ -43,7 +43,7 @@ class FD(FederatedModule):
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes C; the command line takes it from the data.
+        num_classes: number of classes C; None: as many as the data have.
         gamma: weight :math:`\gamma` of the teacher's term; 0 is exactly Standalone. Searched elsewhere: {0.01, 0.1, 1}.
         average: what the teacher's term is the mean over: the ``batch``, or its ``taught`` examples, whose label has a teacher.
         weighting: whether each client's mean counts the same (``uniform``, the paper's), or as much as it saw ``examples`` of the
@@ -62,7 +62,7 @@ class FD(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         gamma: NonNegativeFloat = 1.0,
         average: Literal["batch", "taught"] = "batch",
         weighting: Literal["uniform", "examples"] = "uniform",
@@ -75,14 +75,16 @@ class FD(FederatedModule):
         self.average = average
         self.weighting = weighting
         self.is_taught = False
-        self.outputs, self.counts = torch.zeros(num_classes, num_classes, dtype=torch.float64), torch.zeros(num_classes).long()
+        self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
         self.needs_cross_entropy("its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state
 
     def build(self) -> None:
-        """The client's network, and room for its teachers."""
+        """The client's network, and room for its teachers and for what is counted."""
         super().build()
+        self.outputs = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64)
+        self.counts = torch.zeros(self.num_classes).long()
         self.register_buffer("teachers", torch.zeros(self.num_classes, self.num_classes), persistent=False)
 
     def shared_names(self) -> set[str]:

@@ -53,7 +53,7 @@ class FedET(EnsembleModule):
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         server_backbone: the large network. None: that of client 0.
         diversity: :math:`\lambda`. The paper: 0.05.
         confidence: the variance over the classes of ``logits``, the paper's, for which larger logits are surer; or of
@@ -82,7 +82,7 @@ class FedET(EnsembleModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         server_backbone: BackboneFactory | None = None,
         diversity: NonNegativeFloat = 0.05,
         confidence: Confidence = "logits",

@@ -38,7 +38,7 @@ class FedAMP(FederatedModule):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         lam: :math:`\lambda`; 0 trains each client alone.
         alpha: step size :math:`\alpha` of the first round. Default: 1e4, with its decay from experiments of the FedDecomp group.
         sigma: scale :math:`\sigma` of squared distances over all parameters; or, with ``self_weight``, of cosines.
@@ -62,7 +62,7 @@ class FedAMP(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 1.0,
         alpha: PositiveFloat = 1e4,
         sigma: PositiveFloat = 100.0,

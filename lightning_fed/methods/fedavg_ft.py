@@ -20,7 +20,7 @@ class FedAvgFT(FedAvg):
 
     Args:
         backbone: the network that every client trains.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         adapt_epochs: epochs of fine-tuning; 0 is exactly FedAvg.
@@ -30,7 +30,7 @@ class FedAvgFT(FedAvg):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         adapt_epochs: NonNegativeInt = 1,

@@ -46,7 +46,7 @@ class FedCAC(FederatedModule):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         tau: share :math:`\tau` of entries that are critical; 0 is FedAvg. The authors' code: 0.5 for CIFAR-10, 0.4 for CIFAR-100.
         beta: round :math:`\beta` after which nobody collaborates. The authors' code, for 300 rounds: 100 for CIFAR-10, 170 for
             CIFAR-100.
@@ -64,7 +64,7 @@ class FedCAC(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         tau: ClosedUnitInterval = 0.5,
         beta: PositiveInt = 100,
         optimizer: OptimizerCallable = default_optimizer,

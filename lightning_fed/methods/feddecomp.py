@@ -37,7 +37,7 @@ class FedDecomp(FederatedModule):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         rank_ratio_conv: :math:`R_c`. Table 2: 0.6 for CIFAR-10, 0.8 for CIFAR-100 and Tiny-ImageNet.
         rank_ratio_linear: :math:`R_l`. Table 2: 0.6 for CIFAR-10, 0.4 for CIFAR-100 and Tiny-ImageNet.
         lora_epochs: epochs on :math:`\tau`. The authors' code: 2; 0 is exactly FedAvg with equal weights.
@@ -60,7 +60,7 @@ class FedDecomp(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         rank_ratio_conv: PositiveFloat = 0.6,
         rank_ratio_linear: PositiveFloat = 0.6,
         lora_epochs: NonNegativeInt = 2,

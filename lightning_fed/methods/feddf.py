@@ -46,7 +46,7 @@ class FedDF(EnsembleModule):
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         distill_steps: steps of each student in each round; 0 is FedAvg for each architecture. The authors: 10,000.
         distill_batch_size: public examples in a step. The authors: 128.
         distill_optimizer: of a student, fresh in each round; its rate falls to 0 along a cosine. Default: Adam, lr 1e-3.
@@ -71,7 +71,7 @@ class FedDF(EnsembleModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         distill_steps: NonNegativeInt = 10_000,
         distill_batch_size: PositiveInt = 128,
         distill_optimizer: OptimizerCallable = default_student_optimizer,

@@ -60,7 +60,7 @@ class FedHM(CapacityModule):
 
     Args:
         backbone: the server's model.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         ratios: :math:`\gamma`, in (0, 1]; client ``k`` has entry ``k mod len(list)``. The paper: 1, 1/2, 1/4, 1/8 in equal shares.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ratios at random, as with the authors'
             flag "dynamic".
@@ -82,7 +82,7 @@ class FedHM(CapacityModule):
     def __init__(
         self,
         backbone: BackboneFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         ratios: Sequence[PositiveFloat] = (1.0, 0.5, 0.25, 0.125),
         assignment: Assignment = "fixed",
         layers: list[str] | None = None,

@@ -58,7 +58,7 @@ class FedHMLoRA(LoRAModule):
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``. The paper: ViT-Small.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         ranks: of the adapters; client ``k`` has entry ``k mod len(list)``. The paper: 2, 4, 8, 16.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ranks at random.
         targets: ``"fused_qkv"``: query, key and value have one A and a B each, as if they were one matrix; output has its own.
@@ -77,7 +77,7 @@ class FedHMLoRA(LoRAModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         ranks: Sequence[PositiveInt] = (2, 4, 8, 16),
         assignment: Assignment = "fixed",
         targets: Literal["fused_qkv", "separate"] = "fused_qkv",

@@ -44,7 +44,7 @@ class FedKD(TwinModule):
 
     Args:
         backbone: the clients' mentors; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         mentee: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         energy_start: e before the first round; the authors' code: 0.95.
         energy_end: e from round ``energy_rounds`` on; the authors' code: 0.98.
@@ -66,7 +66,7 @@ class FedKD(TwinModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         mentee: BackboneFactory | None = None,
         energy_start: ClosedUnitInterval = 0.95,
         energy_end: ClosedUnitInterval = 0.98,

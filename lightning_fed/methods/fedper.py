@@ -19,7 +19,7 @@ class FedPer(FederatedModule):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         optimizer: of everything. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         private_layers: :math:`K_P`, how many layers stay with the client, counted from the head, a residual block being one. The
@@ -30,7 +30,7 @@ class FedPer(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         private_layers: PositiveInt = 1,

@@ -46,7 +46,7 @@ class FedProto(FederatedModule):
 
     Args:
         backbone: the clients' networks, whose features must be equally wide.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         lam: :math:`\lambda`; 0 trains each client alone. The authors: 1 for MNIST and FEMNIST, 0.1 for CIFAR-10.
         predict: a client's class is the one its ``head`` says, or that of the nearest of the global ``prototypes``, as the paper
             has it; until there are any, the head's.
@@ -71,7 +71,7 @@ class FedProto(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 1.0,
         predict: Literal["head", "prototypes"] = "head",
         candidates: Literal["all", "own"] = "all",

@@ -22,7 +22,7 @@ class FedProx(FederatedModule):
 
     Args:
         backbone: the network that every client trains.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         mu: weight :math:`\mu` of the proximal term; 0 is exactly FedAvg. The paper searches {0.001, 0.01, 0.1, 1}.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round. The paper: 20 at most.
@@ -34,7 +34,7 @@ class FedProx(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         mu: NonNegativeFloat = 0.1,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,

@@ -19,7 +19,7 @@ class FedRep(FedPer):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         optimizer: of both phases. Default: SGD, lr 0.01, the authors' learning rate (with momentum 0.5).
         head_epochs: epochs of the head. The authors' code: 10.
         epochs: epochs of the representation. The authors' code: 1 (two classes per client), else 5.
@@ -31,7 +31,7 @@ class FedRep(FedPer):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         head_epochs: NonNegativeInt = 10,
         epochs: NonNegativeInt = 1,

@@ -35,7 +35,7 @@ class FedRoD(FederatedModule):
 
     Args:
         backbone: the network of every client: f and g.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         personal_head: ``"linear"``: a private h_i, zero at first, so that a client starts as the generic model. ``"hyper"``: h_i
             is made from the client's class frequencies by a shared two-layer network ``C → 16 → |h|``, which travels with f and g.
         gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
@@ -48,7 +48,7 @@ class FedRoD(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         personal_head: Literal["linear", "hyper"] = "linear",
         gamma: NonNegativeFloat = 1.0,
         optimizer: OptimizerCallable = default_optimizer,

@@ -28,7 +28,7 @@ class FML(TwinModule):
 
     Args:
         backbone: the clients' personal networks; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         meme: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         alpha: weight :math:`\alpha` of the personal network's own loss; 1 is exactly Standalone. The authors' code: 0.5.
         beta: weight :math:`\beta` of the meme's own loss; 1 is FedAvg of the meme, with equal weights. The authors' code: 0.5.
@@ -41,7 +41,7 @@ class FML(TwinModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         meme: BackboneFactory | None = None,
         alpha: ClosedUnitInterval = 0.5,
         beta: ClosedUnitInterval = 0.5,

@@ -29,7 +29,7 @@ class HeteroFL(CapacityModule):
 
     Args:
         backbone: the global network; takes ``width`` as an argument, as the ResNets and CNNs of this library do.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         widths: relative to the global network, in (0, 1]; client ``k`` has entry ``k mod len(list)``.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
         masked: mask absent classes.
@@ -42,7 +42,7 @@ class HeteroFL(CapacityModule):
     def __init__(
         self,
         backbone: BackboneFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         widths: Sequence[PositiveFloat] = (1.0, 0.5, 0.25, 0.125, 0.0625),
         assignment: Assignment = "fixed",
         masked: bool = True,

@@ -38,7 +38,7 @@ class HETLoRA(LoRAModule):
 
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         r_min: smallest rank. PF2LoRA's paper: 8 for GLUE (CoLA: 5), 6 for SQuAD and GPT-2.
         r_max: the server's rank, which no client has. PF2LoRA's paper: 12 (SQuAD: 14).
         lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
@@ -50,7 +50,7 @@ class HETLoRA(LoRAModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 2,
+        num_classes: PositiveInt | None = None,
         r_min: PositiveInt = 8,
         r_max: PositiveInt = 12,
         lora_alpha: PositiveFloat | None = None,

@@ -25,7 +25,7 @@ class LGFedAvg(FederatedModule):
 
     Args:
         backbone: the clients' networks, which must be equal in the layers that they share.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         optimizer: of everything. Default: SGD, lr 0.01.
         epochs: local epochs per round.
         shared_layers: how many layers travel, counted from the head, a residual block being one.
@@ -38,7 +38,7 @@ class LGFedAvg(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
         shared_layers: PositiveInt = 1,

@@ -32,7 +32,7 @@ class PerFedAvgLoRA(LoRAModule):
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` with
             ``hessian: exact``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         adaptation_lr: :math:`\alpha`. PF2LoRA's paper: 1e-3 for most of GLUE, 1e-2 for CoLA.
         hessian: ``exact`` differentiates through step 1; ``finite_difference`` (Hessian-free): :math:`G = g - \alpha (\nabla F(x +
             \delta g; D'') - \nabla F(x - \delta g; D'')) / 2 \delta` with :math:`g = \nabla F(\tilde x; D')`; ``first_order``: G
@@ -47,7 +47,7 @@ class PerFedAvgLoRA(LoRAModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 2,
+        num_classes: PositiveInt | None = None,
         adaptation_lr: NonNegativeFloat = 1e-3,
         hessian: Literal["exact", "finite_difference", "first_order"] = "exact",
         delta: PositiveFloat = 1e-3,

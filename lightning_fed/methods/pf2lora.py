@@ -33,7 +33,7 @@ class PF2LoRA(LoRAModule):
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` where
             second derivatives are needed, for PyTorch's fused attention has none.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
         client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay next to
             nothing: choose it by validation data, and look at ``adapter/private_share/mean``.
@@ -52,7 +52,7 @@ class PF2LoRA(LoRAModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 2,
+        num_classes: PositiveInt | None = None,
         client_r: PositiveInt = 2,
         client_lr: NonNegativeFloat = 1e-3,
         hypergradient: Hypergradient = "exact",

@@ -44,7 +44,7 @@ class PFedGate(FederatedModule):
 
     Args:
         backbone: the network of every client.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         densities: s, the share of :math:`\theta` that may be kept; client ``k`` has entry ``k mod len(list)``. The authors: 1, 0.5,
             0.3. With 1 all blocks are kept, and scaled.
         blocks: B, into how many blocks a tensor is cut at most; the authors: 5.
@@ -67,7 +67,7 @@ class PFedGate(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         densities: Sequence[PositiveFloat] = (0.5,),
         blocks: PositiveInt = 5,
         input_shape: Sequence[PositiveInt] = (3, 32, 32),

@@ -38,7 +38,7 @@ class PFedLoRA(FederatedModule):
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
-        num_classes: number of classes C; the command line takes it from the data.
+        num_classes: number of classes C; None: as many as the data have.
         hidden_dim: width h of the adapter. Section 6.1: {20, 40, 60, 80} heterogeneous, {100, …, 500} homogeneous.
         mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3 of its first
             version); 1 is exactly Standalone for the networks.
@@ -60,7 +60,7 @@ class PFedLoRA(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         hidden_dim: PositiveInt = 60,
         mu: ClosedUnitInterval = 0.9,
         cut: str = "features",

@@ -34,7 +34,7 @@ class PFedSD(FederatedModule):
 
     Args:
         backbone: the network that every client trains.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that nobody learns from. The authors' code: 1.
         temperature: T, which softens both. The authors' code: 1.
         weighting: how the server weights clients: ``uniform``, as the authors' code does, or by training ``examples``.
@@ -49,7 +49,7 @@ class PFedSD(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 1.0,
         temperature: PositiveFloat = 1.0,
         weighting: Literal["examples", "uniform"] = "uniform",

@@ -38,7 +38,7 @@ class PrefixTuning(GroupTuning):
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         hidden: hidden dimensions of the maps; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 4, 8, 16, 32.
         length: tokens of the prefix; 0 is the plain network. FedHM does not say. 32, its largest ``hidden``: beyond ``length``,
             a larger hidden dimension adds nothing that P could be.
@@ -49,7 +49,7 @@ class PrefixTuning(GroupTuning):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         hidden: Sequence[PositiveInt] = (4,),
         length: NonNegativeInt = 32,
         reparametrise: bool = True,

@@ -29,7 +29,7 @@ class PromptTuning(GroupTuning):
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         tokens: lengths p of the prompts; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 16, 32, 64, 128.
         depth: ``"deep"`` or ``"shallow"``.
         **kwargs: see :class:`.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
@@ -38,7 +38,7 @@ class PromptTuning(GroupTuning):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         tokens: Sequence[NonNegativeInt] = (16,),
         depth: Literal["deep", "shallow"] = "deep",
         **kwargs: Any,

@@ -40,7 +40,7 @@ class SCAFFOLD(FederatedModule):
 
     Args:
         backbone: the network that every client trains.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         option: ``"II"``: :math:`c_k^+ = c_k - c + (x - y) / \sum \eta` over the steps that were taken; for plain SGD alone, since
             with momentum, weight decay or clipping that is no gradient. ``"I"``: the gradient at :math:`x` over all the client's
             data, one pass more (with the batch-norm statistics that training left).
@@ -56,7 +56,7 @@ class SCAFFOLD(FederatedModule):
     def __init__(
         self,
         backbone: Backbones,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         option: Literal["I", "II"] = "II",
         server_lr: PositiveFloat = 1.0,
         optimizer: OptimizerCallable = default_optimizer,

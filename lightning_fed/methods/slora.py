@@ -50,7 +50,7 @@ class SLoRA(LoRAModule):
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         sparse_rounds: rounds :math:`R_1` of the first stage. Default: a quarter of the 40 rounds of FedHM's comparison, which
             leaves it open.
         density: part of a matrix's entries that the mask selects. The paper: about 0.01.
@@ -70,7 +70,7 @@ class SLoRA(LoRAModule):
     def __init__(
         self,
         backbone: TransformerFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         sparse_rounds: NonNegativeInt = 10,
         density: Fraction = 0.01,
         base: Base = "original",

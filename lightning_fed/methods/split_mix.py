@@ -38,7 +38,7 @@ class SplitMix(CapacityModule):
 
     Args:
         backbone: one of the networks, which is narrow: ``ResNet18`` with ``width: 0.35``, say.
-        num_classes: number of classes; the command line takes it from the data.
+        num_classes: number of classes; None: as many as the data have.
         bases: how many there are.
         budgets: how many a client trains; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 9, 3, 2, 1.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the budgets at random.
@@ -51,7 +51,7 @@ class SplitMix(CapacityModule):
     def __init__(
         self,
         backbone: BackboneFactory,
-        num_classes: PositiveInt = 10,
+        num_classes: PositiveInt | None = None,
         bases: PositiveInt = 9,
         budgets: Sequence[PositiveInt] = (9, 3, 2, 1),
         assignment: Assignment = "fixed",

@@ -26,7 +26,7 @@ class DataAtSites(FederatedDataModule):
     def __init__(self, given: FederatedDataModule) -> None:
         super().__init__(partition=given.partition, batch_size=given.batch_size, lone_example=given.lone_example, seed=given.seed)
         self.given = given
-        self.problem, self.mean, self.std = given.problem, given.mean, given.std
+        self.num_classes, self.problem, self.mean, self.std = given.num_classes, given.problem, given.mean, given.std
         self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
         self.image_size, self.tokenizer = (getattr(given, name, None) for name in ("image_size", "tokenizer"))
         self._checksum = ""

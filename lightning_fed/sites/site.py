@@ -31,6 +31,7 @@ class OneClient(FederatedDataModule):
         super().__init__(partition=data.partition, batch_size=data.batch_size, lone_example=data.lone_example, seed=data.seed)
         self._own = data.client(place)
         self._own.info = replace(self._own.info, id=id)
+        self.num_classes = data.num_classes
         self._checksum = data.fingerprint()
 
     def client(self, client: int) -> ClientDataModule:

@@ -18,6 +18,7 @@ from often import mostly_slow
 from tiny import (
     METHODS,
     Net,
+    Shuffled,
     assert_same,
     assert_same_end,
     data_for,
@@ -28,6 +29,7 @@ from tiny import (
     private_states,
 )
 from tiny_deaths import dying
+from tiny_frozen import new_case
 from tiny_sessions import family, gone_within
 from torch import Tensor
 
@@ -95,6 +97,21 @@ def test_the_number_of_workers_changes_nothing(engine: Processes) -> None:
     three = Processes(workers=3)
     assert_same(fit(three, "FedHM"), fit(engine, "FedHM"))
     three._stop()
+
+
+@pytest.mark.parametrize("name", ["projection", "adapter"])
+def test_what_is_drawn_and_frozen_is_the_same_on_any_worker(name: str, engine: Processes) -> None:
+    """Whichever client a worker meets first."""
+    ends = []
+    for chosen in (engine, InProcess(threads=1), Shuffled(), Processes(workers=1)):
+        method, data = new_case(name)
+        federation = new_federation(2, engine=chosen, participation=0.5, evaluate_every=1)
+        federation.fit(method, data)
+        ends.append(federation)
+        if isinstance(chosen, Processes) and chosen is not engine:
+            chosen._stop()
+    for other in ends[1:]:
+        assert_same(ends[0], other)
 
 
 @needs_proc

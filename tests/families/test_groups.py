@@ -20,6 +20,7 @@ from lightning_fed.families.groups import GroupServer, GroupTuning
 from lightning_fed.federation import Federation
 from lightning_fed.methods import AdapterTuning
 from lightning_fed.models import VisionTransformer
+from lightning_fed.seeding import INITIAL, seeded
 
 SIZES = {"AdapterTuning": "hidden", "PromptTuning": "tokens", "PrefixTuning": "hidden"}
 """What a method calls its sizes."""
@@ -182,10 +183,12 @@ def test_nothing_stays_with_a_client(name: str) -> None:
 
 @every_method
 def test_the_network_is_frozen_and_in_memory_once(name: str) -> None:
-    method = method_of(name)
-    plain = method.source.copy(CLASSES)
-    before = {key: tensor.clone() for key, tensor in plain.state_dict().items()}
-    federation, engine = fit(method, rounds=1)
+    drawn = method_of(name)
+    with seeded(0, INITIAL):
+        drawn.configure_model()
+    before = drawn.source.copy(CLASSES).state_dict()
+    federation, engine = fit(method_of(name), rounds=1)
+    plain = federation.run.model.source.copy(CLASSES)
     body = before.keys() - plain.head_names()
     assert len(body) > 30
     for module in [*engine.worker._modules.values(), *(federation.client_module(client) for client in (0, 1))]:

@@ -363,7 +363,7 @@ def test_the_first_anchor_is_the_first_model_and_the_cloud_may_be_the_start() ->
 
 
 def test_as_much_travels_as_with_fedavg_and_no_buffers() -> None:
-    module = FedAMP(CNN1).for_client(ClientInfo(0, 1, 0, 0, (1,) * 10))
+    module = FedAMP(CNN1, 10).for_client(ClientInfo(0, 1, 0, 0, (1,) * 10))
     assert count_floats(module.update_state()) == 2_621_558
     assert count_bytes(module.update_state()) == 4 * 2_621_558
     row = fit(FedAMP(NoisyNet, CLASSES, optimizer=sgd), rounds=1).run.history[0]

@@ -305,7 +305,7 @@ def test_batch_norm_stays_with_its_client() -> None:
 
 
 def test_traffic_is_the_parameters_and_a_bit_for_each_on_the_way_up() -> None:
-    module = FedCAC(CNN1).for_client(ClientInfo(0, 1, 0, 0, (1,) * 10))
+    module = FedCAC(CNN1, 10).for_client(ClientInfo(0, 1, 0, 0, (1,) * 10))
     assert count_floats(module.update_state()) == 2_621_558
     assert count_bytes(module.update_state()) == 4 * 2_621_558 + 327_695
     row = fit(FedCAC(NoisyNet, CLASSES, optimizer=sgd), rounds=1).run.history[0]

@@ -91,7 +91,7 @@ def test_low_rank_parts_are_private(alternating: bool) -> None:
 
 
 def test_payload_is_the_whole_network() -> None:
-    module = FedDecomp(CNN1).for_client(INFO)
+    module = FedDecomp(CNN1, 10).for_client(INFO)
     assert count_floats(module.shared_state()) == 2_621_558
     assert count_floats(module.private_state()) == 2_108_335
 

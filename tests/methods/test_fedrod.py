@@ -37,7 +37,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def test_payloads() -> None:
-    linear, hyper = (FedRoD(CNN1, personal_head=kind).for_client(INFO) for kind in ("linear", "hyper"))
+    linear, hyper = (FedRoD(CNN1, 10, personal_head=kind).for_client(INFO) for kind in ("linear", "hyper"))
     assert count_floats(linear.shared_state()) == 2_621_558
     assert count_floats(linear.private_state()) == 5_010
     # 10·16 + 16 + 16·5,010 + 5,010 for the network that makes heads

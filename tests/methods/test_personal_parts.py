@@ -60,7 +60,7 @@ def test_payload_of_cnn1(method: type[FederatedModule], floats: int) -> None:
 def test_the_last_layers_stay_or_travel(network: Any, count: int, names: set[str]) -> None:
     part = tuple(f"backbone.{name}." for name in names)
     per, rep, lg = (
-        method(network, **{option: count}).for_client(INFO)
+        method(network, 10, **{option: count}).for_client(INFO)
         for method, option in ((FedPer, "private_layers"), (FedRep, "private_layers"), (LGFedAvg, "shared_layers"))
     )
     for module in (per, rep):
@@ -73,12 +73,12 @@ def test_the_last_layers_stay_or_travel(network: Any, count: int, names: set[str
 
 
 def test_two_shared_layers_of_cnn1_are_its_last_two_linear_ones() -> None:
-    assert count_floats(LGFedAvg(CNN1, shared_layers=2).for_client(INFO).shared_state()) == 1_005_510
+    assert count_floats(LGFedAvg(CNN1, 10, shared_layers=2).for_client(INFO).shared_state()) == 1_005_510
 
 
 def test_last_layers_that_are_not_there_are_refused() -> None:
     with pytest.raises(FederationError, match="The last 6 layers of CNN1 were asked for, but it has 5"):
-        FedPer(CNN1, private_layers=6).for_client(INFO)
+        FedPer(CNN1, 10, private_layers=6).for_client(INFO)
     with pytest.raises(FederationError, match="VisionTransformer does not end in its head, so that its last 2 layers"):
         FedPer(tiny_vit, CLASSES, private_layers=2).for_client(INFO)
 
@@ -156,7 +156,7 @@ def test_fedrep_without_representation_epochs_does_not_collaborate() -> None:
 
 
 def test_fedbn_finds_norms_by_type() -> None:
-    module = FedBN(ResNet8).for_client(INFO)
+    module = FedBN(ResNet8, 10).for_client(INFO)
     private = module.private_names()
     norms = [name for name, layer in module.named_modules() if isinstance(layer, nn.BatchNorm2d)]
     assert "backbone.stages.1.downsample.1" in norms

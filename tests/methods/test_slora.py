@@ -337,7 +337,7 @@ VIT_SMALL |= {"num_attention_heads": 6, "intermediate_size": 1536}
 @pytest.mark.slow
 def test_what_travels_of_vit_small() -> None:
     with torch.device("meta"):
-        method = SLoRA(partial(VisionTransformer, config=VIT_SMALL), r=4)
+        method = SLoRA(partial(VisionTransformer, config=VIT_SMALL), 10, r=4)
         method.configure_model()
         sparse = method.for_client(ClientInfo(0, 1, 1, 1, (1,) * 10, capacity=method.density))
 

@@ -208,7 +208,7 @@ def test_it_learns_to_answer() -> None:
 
 def test_deberta_can_be_differentiated_twice() -> None:
     """PF2LoRA's G against differences of the loss at the point that step 1 leads to."""
-    module = PF2LoRA(partial(TransformerQA, config=TINY_DEBERTA), r=3, client_r=2, client_lr=0.5)
+    module = PF2LoRA(partial(TransformerQA, config=TINY_DEBERTA), 2, r=3, client_r=2, client_lr=0.5)
     module.configure_model()
     module.double()
     torch.manual_seed(3)
