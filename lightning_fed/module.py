@@ -20,6 +20,7 @@ from lightning_fed.measured import Loss, Metrics
 from lightning_fed.models import Backbone, Backbones, Wrapped, backbone_of
 from lightning_fed.models.given import with_weights
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
@@ -324,6 +325,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             self.know_classes(known)
         self._given = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
+        learn_in_float32(self)
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self.headline_metric = self.choose_headline()

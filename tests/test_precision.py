@@ -10,10 +10,24 @@ import lightning as L
 import pytest
 import torch
 from often import mostly_slow
-from tiny import METHODS, assert_same_end, data_for, final_checkpoint, final_kept, new_federation, new_method
+from tiny import (
+    CLASSES,
+    METHODS,
+    TINY_BERT,
+    Recording,
+    assert_same_end,
+    data_for,
+    final_checkpoint,
+    final_kept,
+    new_federation,
+    new_method,
+    new_texts,
+)
+from transformers import BertConfig, BertForSequenceClassification
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
+from lightning_fed.models import TransformerClassifier
 
 DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": torch.float32}
 
@@ -55,3 +69,25 @@ def test_gradients_that_nobody_scales_are_refused_at_half_precision(name: str) -
     module._trainer = SimpleNamespace(precision="16-mixed", ckpt_path=None, lr_scheduler_configs=[])
     with pytest.raises(FederationError, match=f"{name} computes gradients that 16-mixed would have to scale"):
         module.on_fit_start()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("name", ["HOMLoRA", "PF2LoRA", "FedAvg"])
+def test_what_learns_of_a_bf16_checkpoint_is_float32(name: str, precision: str) -> None:
+    """Unless the Trainer's precision says otherwise: small steps would be rounded away. What is frozen stays as it is."""
+    settings = {key: value for key, value in TINY_BERT.items() if key != "model_type"}
+    BertForSequenceClassification(BertConfig(**settings, num_labels=CLASSES)).to(torch.bfloat16).save_pretrained("bert")
+    small = partial(torch.optim.SGD, lr=1e-4)  # steps far below the spacing of bf16
+    options = {"optimizer": small, "backbone": partial(TransformerClassifier, name="bert")}
+    engine = Recording()
+    trainer = partial(L.Trainer, accelerator="cpu", devices=1, precision=precision)
+    federation = new_federation(1, engine=engine, trainer=trainer)
+    federation.fit(new_method(name, **options), new_texts(2, 40))
+    wanted = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    client = federation.client_module(0)
+    for state in (federation.run.server.state_dict(), client.private_state()):
+        assert floating(state) <= {wanted}
+    assert {tensor.dtype for tensor in client.frozen_parameters().values()} <= {torch.bfloat16}
+    [(turn, update), *_] = engine.fits()
+    before, after = (state["backbone.network.classifier.weight"] for state in (turn.broadcast.state, update.state))
+    assert torch.equal(before, after) == (precision == "bf16-true")

@@ -16,6 +16,7 @@ from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models.making import NETWORK, name_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
+from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.rank import effective_rank
 
 COMMON, CLIENT = "common", "client"
@@ -150,6 +151,7 @@ class LoRAModule(FineTuning):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # as above
             exported = get_peft_model(clean.network, config)
+        learn_in_float32(exported)
         values: State = {}
         for name, layer in layers.items():
             path = f"base_model.model.{name.removeprefix(NETWORK)}"

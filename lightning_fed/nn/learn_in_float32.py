@@ -1,0 +1,35 @@
+"""What learns of a network whose weights are of half precision, as files have them, is of single precision."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def learn_in_float32(network: nn.Module) -> None:
+    """Make parameters of half precision float32 where they learn: most steps of training are less than half the spacing of such
+    numbers, and would be rounded away. What is frozen keeps its precision, and its memory. Layers that learn take what
+    comes from frozen ones.
+
+    Args:
+        network: changed in place; its parameters stay the same objects.
+    """
+    widened = [p for p in network.parameters() if p.requires_grad and p.dtype in HALF]
+    for parameter in widened:
+        parameter.data = parameter.data.float()
+    learning = {id(p) for p in widened}
+    layers = [layer for layer in network.modules() if not learning.isdisjoint(map(id, layer.parameters(recurse=False)))]
+    for layer in layers:
+        for name, buffer in layer.named_buffers(recurse=False):  # statistics, of what is normalised
+            if buffer.dtype in HALF:
+                setattr(layer, name, buffer.float())
+        if any(p.dtype in HALF for p in network.parameters()):
+            layer.register_forward_pre_hook(as_its_weights)
+
+
+def as_its_weights(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward hook: inputs get the precision of the layer's weights."""
+    dtype = next(layer.parameters(recurse=False)).dtype
+    return tuple(value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs)
