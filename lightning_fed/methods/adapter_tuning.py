@@ -77,8 +77,9 @@ class Adapter(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Of and in the shape ``(…, d)``."""
-        return h + self.up(gelu(self.down(h)))
+        """Of and in the shape ``(…, d)``, and in the precision of the input."""
+        added: Tensor = self.up(gelu(self.down(h.to(self.down.weight.dtype))))
+        return h + added.to(h.dtype)
 
 
 def adapted(layer: nn.Module, args: Any, output: Tensor) -> Tensor:

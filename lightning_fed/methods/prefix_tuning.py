@@ -162,7 +162,7 @@ def attend(
     """
     batch, heads = key.shape[:2]
     keys, values = (
-        torch.cat([part.unflatten(-1, (heads, -1)).transpose(0, 1).expand(batch, -1, -1, -1), own], dim=2)
+        torch.cat([part.to(own.dtype).unflatten(-1, (heads, -1)).transpose(0, 1).expand(batch, -1, -1, -1), own], dim=2)
         for part, own in zip(module.prefix(), (key, value), strict=True)  # type: ignore[operator]
     )
     output = scaled_dot_product_attention(query, keys, values, attention_mask, dropout, scale=scaling)

@@ -71,7 +71,8 @@ class Prompt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, L - replaced + p, d)`` of ``(B, L, d)``."""
-        return torch.cat([x[:, :1], self.tokens.expand(len(x), -1, -1), x[:, 1 + self.replaced :]], dim=1)
+        tokens = self.tokens.to(x.dtype).expand(len(x), -1, -1)  # of a frozen network, which may be less precise
+        return torch.cat([x[:, :1], tokens, x[:, 1 + self.replaced :]], dim=1)
 
 
 def prompted(block: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

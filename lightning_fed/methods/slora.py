@@ -262,12 +262,12 @@ class SparseChange(nn.Module):
     def __init__(self, weight: Tensor, density: float) -> None:
         super().__init__()
         count = masked_count(weight.shape, density)
-        self.values = nn.Parameter(weight.new_zeros(count))
+        self.values = nn.Parameter(torch.zeros(count, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device))
         self.register_buffer("entries", torch.arange(count, device=weight.device), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight with the values added."""
-        return weight.flatten().scatter_add(0, self.entries, self.values).view_as(weight)
+        """The weight with the values added, in its own precision."""
+        return weight.flatten().scatter_add(0, self.entries, self.values.to(weight.dtype)).view_as(weight)
 
 
 class Change(nn.Module):
