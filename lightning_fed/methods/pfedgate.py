@@ -52,8 +52,8 @@ class PFedGate(FederatedModule):
         separate_scale: whether a second branch of the gate gives the scale; else it is the importance.
         alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta` does, as the paper describes it; else
             both at once, as in the authors' scripts.
-        absentees: what counts for clients that do not take part: ``"left_out"``, or ``"stale"``, the previous :math:`\theta`, as in
-            the authors' code.
+        absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
+            :math:`\theta`, as in the authors' code.
         optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
         gate_optimizer: of the gate. Default: the same as ``optimizer``.
         epochs: local epochs per round; the authors: 1.
@@ -164,7 +164,7 @@ class PFedGate(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Fills in what was not sent, and averages."""
         names = [name for name, _ in self.backbone.named_parameters()]
-        total = sum(client.num_train for client in clients) if self.absentees == "stale" else 0
+        total = sum(client.num_train for client in clients if client.takes_part) if self.absentees == "stale" else 0
         return GateServer(self.shared_state(), self.blocks, names, total)
 
 
