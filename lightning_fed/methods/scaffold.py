@@ -33,10 +33,10 @@ class SCAFFOLD(FederatedModule):
     3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`\Delta c = c_k^+ - c_k`. :math:`c_k` stays.
 
     The server averages with equal weights, :math:`x \leftarrow x + \eta_g (\bar y - x)` over the participants S and :math:`c
-    \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the mean
-    of all their :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the first round is
-    FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged as in FedAvg,
-    whatever :math:`\eta_g` is, and have no control. Headline: accuracy after aggregation.
+    \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the
+    mean of all their :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the
+    first round is FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged
+    as in FedAvg, whatever :math:`\eta_g` is, and have no control. Headline: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.

@@ -104,6 +104,7 @@ class SplitMix(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""
+        self.refuse_frozen("gives a client some of many networks")
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
 
 
