@@ -62,7 +62,8 @@ class Blocks:
         kept = torch.ones(len(self), dtype=torch.bool)
         if density == 1:
             return kept
-        tenths = (importance.detach().float() * 10).round().tolist()
+        wide = torch.promote_types(importance.dtype, torch.float32)
+        tenths = (importance.detach().to(wide) * 10).round().tolist()
         for group in self.groups:
             room = round((density - self.least(density)) * sum(self.sizes[block] for block in group))
             for block in sorted(group, key=lambda block: -tenths[block]):
