@@ -76,9 +76,10 @@ class Ditto(FederatedModule):
         names = self.backbone.state_dict()
         return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of the personal network."""
-        return (self.backbone if self._global_predicts else self.personal)(x)
+    @property
+    def predictor(self) -> Backbone:
+        """The personal network."""
+        return self.backbone if self._global_predicts else self.personal
 
     def export_state(self, private: bool = True) -> State:
         """The network that the client predicts with; without what is private, the global one."""

@@ -105,14 +105,17 @@ class PFedSD(FederatedModule):
 
     # --------------------------------------------------------------------------------------------------------- the training
 
+    @property
+    def predictor(self) -> Backbone:
+        """The personal model, or the server's where there is none."""
+        return self.personal if self._has_teacher and not self._student_predicts else self.backbone
+
     def forward(self, x: Any) -> Tensor:
-        """Logits of the personal model, or of the server's where there is none."""
-        if self._student_predicts or not self._has_teacher:
-            logits = self.backbone(x)
-            if self._student_predicts:
-                self._logits.append(logits)
-            return logits
-        return self.personal(x)
+        """Logits of the :attr:`predictor`."""
+        logits = super().forward(x)
+        if self._student_predicts:
+            self._logits.append(logits)
+        return logits
 
     def export_state(self, private: bool = True) -> State:
         """The network that the client predicts with; without what is private, the server's."""
