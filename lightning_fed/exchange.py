@@ -37,6 +37,8 @@ class ClientInfo:
             broadcast. None: the whole model.
         num_clients: how many clients the federation has, those that never take part included.
         num_public: how many public examples there are, which belong to nobody.
+        takes_part: whether it is among those of whom a cohort is drawn; else it is only measured. The server's to know: what is
+            built for a client does not depend on it.
     """
 
     id: int
@@ -47,6 +49,7 @@ class ClientInfo:
     capacity: float | None = None
     num_clients: int = 1
     num_public: int = 0
+    takes_part: bool = True
 
 
 def count_floats(state: State) -> int:

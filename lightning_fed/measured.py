@@ -1,13 +1,16 @@
 """What a module is to learn and how it is measured: the loss of a batch, metrics, and which of them is the headline."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
+from lightning_fed.models import Transformer
 from lightning_fed.phases import PhasedModule
 from lightning_fed.tasks import TASKS, TaskName
 
@@ -21,13 +24,14 @@ else:
 
 
 class MeasuredModule(PhasedModule):
-    """A module that learns in phases, with a loss and metrics of outputs and targets.
+    """A module that learns in phases, with a loss and metrics of outputs and targets. A :class:`lightning_fed.models.Transformer`
+    knows itself what is to be predicted, how that is measured, and what it answers in texts, whatever the method.
 
     Args:
         num_classes: number of classes, or of labels or values that are predicted; None: as many as the data have.
         loss: of outputs and targets; None: the task's.
         metrics: more metrics of outputs and targets, by name.
-        metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
+        metric: the headline: the name of one of the task's or the network's metrics or of those in ``metrics``. None: their first.
         task: what is predicted. See :mod:`lightning_fed.tasks`.
         **kwargs: see :class:`.PhasedModule`.
     """
@@ -59,6 +63,21 @@ class MeasuredModule(PhasedModule):
         if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.metric = metric
+        self._answers: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    @property
+    def predictor(self) -> Any:
+        """The network that a client predicts with. Default: its backbone."""
+        return getattr(self, "backbone", None)
+
+    @property
+    def _transformer(self) -> Transformer | None:
+        return self.predictor if isinstance(self.predictor, Transformer) else None
+
+    @property
+    def _measuring(self) -> Transformer | None:
+        """The network, if it says how its predictions are measured: which are of classes, or of texts."""
+        return self._transformer if self.task == "multiclass" else None
 
     @property
     def num_classes(self) -> int:
@@ -86,15 +105,19 @@ class MeasuredModule(PhasedModule):
 
     def unpack(self, batch: Any) -> tuple[Any, Tensor]:
         """What a network takes of a batch, and what it is to predict. A batch is a pair of these; or a dict of what a network takes
-        by name and ``labels``, as collators of the transformers library make it.
+        by name and ``labels``, or what else the library calls what the network is to predict, as collators of the transformers
+        library make it.
         """
         if not isinstance(batch, Mapping):
             inputs, targets = batch
             return inputs, targets
-        if "labels" not in batch:
-            raise FederationError(f"A batch has {', '.join(batch)}, but no labels: give what is to be predicted under that name.")
-        inputs = dict(batch)
-        targets = inputs.pop("labels")
+        inputs, network = dict(batch), self._transformer
+        try:
+            targets = inputs.pop("labels") if network is None else network.targets_of(inputs)
+        except KeyError as error:
+            raise FederationError(
+                f"A batch has {', '.join(batch)}, but no {error.args[0]}: give what is to be predicted under that name."
+            ) from error
         return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
 
     def client_loss(self, batch: Any) -> Tensor:
@@ -122,32 +145,43 @@ class MeasuredModule(PhasedModule):
     # ------------------------------------------------------------------------------------------------------------ metrics
 
     def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the task's usual ones (accuracy of classes), the headline, and those that
-        were given.
+        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the headline,
+        and those that were given.
         """
-        task = TASKS[self.task]
-        names = dict.fromkeys((*task.always, *(name for name in task.measures if name == self.metric)))
-        metrics = {name: task.measures[name](self.num_classes) for name in names}
+        if (network := self._measuring) is not None:
+            metrics = network.metrics(self._headline_of(network))
+        else:
+            task = TASKS[self.task]
+            names = dict.fromkeys((*task.always, *(name for name in task.measures if name == self.metric)))
+            metrics = {name: task.measures[name](self.num_classes) for name in names}
         return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
 
     def choose_headline(self) -> str:
-        """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else
-        :attr:`headline_metric`, else the task's; where these are not measured, any that is.
+        """The name of the headline. Asked once, when the metrics are there. Default: the one that was asked for, else the network's
+        first, which the data may measure; else :attr:`headline_metric`, else the task's; where these are not measured, any that is.
         """
-        measured = [str(name) for name in self.test_metrics.keys(keep_base=True)]
-        if self.metric is not None and self.metric not in measured:
-            known = ", ".join({**TASKS[self.task].measures, **self.more_metrics})
+        network, measured = self._measuring, [str(name) for name in self.test_metrics.keys(keep_base=True)]
+        known = dict.fromkeys((*(TASKS[self.task].measures if network is None else network.measures), *self.more_metrics))
+        if self.metric is not None and self.metric not in (measured if network is None else known):
             raise FederationError(
-                f"metric is {self.metric!r}, but what can be measured is {known}: choose one of these, or give yours in metrics."
+                f"metric is {self.metric!r}, but what can be measured is {', '.join(known)}: choose one of these, or give yours in "
+                "metrics."
             )
+        if network is not None:
+            return self._headline_of(network)
         wanted = (self.metric, type(self).headline_metric, TASKS[self.task].always[0], *measured)
         return next(name for name in wanted if name in measured)
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the headline is to be large; an error, say, is not. Metrics know."""
+        """Whether the headline is to be large; an error, say, is not. Metrics know, or the network where the data measure it."""
+        if (network := self._measuring) is not None and self._headline_of(network) in network.less_is_better:
+            return False
         metrics = dict(self.test_metrics.items(keep_base=True, copy_state=False))
         return getattr(metrics.get(self.headline_metric), "higher_is_better", None) is not False
+
+    def _headline_of(self, network: Transformer) -> str:
+        return self.metric or network.measures[0]
 
     def inspect(self) -> dict[str, float]:
         """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
@@ -158,7 +192,24 @@ class MeasuredModule(PhasedModule):
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch into the metrics."""
         x, y = self.unpack(batch)
-        metrics.update(*TASKS[self.task].measured(self(x), y))
+        if metrics:  # some networks are measured by their answers alone
+            metrics.update(*TASKS[self.task].measured(self(x), y))
+        self.keep_answers("", x, y)
+
+    def keep_answers(self, prefix: str, inputs: Any, targets: Tensor) -> None:
+        """Keep what the network answers to a batch, where it answers in texts: they are scored together.
+
+        Args:
+            prefix: what the names of the scores begin with.
+            inputs: of the batch. One that does not say to which examples it belongs is not from data that can score texts.
+            targets: of the batch.
+        """
+        network = self._transformer
+        if network is None or isinstance(inputs, Tensor) or EXAMPLE not in inputs:
+            return
+        answers = network.predict(inputs, targets)
+        if answers is not None:
+            self._answers[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``val/…`` metrics."""
@@ -169,6 +220,22 @@ class MeasuredModule(PhasedModule):
         """Update ``test/…`` metrics."""
         self.update_metrics(self.test_metrics, batch)
         self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/…`` scores of texts."""
+        self._log_scores("val/")
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/…`` scores of texts."""
+        self._log_scores("test/")
+
+    def _log_scores(self, stage: str) -> None:
+        score = getattr(getattr(self.trainer, "datamodule", None), "score", None)
+        for prefix, answers in self._answers.items():
+            if score is None:
+                raise FederationError("Texts are scored by the data: give the Trainer a datamodule that can, a client's.")
+            self.log_dict({f"{stage}{prefix}{name}": value for name, value in score(answers).items()})
+        self._answers.clear()
 
 
 def of_its_own(loss: Loss | None) -> Loss | None:

@@ -17,7 +17,7 @@ from lightning_fed.exchange import Broadcast, ClientInfo, State, check_dtypes, c
 from lightning_fed.exported import ExportedModule
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.measured import Loss, Metrics
-from lightning_fed.models import Backbone, Backbones, Wrapped, backbone_of
+from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
 from lightning_fed.models.given import with_weights
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
@@ -329,7 +329,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self.headline_metric = self.choose_headline()
-        if any(isinstance(module, Wrapped) for module in self.modules()):
+        if any(isinstance(module, Wrapped | Transformer) for module in self.modules()):
             self.flops_on_meta = False  # nobody knows what these networks look at
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
@@ -490,7 +490,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def forward(self, x: Any) -> Tensor:
         """Logits ``(B, num_classes)``, what a client predicts with."""
-        return self.backbone(x)
+        logits: Tensor = self.predictor(x)
+        return logits
 
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""

@@ -110,7 +110,9 @@ class Run:
         self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
         self.keep: Keep = keep
         self.clients = list(engine.clients(data))
-        self.participants = self._find_participants(participants)
+        among = self._find_participants(participants)
+        self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
+        self.participants = [client for client in self.clients if client.takes_part]
         if model.needs_public_data:
             data.public_set()  # which says what to do if there is none
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
@@ -262,15 +264,15 @@ class Run:
     def _carried_out(self, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
         return carried_out(self.engine, turns)
 
-    def _find_participants(self, ids: Collection[int] | None) -> list[ClientInfo]:
-        """The clients with these ids, in client order; None: all."""
+    def _find_participants(self, ids: Collection[int] | None) -> Collection[int]:
+        """Ids of the clients that may take part; None: all."""
         if ids is None:
-            return self.clients
+            return range(len(self.clients))
         if self.model.centralised:
             raise FederationError(f"participants is given, but {type(self.model).__name__} trains on everybody's data.")
         if not ids or not set(ids) <= set(range(len(self.clients))):
             raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
-        return [self.clients[k] for k in sorted(set(ids))]
+        return set(ids)
 
     def _of_models(self, verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
         """What comes of the server's own turns; see :meth:`.Server.learn`."""

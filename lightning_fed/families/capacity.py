@@ -85,6 +85,18 @@ class CapacityModule(FederatedModule):
         """The size of the client's version."""
         return client.capacity if client else None
 
+    def refuse_frozen(self, why: str) -> None:
+        """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts.
+
+        Args:
+            why: what they do, to complete the error.
+        """
+        if self.frozen_names:
+            raise FederationError(
+                f"{type(self).__name__} {why}, but {min(self.frozen_names)!r} is frozen and does not travel: let the whole "
+                "network learn, or use a method whose clients have the same network, such as FedAvg."
+            )
+
     def statistics_names(self) -> set[str]:
         """Running statistics of all batch-norm layers."""
         return running_statistics(self)

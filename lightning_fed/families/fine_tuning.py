@@ -1,25 +1,18 @@
 """Fine-tuning of a frozen network that all clients share in memory: something small is trained beside it."""
 
-from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torch import nn
 
-from lightning_fed.data.batches import EXAMPLE
-from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
-from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.given import transformer_of, with_weights
 from lightning_fed.models.shared import SharedTransformer
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.phases import Phase
-from lightning_fed.tasks import TASKS
 
 
 def default_adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -77,7 +70,6 @@ class FineTuning(FederatedModule):
         self.train_head = train_head
         self.local_steps = local_steps
         self.persistent = persistent
-        self._predictions: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
     # ------------------------------------------------------------------------------------------------------------ networks
 
@@ -85,7 +77,6 @@ class FineTuning(FederatedModule):
         """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
         network = self.source.copy(self.num_classes)
         self.backbone: Transformer = network  # type: ignore[assignment]
-        self.task_metric = self._checked_metric(network)
         heads = network.head_names()
         self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
         body = {id(p) for name, p in network.named_parameters() if name not in heads}
@@ -109,15 +100,6 @@ class FineTuning(FederatedModule):
     def attach(self) -> None:
         """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""
 
-    def _checked_metric(self, network: Transformer) -> str:
-        measures = network.measures if self.task == "multiclass" else tuple(TASKS[self.task].measures)
-        if self.metric not in (None, *measures, *self.more_metrics):
-            raise FederationError(
-                f"metric is {self.metric!r}, but {type(network).__name__} is measured by {', '.join(measures)}: give one of these, "
-                "another network, or yours in metrics."
-            )
-        return self.metric or measures[0]
-
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def trainable(self) -> list[nn.Parameter]:
@@ -129,66 +111,3 @@ class FineTuning(FederatedModule):
         """``local_steps`` steps, or ``epochs`` epochs, on what is trained."""
         length = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
         return [Phase("local", self.trainable(), self.client_loss, self.optimizer, persistent=self.persistent, **length)]
-
-    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        """See :meth:`.FederatedModule.unpack`; what is predicted has the names that the library has for the network's task."""
-        if isinstance(batch, Mapping) and not isinstance(self.backbone, Backbone):
-            inputs = dict(batch)
-            try:
-                return inputs, self.backbone.targets_of(inputs)
-            except KeyError as error:
-                raise FederationError(f"A batch has {', '.join(batch)}, but no {error}: give what is to be predicted.") from error
-        return super().unpack(batch)
-
-    # ------------------------------------------------------------------------------------------------------------ measuring
-
-    def configure_metrics(self) -> MetricCollection:
-        """What can be measured batch by batch: of classes and texts the network knows."""
-        if self.task != "multiclass":
-            return super().configure_metrics()
-        return MetricCollection({**self.backbone.metrics(self.task_metric), **self.more_metrics}, compute_groups=False)
-
-    def choose_headline(self) -> str:
-        """The one that was asked for, or the network's first; the data may be who measures it."""
-        return self.task_metric
-
-    @property
-    def more_is_better(self) -> bool:
-        """As the metrics or, where the data measure it, the network says."""
-        return super().more_is_better and self.task_metric not in self.backbone.less_is_better
-
-    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch in."""
-        if metrics:
-            super().update_metrics(metrics, batch)
-        self.predict("", batch)
-
-    def predict(self, prefix: str, batch: Any) -> None:
-        """Keep what the network answers to a batch, where it answers in texts: they are scored together.
-
-        Args:
-            prefix: what the names of the scores begin with.
-            batch: see :meth:`unpack`. One that does not say to which examples it belongs is not from data that can score texts.
-        """
-        inputs, targets = self.unpack(batch)
-        if isinstance(inputs, Tensor) or EXAMPLE not in inputs:
-            return
-        answers = self.backbone.predict(inputs, targets)
-        if answers is not None:
-            self._predictions[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))
-
-    def on_validation_epoch_end(self) -> None:
-        """Log ``val/…`` scores of texts."""
-        self._log_scores("val/")
-
-    def on_test_epoch_end(self) -> None:
-        """Log ``test/…`` scores of texts."""
-        self._log_scores("test/")
-
-    def _log_scores(self, stage: str) -> None:
-        score = getattr(getattr(self.trainer, "datamodule", None), "score", None)
-        for prefix, answers in self._predictions.items():
-            if score is None:
-                raise FederationError("Texts are scored by the data: give the Trainer a datamodule that can, a client's.")
-            self.log_dict({f"{stage}{prefix}{name}": value for name, value in score(answers).items()})
-        self._predictions.clear()

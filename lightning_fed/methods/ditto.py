@@ -1,5 +1,6 @@
 """Ditto (Li et al., ICML 2021, https://arxiv.org/abs/2012.04221), Algorithm 1."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -64,7 +65,7 @@ class Ditto(FederatedModule):
     def build(self) -> None:
         """The global network, and the personal one."""
         super().build()
-        self.personal: Backbone = self.new_backbone()
+        self.personal: Backbone = copy.deepcopy(self.backbone)  # frozen tensors included, which no broadcast brings
 
     def shared_names(self) -> set[str]:
         """The global network travels."""
@@ -72,11 +73,13 @@ class Ditto(FederatedModule):
 
     def copied_names(self) -> dict[str, str]:
         """The personal network begins as the global one."""
-        return {f"personal.{name}": f"backbone.{name}" for name in self.personal.state_dict()}
+        names = self.backbone.state_dict()
+        return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of the personal network."""
-        return (self.backbone if self._global_predicts else self.personal)(x)
+    @property
+    def predictor(self) -> Backbone:
+        """The personal network."""
+        return self.backbone if self._global_predicts else self.personal
 
     def export_state(self, private: bool = True) -> State:
         """The network that the client predicts with; without what is private, the global one."""

@@ -47,7 +47,7 @@ class FedAMP(FederatedModule):
         self_weight: None, or HeurFedAMP with this :math:`\xi_{ii}`, where :math:`\xi_{ij} = (1 - \xi_{ii})\, e^{\sigma \cos(w_i,
             w_j)} / \sum_{h \neq i} e^{\sigma \cos(w_i, w_h)}`; :math:`\alpha` then is of the client's term alone.
         simplex: whether each client's weights are put on the simplex, so that none is negative. :math:`\xi_{ii}` is wherever
-            distances are small for :math:`\alpha`, and :math:`u_i` then lies beyond :math:`w_i`, away from the others' side.
+            distances are small for :math:`\alpha`, and :math:`u_i` then lies beyond the others, seen from :math:`w_i`.
         proximal: how a client's step regards the second term. ``"closed_form"``: after the optimizer's step with rate :math:`\eta`,
             exactly, :math:`w \leftarrow (w + c\,u) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`. ``"gradient"``: as a part of
             the loss, which diverges where c is above 2 (3.8 with momentum 0.9).

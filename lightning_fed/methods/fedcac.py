@@ -15,6 +15,7 @@ from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, c
 from lightning_fed.kept import Vectors, at_a_time, common_bits, flatten, mixtures, unflatten
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
+from lightning_fed.nn.floor import floor_of
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 
@@ -120,7 +121,7 @@ def critical_entries(effect: Tensor, tau: float) -> Tensor:
     Returns:
         Booleans of the same shape.
     """
-    magnitude, quota = effect.abs(), int(round(tau * effect.numel(), 6))  # 0.7 · 90 is a little less than 63
+    magnitude, quota = effect.abs(), floor_of(tau, effect.numel())
     if quota == 0:
         return torch.zeros_like(magnitude, dtype=torch.bool)
     least = magnitude.flatten().kthvalue(effect.numel() - quota + 1).values

@@ -47,7 +47,7 @@ class FedDecomp(FederatedModule):
         alternating: false trains both parts together for the sum of the epochs (Table 3).
         variant: ``"paper"`` or ``"official"``, which differ in rank, scale, initialisation and reshape; see
             :class:`lightning_fed.nn.LowRankDelta`.
-        absentees: what counts for clients that do not take part: ``"left_out"``, or ``"stale"``, the previous
+        absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
             :math:`\bar\sigma`, as in the authors' code.
         optimizer: of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
         lora_optimizer: of :math:`\tau`, if it is to differ.
@@ -124,8 +124,9 @@ class FedDecomp(FederatedModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of σ with equal weights."""
+        counted = sum(client.takes_part for client in clients)
         parameters = {name for name, _ in self.named_parameters()} if self.track_drift else set()
-        return DecompServer(self.shared_state(), len(clients) if self.absentees == "stale" else None, parameters)
+        return DecompServer(self.shared_state(), counted if self.absentees == "stale" else None, parameters)
 
 
 class DecompServer(Server):

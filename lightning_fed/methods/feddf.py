@@ -8,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.nn.functional import kl_div
+from torch.nn.functional import cross_entropy
 
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, State
@@ -141,8 +141,8 @@ class FedDF(EnsembleModule):
         said, logits = widened(self.targets[numbers]), self(x) / self.temperature
         if self.distill_loss == "avg_logits":
             return divergence(said, logits)
-        # The mean over k of KL(p_k || q) is KL to the mean of p_k, plus what does not depend on q: the last column.
-        return kl_div(logits.log_softmax(1), said[:, :-1], reduction="batchmean") + said[:, -1].mean()
+        # The mean over k of KL(p_k || q) is the cross-entropy with the mean p_k, plus what does not depend on q: the last column.
+        return cross_entropy(logits, said[:, :-1]) + said[:, -1].mean()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A mean and a student for each architecture. This module's own tensors are those of the first; the others are drawn on the

@@ -64,7 +64,8 @@ class FedHM(CapacityModule):
         ratios: :math:`\gamma`, in (0, 1]; client ``k`` has entry ``k mod len(list)``. The paper: 1, 1/2, 1/4, 1/8 in equal shares.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ratios at random, as with the authors'
             flag "dynamic".
-        layers: names of the layers to factorise; None: those that the backbone names (``factorisable``).
+        layers: names of the layers to factorise; None: those that the backbone names (``factorisable``) and
+            that learn.
         weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`. ``"uniform"``: all the same, as the authors' code has it
             unless "dynamic" is set. ``"official"``: what it has then, :math:`\mathrm{softmax}(-\gamma_p^{-1} / \tau)`, far steeper.
         temperature: :math:`\tau`.
@@ -124,7 +125,12 @@ class FedHM(CapacityModule):
                 f"layers names {missing[0]!r}, but {type(self.backbone).__name__} has no such layer: take names from "
                 f"named_modules(), such as {', '.join(list(known)[1:4])}."
             )
-        return layers
+        frozen = [name for name in layers if not all(p.requires_grad for p in known[name].parameters())]
+        if frozen and self.layers is not None:
+            raise FederationError(
+                f"layers names {frozen[0]!r}, which is frozen, and so does not travel: leave it out, or let it learn."
+            )
+        return [name for name in layers if name not in frozen]
 
     def _candidates(self) -> list[str]:
         """A few layers that can be factorised, from the middle of the network."""

@@ -103,7 +103,14 @@ class FedKD(TwinModule):
         self.projection: nn.Linear | None = None
         if self.hidden > 0:
             self.projection = nn.Linear(self.shared.head.in_features, self.backbone.head.in_features, bias=False)
-        self.before = BufferDict(self.shared.state_dict(), persistent=False)  # the mentee as the turn began with it
+        frozen = self.find_frozen()
+        mentee = {name: tensor for name, tensor in self.shared.state_dict().items() if f"{SHARED}{name}" not in frozen}
+        self.before = BufferDict(mentee, persistent=False)  # the mentee as the turn began with it
+
+    def learned(self) -> State:
+        """The mentee but for what is frozen in it."""
+        own = self.shared.state_dict()
+        return {name: own[name] for name in self.before}
 
     def shared_names(self) -> set[str]:
         """Nothing travels as it is. The mentee, as everybody has it, stays with the client: changes are changes of it."""
@@ -115,22 +122,22 @@ class FedKD(TwinModule):
 
     def load_payload(self, payload: State) -> None:
         """Take the whole mentee, or what has changed in the one that the client has."""
-        own = dict(self.shared.state_dict())
+        own = self.learned()
         received = {name.removeprefix(MENTEE).removeprefix(CHANGE): tensor for name, tensor in payload.items()}
         changes = any(name.startswith(CHANGE) for name in payload)
         check_fits(received, compressed_shapes(received, own) if changes else own, f"What was sent to {type(self).__name__}")
         mentee = changed(own, restored(received, own)) if changes else received
-        self.shared.load_state_dict(mentee)
+        self.shared.load_state_dict(mentee, strict=False)
         self.before.update(mentee)
         self._change = {}
 
     def after_training(self, reviewed: State) -> None:
         """Find out what has changed in the mentee. What the client keeps is the mentee that everybody has."""
         before = dict(self.before.items())
-        change = {name: t - before[name] if t.is_floating_point() else t.clone() for name, t in self.shared.state_dict().items()}
+        change = {name: t - before[name] if t.is_floating_point() else t.clone() for name, t in self.learned().items()}
         sent = compressed(change, self.energy(self.rounds_before + 1))
         self._change = {f"{CHANGE}{name}": tensor for name, tensor in sent.items()}
-        self.shared.load_state_dict(before)
+        self.shared.load_state_dict(before, strict=False)
 
     def export_state(self, private: bool = True) -> State:
         """Of the server: the mentee."""
@@ -162,7 +169,7 @@ class FedKD(TwinModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Adds up what changes."""
-        state = {f"{MENTEE}{name}": t.detach().to("cpu", copy=True) for name, t in self.shared.state_dict().items()}
+        state = {f"{MENTEE}{name}": t.detach().to("cpu", copy=True) for name, t in self.learned().items()}
         return MenteeServer(state, [client.id for client in clients], self.energy)
 
 
@@ -253,4 +260,4 @@ def energy_in_round(round: int, start: float, end: float, rounds: int) -> float:
 
 def changed(state: State, change: State) -> State:
     """A state and what is added to it; counters are replaced."""
-    return {name: t + change[name] if t.is_floating_point() else change[name] for name, t in state.items()}
+    return {name: t + change[name] if t.is_floating_point() else change[name].clone() for name, t in state.items()}

@@ -168,7 +168,7 @@ class FedProto(FederatedModule):
         GPU.
         """
         belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        features = wide(features)
         return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
 
     # ---------------------------------------------------------------------------------------------------------- the learning
@@ -207,7 +207,7 @@ class FedProto(FederatedModule):
                 )
             known = known & torch.tensor([count > 0 for count in self.client.label_counts], device=known.device)
         exact = "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(features.float(), self.prototypes.float(), compute_mode=exact).masked_fill(~known, torch.inf)
+        return -torch.cdist(wide(features), wide(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
         """The usual ones, and the accuracy of the other way to predict."""
@@ -236,6 +236,11 @@ class FedProto(FederatedModule):
                     f"{name_of(self.backbone)} has {self.prototypes.shape[1]}: choose networks whose features are equally wide."
                 )
         return PrototypeServer(self.prototypes.cpu(), self.weighting)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float32 at least: sums and distances of halves lose digits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def class_of(name: str, num_classes: int, kind: str = PROTOTYPE) -> int | None:

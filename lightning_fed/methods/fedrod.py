@@ -91,7 +91,8 @@ class FedRoD(FederatedModule):
                 f"FedRoD needs the client's examples of each of the {self.num_classes} classes, but the data count them by "
                 f"{len(self.client.label_counts)} other labels: give data whose labels are what is predicted, or use FedRep."
             )
-        return torch.tensor(self.client.label_counts, dtype=torch.float32, device=self.device)
+        dtype = torch.promote_types(self.backbone.head.weight.dtype, torch.float32)
+        return torch.tensor(self.client.label_counts, dtype=dtype, device=self.device)
 
     def personal_logits(self, features: Tensor) -> Tensor:
         """h_i of features ``(B, D)``: ``(B, C)``."""

@@ -26,6 +26,7 @@ class FedRolex(HeteroFL):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those whose window covered it."""
+        self.refuse_frozen("cuts narrower networks out of one")
         shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
         # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
         # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.

@@ -93,6 +93,7 @@ class HeteroFL(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those who cover it."""
+        self.refuse_frozen("cuts narrower networks out of one")
         shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
         return HeteroFLServer(*self.sizes(clients), shapes=shapes)
 

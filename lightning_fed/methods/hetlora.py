@@ -14,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.floor import floor_of
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
@@ -78,11 +79,11 @@ class HETLoRA(LoRAModule):
 
     def kept_rank(self) -> int:
         """Rank without the tail."""
-        return max(self.r_min, math.floor(self.keep * self.rank()))
+        return max(self.r_min, floor_of(self.keep, self.rank()))
 
     def tail(self) -> Tensor:
         r""":math:`\sum \lVert B_{:, tail} \rVert_F \lVert A_{tail, :} \rVert_F` over the adapted matrices, a scalar."""
-        kept = math.floor(self.keep * self.rank())
+        kept = floor_of(self.keep, self.rank())
         products = [b[:, kept:].norm() * a[kept:].norm() for a, b in matrices(self.adapter(COMMON))]
         return torch.stack(products).sum()
 

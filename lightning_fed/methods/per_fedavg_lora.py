@@ -63,7 +63,7 @@ class PerFedAvgLoRA(LoRAModule):
 
     def choose_headline(self) -> str:
         """That of the adapted model."""
-        return f"adapted_{self.task_metric}"
+        return f"adapted_{super().choose_headline()}"
 
     def attach(self) -> None:
         """The adapter, on a network that can be differentiated as often as needed."""
@@ -136,7 +136,7 @@ class PerFedAvgLoRA(LoRAModule):
                 seen = TASKS[self.task].measured(self(inputs), targets) if measured else ()
                 for metric in measured:
                     metric.update(*seen)
-                self.predict(prefix, batch)
+                self.keep_answers(prefix, inputs, targets)
 
     @contextmanager
     def _holding(self, values: State) -> Iterator[None]:

@@ -30,10 +30,11 @@ PREFIX = "backbone."
 class PFedGate(FederatedModule):
     r"""One dense network for everybody; a private gate makes a sparse one of it for each batch.
 
-    The parameters :math:`\theta` are cut into blocks. Of a batch, the client's gate :math:`\phi_i` gives each block an importance
-    and a scale :math:`g_l`, both in (0, 1). The blocks :math:`m_l` that are kept are chosen by importance within a budget, see
-    :meth:`lightning_fed.nn.blocks.Blocks.keep`, and the client predicts with :math:`\theta'_l = g_l m_l \theta_l`. The gate's
-    importance learns through the blocks that are kept (straight through: as if :math:`m_l` grew with it), and through :math:`g`.
+    The parameters :math:`\theta` that learn are cut into blocks. Of a batch, the client's gate :math:`\phi_i` gives each block an
+    importance and a scale :math:`g_l`, both in (0, 1). The blocks :math:`m_l` that are kept are chosen by importance within a
+    budget, see :meth:`lightning_fed.nn.blocks.Blocks.keep`, and the client predicts with :math:`\theta'_l = g_l m_l \theta_l`. The
+    gate's importance learns through the blocks that are kept (straight through: as if :math:`m_l` grew with it), and through
+    :math:`g`.
 
     In a turn :math:`\theta` and :math:`\phi_i` learn together. Blocks of :math:`\theta` that are not kept get no gradient; with
     momentum or weight decay they move all the same. The client sends the blocks that moved in the turn and a bit per block; the
@@ -52,8 +53,8 @@ class PFedGate(FederatedModule):
         separate_scale: whether a second branch of the gate gives the scale; else it is the importance.
         alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta` does, as the paper describes it; else
             both at once, as in the authors' scripts.
-        absentees: what counts for clients that do not take part: ``"left_out"``, or ``"stale"``, the previous :math:`\theta`, as in
-            the authors' code.
+        absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
+            :math:`\theta`, as in the authors' code.
         optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
         gate_optimizer: of the gate. Default: the same as ``optimizer``.
         epochs: local epochs per round; the authors: 1.
@@ -116,14 +117,19 @@ class PFedGate(FederatedModule):
     def after_training(self, reviewed: State) -> None:
         """Find the blocks that have moved."""
         before = {name.removeprefix(PREFIX): tensor for name, tensor in self.received.items()}
-        self._moved = self.blocks.moved(dict(self.backbone.named_parameters()), before)
+        self._moved = self.blocks.moved(self.learning(), before)
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """The parameters of the network that learn, by name."""
+        own = dict(self.backbone.named_parameters())
+        return {name: own[name] for name in self.blocks.names}
 
     def update_state(self) -> State:
         """The blocks that have moved, of each parameter in a row, and buffers as they are."""
         state = super().update_state()
         if self._moved is None:
             return state
-        parameters = {name: state[f"{PREFIX}{name}"] for name, _ in self.backbone.named_parameters()}
+        parameters = {name: state[f"{PREFIX}{name}"] for name in self.blocks.names}
         return state | {f"{PREFIX}{name}": part for name, part in self.blocks.cut(parameters, self._moved).items()}
 
     # --------------------------------------------------------------------------------------------------------- the training
@@ -147,7 +153,7 @@ class PFedGate(FederatedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(B, C)`` of the sparse network for this batch."""
-        weights = self.blocks.scaled(dict(self.backbone.named_parameters()), self.coefficients(x))
+        weights = self.blocks.scaled(self.learning(), self.coefficients(x))
         return functional_call(self.backbone, weights, (x,))
 
     def phases(self) -> list[Phase]:
@@ -163,9 +169,8 @@ class PFedGate(FederatedModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Fills in what was not sent, and averages."""
-        names = [name for name, _ in self.backbone.named_parameters()]
-        total = sum(client.num_train for client in clients) if self.absentees == "stale" else 0
-        return GateServer(self.shared_state(), self.blocks, names, total)
+        total = sum(client.num_train for client in clients if client.takes_part) if self.absentees == "stale" else 0
+        return GateServer(self.shared_state(), self.blocks, total)
 
 
 class Gate(nn.Module):
@@ -197,14 +202,12 @@ class GateServer(Server):
     Args:
         state: the initial network.
         blocks: of its parameters.
-        names: of its parameters, within the network.
         total: count so many examples, those of absent clients with the previous network; 0 counts the participants only.
     """
 
-    def __init__(self, state: State, blocks: Blocks, names: Sequence[str], total: int) -> None:
+    def __init__(self, state: State, blocks: Blocks, total: int) -> None:
         super().__init__(state)
         self.blocks = blocks
-        self.names = names
         self.total = total
 
     def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
@@ -236,4 +239,4 @@ class GateServer(Server):
         return {"server/moved": sum(shares) / len(shares)}
 
     def _parameters(self, state: State) -> State:
-        return {name: state[f"{PREFIX}{name}"] for name in self.names}
+        return {name: state[f"{PREFIX}{name}"] for name in self.blocks.names}

@@ -1,5 +1,6 @@
 """pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -73,7 +74,7 @@ class PFedSD(FederatedModule):
     def build(self) -> None:
         """The network, the personal one, and whether that has been trained."""
         super().build()
-        self.personal: Backbone = self.new_backbone()
+        self.personal: Backbone = copy.deepcopy(self.backbone)  # frozen tensors included, which no broadcast brings
         self.trained: Tensor
         self.register_buffer("trained", torch.tensor(False))
 
@@ -83,7 +84,8 @@ class PFedSD(FederatedModule):
 
     def copied_names(self) -> dict[str, str]:
         """The personal model is the server's until it has been trained."""
-        return {f"personal.{name}": f"backbone.{name}" for name in self.backbone.state_dict()}
+        names = self.backbone.state_dict()
+        return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
     def load_private_state(self, state: State) -> None:
         """Take over the client's own state."""
@@ -103,14 +105,17 @@ class PFedSD(FederatedModule):
 
     # --------------------------------------------------------------------------------------------------------- the training
 
+    @property
+    def predictor(self) -> Backbone:
+        """The personal model, or the server's where there is none."""
+        return self.personal if self._has_teacher and not self._student_predicts else self.backbone
+
     def forward(self, x: Any) -> Tensor:
-        """Logits of the personal model, or of the server's where there is none."""
-        if self._student_predicts or not self._has_teacher:
-            logits = self.backbone(x)
-            if self._student_predicts:
-                self._logits.append(logits)
-            return logits
-        return self.personal(x)
+        """Logits of the :attr:`predictor`."""
+        logits = super().forward(x)
+        if self._student_predicts:
+            self._logits.append(logits)
+        return logits
 
     def export_state(self, private: bool = True) -> State:
         """The network that the client predicts with; without what is private, the server's."""

@@ -33,10 +33,10 @@ class SCAFFOLD(FederatedModule):
     3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`\Delta c = c_k^+ - c_k`. :math:`c_k` stays.
 
     The server averages with equal weights, :math:`x \leftarrow x + \eta_g (\bar y - x)` over the participants S and :math:`c
-    \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over all N clients, so that :math:`c` is always the mean of all
-    :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the first round is
-    FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged as in FedAvg
-    and have no control. Headline: accuracy after aggregation.
+    \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the
+    mean of all their :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the
+    first round is FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged
+    as in FedAvg, whatever :math:`\eta_g` is, and have no control. Headline: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
@@ -160,7 +160,7 @@ class SCAFFOLD(FederatedModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models, and adds up control variates."""
-        return ScaffoldServer(self.update_state(), len(clients), self.server_lr)
+        return ScaffoldServer(self.update_state(), sum(client.takes_part for client in clients), self.server_lr)
 
 
 def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -> None:
@@ -182,7 +182,7 @@ class ScaffoldServer(Server):
 
     Args:
         state: the initial model, and zeros for :math:`c`.
-        num_clients: N.
+        num_clients: N, how many may take part.
         server_lr: :math:`\eta_g`.
     """
 
@@ -206,6 +206,6 @@ class ScaffoldServer(Server):
         """An entry of the state, given the mean of the participants'."""
         if name.startswith(CONTROL):
             return self.state[name] + share * merged
-        if self.server_lr == 1 or not merged.is_floating_point():
+        if self.server_lr == 1 or CONTROL + name not in self.state:  # a buffer: beyond the mean a variance may be negative
             return merged
         return torch.lerp(self.state[name], merged, self.server_lr)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
-from lightning_fed.models import BackboneFactory, backbone_of
+from lightning_fed.models import BackboneFactory, Transformer, backbone_of
+from lightning_fed.models.making import name_of
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
@@ -84,6 +85,11 @@ class SplitMix(CapacityModule):
         self.bases = nn.ModuleList(
             backbone_of(factory, self.num_classes) for _ in range(self.num_bases if budget is None else int(budget))
         )
+        if isinstance(self.bases[0], Transformer):
+            raise FederationError(
+                f"SplitMix predicts with the mean of its networks' logits, but a {name_of(self.bases[0])} answers otherwise: use "
+                "FedAvg."
+            )
 
     def every_logits(self, x: Tensor) -> Tensor:
         """Of every network, ``(networks, B, C)``."""
@@ -104,6 +110,7 @@ class SplitMix(CapacityModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Hands out the networks and averages each over those who trained it."""
+        self.refuse_frozen("gives a client some of many networks")
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
 
 

@@ -9,13 +9,14 @@ Tensors = dict[str, Tensor]
 
 
 class Blocks:
-    r"""Every parameter, flattened, in contiguous blocks of ``ceil(size / count)`` values; the last one may be smaller.
+    r"""Every parameter that learns, flattened, in contiguous blocks of ``ceil(size / count)`` values; the last one may be smaller.
 
     Args:
         network: whose parameters.
         count: how many blocks a parameter has at most.
 
     Attributes:
+        names: of the parameters.
         sizes: values of each block, in the order of the parameters.
         first: numbers of the blocks that begin a parameter.
         groups: numbers of the other blocks, those of linear layers and those of all others.
@@ -29,7 +30,9 @@ class Blocks:
         self.groups: tuple[list[int], list[int]] = ([], [])
         self._length: dict[str, int] = {}
         self._place: dict[str, slice] = {}
-        for name, parameter in network.named_parameters():
+        learning = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+        self.names = list(learning)
+        for name, parameter in learning.items():
             length = -(-parameter.numel() // min(count, parameter.numel()))
             begin = len(self.sizes)
             self.sizes += [min(length, parameter.numel() - start) for start in range(0, parameter.numel(), length)]
@@ -59,7 +62,8 @@ class Blocks:
         kept = torch.ones(len(self), dtype=torch.bool)
         if density == 1:
             return kept
-        tenths = (importance.detach().float() * 10).round().tolist()
+        wide = torch.promote_types(importance.dtype, torch.float32)
+        tenths = (importance.detach().to(wide) * 10).round().tolist()
         for group in self.groups:
             room = round((density - self.least(density)) * sum(self.sizes[block] for block in group))
             for block in sorted(group, key=lambda block: -tenths[block]):
@@ -92,7 +96,7 @@ class Blocks:
     def moved(self, parameters: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Tensor:
         """Which blocks have an entry that is not what it was: booleans ``(L,)``, on the CPU."""
         found = []
-        for name in self._length:
+        for name in self.names:
             differs = (parameters[name] != before[name]).flatten()
             found += [block.any() for block in differs.split(self._length[name])]
         return torch.stack(found).cpu()

@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.utils import parametrize
 
 from lightning_fed.errors import FederationError
+from lightning_fed.nn.floor import floor_of
 
 Variant = Literal["paper", "official"]
 
@@ -53,7 +54,7 @@ class LowRankDelta(nn.Module):
         out_features, in_features = weight.shape[:2]
         kernel = weight.shape[2] if weight.ndim == 4 else 1
         widest = out_features if variant == "official" and weight.ndim == 4 else min(in_features, out_features)
-        multiple = max(1, math.floor(ratio * widest + 1e-9))  # 0.29 · 100 is 28.999…
+        multiple = max(1, floor_of(ratio, widest))
         self.rank = multiple * kernel
         self.variant = variant
         self.scale = 1 / multiple if variant == "official" else 1.0

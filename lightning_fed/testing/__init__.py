@@ -28,7 +28,7 @@ if "pytest" in sys.modules:  # so that it says what was compared
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.module import FederatedModule
-from lightning_fed.testing.checks import CHECKS, Subject, parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it
+from lightning_fed.testing.checks import CHECKS, OF_ANY_NETWORK, Subject
 from lightning_fed.testing.toys import CLASSES, Net, WideNet, momentum, new_data
 
 __all__ = ["Check", "check_method", "checks_of"]
@@ -72,7 +72,7 @@ def checks_of(
         given = {"backbone": network, "num_classes": CLASSES, "optimizer": momentum} | options
         # Where data or network are of another kind, the network with batch norm, for tiny images, cannot be had.
         subject = Subject(partial(method, **given), data or new_data, data is None and "backbone" not in options)
-    unfit = () if subject.any_network else (parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it,)
+    unfit = () if subject.any_network else OF_ANY_NETWORK
     return [Check(check, subject) for check in CHECKS if check not in unfit]
 
 

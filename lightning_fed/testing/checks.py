@@ -11,12 +11,13 @@ from unittest.mock import patch
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
 from lightning_fed.testing.compare import assert_same, same, same_end, states_of, without_seconds
-from lightning_fed.testing.toys import NoisyNet, new_federation
+from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation
 from lightning_fed.testing.watch import Recording, Shuffled
 
 
@@ -190,6 +191,30 @@ def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     assert not private & federation.run.server.state_dict().keys()
 
 
+def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder: Path) -> None:
+    """Or refused, by a message that says why. What is frozen stays as it was drawn and crosses no wire, and all that is kept can be
+    written to a checkpoint.
+    """
+    engine = Recording()
+    federation = new_federation(1, run_dir=folder, participation=0.7, evaluate_every=0, engine=engine)
+    try:
+        federation.fit(subject.make(backbone=PartlyFrozenNet), subject.data(num_clients=3, size=40))
+    except FederationError as error:
+        if "fc1" in str(error) and "frozen" in str(error):
+            return
+        raise
+    for turn, update in zip(engine.turns, engine.updates, strict=True):
+        if turn.client.id >= 0:
+            drawn = federation.run.model.for_client(turn.client, federation.seed)
+            stays = drawn.frozen_names - drawn.shared_names() - drawn.private_names()
+            frozen = {name: tensor for name, tensor in drawn.state_dict().items() if name in stays}
+            assert any("fc1" in name for name in frozen)
+            now = federation.client_module(turn.client.id).state_dict()
+            assert same({name: now[name] for name in frozen}, frozen)
+            sent = [*turn.broadcast.state.values(), *update.state.values()]
+            assert not any(same({"": tensor}, {"": its}) for tensor in sent for its in frozen.values())
+
+
 def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
     """In names, and in shapes not larger; where a payload varies, that part of it which does not."""
     federation, engine, _ = subject.recorded
@@ -301,6 +326,7 @@ CHECKS = (
     parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it,
     states_fit_back_in,
     no_private_name_crosses_the_wire,
+    a_partly_frozen_network_with_batch_norm_is_trained,
     an_update_looks_like_the_broadcast_or_a_part_of_it,
     another_order_memory_and_measuring_change_nothing,
     another_seed_gives_other_numbers,
@@ -311,3 +337,6 @@ CHECKS = (
     the_last_checkpoint_is_measured_as_the_run_was,
     a_clients_module_predicts_what_was_measured,
 )
+
+OF_ANY_NETWORK = parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it, a_partly_frozen_network_with_batch_norm_is_trained
+"""Those that give the method another network."""

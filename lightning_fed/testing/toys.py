@@ -75,6 +75,14 @@ class NoisyNet(Net):
         return dropout(self.norm(super().encode(x, "features")), 0.5, self.training)
 
 
+class PartlyFrozenNet(NoisyNet):
+    """The same, of which the first layer does not learn."""
+
+    def __init__(self, num_classes: int = CLASSES, width: float = 1.0) -> None:
+        super().__init__(num_classes, width=width)
+        self.fc1.requires_grad_(False)
+
+
 @dataclass(frozen=True)
 class Growing(Partitioner):
     """Client k holds a share proportional to k + 1, so that weighted and unweighted means differ."""

@@ -12,9 +12,10 @@ from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_fede
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
-from lightning_fed.methods import Ditto, FedAvg, Standalone
+from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
+from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[1]
 
@@ -42,6 +43,13 @@ def test_the_global_model_is_fedavgs_bit_for_bit(lam: float) -> None:
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     losses = [[row["train/local_loss"] for row in federation.run.history] for federation in (ours, theirs)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("method", [Ditto, PFedSD])
+def test_what_is_frozen_is_the_same_in_both_networks(method: type[Ditto | PFedSD]) -> None:
+    """A personal model that learns on other frozen features than the global one would not begin as its copy."""
+    module = method(PartlyFrozenNet, CLASSES).for_client(INFO)
+    assert same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
 
 
 def test_without_the_term_personal_models_are_standalones_bit_for_bit() -> None:

@@ -143,6 +143,12 @@ def test_negative_weights_may_be_put_on_the_simplex(models: list[Tensor], tmp_pa
     assert torch.equal(tame, on_simplex(wild))
 
 
+def test_with_negative_weights_the_cloud_model_lies_beyond_the_others(tmp_path: Path) -> None:
+    first, second = clouds(new_server([torch.zeros(3), torch.full((3,), 0.1)], tmp_path, step_size=lambda round: 60.0))
+    assert (first > 0.1).all()
+    assert (second < 0).all()
+
+
 def test_the_projection_is_the_nearest_point() -> None:
     torch.manual_seed(0)
     weights = torch.randn(20, 6, dtype=torch.float64) * 3

@@ -33,6 +33,7 @@ from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
 from lightning_fed.methods import FedDF
+from lightning_fed.methods.feddf import said_by
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
 
 
@@ -258,6 +259,20 @@ def test_the_table_is_the_mean_of_what_teachers_say(distill_loss: Any) -> None:
     table = next(turn.broadcast.state[f"targets/{distill_loss}"] for turn in engine.turns if turn.verb == "learn")
     mean = torch.stack(said if distill_loss == "avg_logits" else [logits.softmax(1) for logits in said]).mean(0)
     torch.testing.assert_close(table[:, :CLASSES], mean)
+
+
+@pytest.mark.parametrize("distill_loss", ["avg_logits", "avg_losses"])
+def test_the_loss_is_the_divergence_from_the_teachers(distill_loss: Any) -> None:
+    """From their mean logits, or the mean of those from each: its value too, not its gradient alone."""
+    module = new(distill_loss=distill_loss, temperature=2.0)
+    module.configure_model()
+    x, teachers = torch.randn(6, 3, 4, 4), 3 * torch.randn(3, 6, CLASSES)
+    words = torch.stack([said_by(logits, distill_loss, 2.0) for logits in teachers])
+    module.load_payload({f"targets/{distill_loss}": words.mean(0)})
+    guess = (module(x) / 2).log_softmax(1)
+    each = [teachers.mean(0)] if distill_loss == "avg_logits" else teachers
+    apart = [(p * (p.log() - guess)).sum(1).mean() for p in ((logits / 2).softmax(1) for logits in each)]
+    torch.testing.assert_close(module.student_loss((x, torch.arange(6))), torch.stack(apart).mean())
 
 
 def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.factorise import Factorised, recover, unroll
 from lightning_fed.run import Run
+from lightning_fed.testing.toys import PartlyFrozenNet
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 TinyResNet = partial(ResNet8, width=1 / 16)
@@ -429,6 +430,14 @@ def test_layers_may_be_named() -> None:
     version = server_of(method, clients(1)).version(0.5)
     assert {"backbone.fc1.weight", "backbone.fc2.0.weight", "backbone.fc2.1.weight", "backbone.fc2.1.bias"} <= version.keys()
     assert {name for name, layer in method.for_client(replace(clients(1)[0], capacity=0.5)).named_modules() if "fc2." in name}
+
+
+def test_a_frozen_layer_is_not_factorised() -> None:
+    method = FedHM(PartlyFrozenNet, CLASSES)
+    method.configure_model()
+    assert method.low_rank_layers() == ["fc2"]
+    with pytest.raises(FederationError, match="layers names 'fc1', which is frozen"):
+        FedHM(PartlyFrozenNet, CLASSES, layers=["fc1", "fc2"]).for_client(replace(clients(1)[0], capacity=0.5))
 
 
 def test_a_network_may_look_at_the_weight_of_a_factorised_layer() -> None:

@@ -267,9 +267,11 @@ def with_prototypes(**options: Any) -> FedProto:
     return module.eval()
 
 
-def test_the_nearest_prototype_is_predicted() -> None:
-    module = with_prototypes(predict="prototypes")
-    x = torch.randn(20, 3, 4, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_nearest_prototype_is_predicted(dtype: torch.dtype) -> None:
+    """In the precision of the run."""
+    module = with_prototypes(predict="prototypes").to(dtype)
+    x = torch.randn(20, 3, 4, 4, dtype=dtype)
     with torch.no_grad():
         scores, z = module(x), module.backbone.encode(x)
     for label in (0, 2, 3):

@@ -61,6 +61,20 @@ def test_with_equal_counts_balancing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "hyper"])
+def test_in_double_precision_the_prior_is_double_too(kind: str) -> None:
+    module = FedRoD(Net, CLASSES, personal_head=kind).for_client(INFO).double()
+    x, y = batch()
+    counts = torch.tensor(INFO.label_counts, dtype=torch.float64)
+    features = module.backbone.encode(x.double())
+    generic, personal = module.backbone.classify(features), module.personal_logits(features)
+    expected = cross_entropy(generic + counts.log(), y) + cross_entropy(generic + personal, y)
+    assert module.client_loss((x.double(), y)).item() == pytest.approx(expected.item(), abs=1e-13)
+    if kind == "hyper":
+        flat = module.personal(counts / counts.sum())
+        assert torch.equal(personal, features @ flat[:-CLASSES].view(CLASSES, -1).T + flat[-CLASSES:])
+
+
+@pytest.mark.parametrize("kind", ["linear", "hyper"])
 def test_the_personal_loss_reaches_the_personal_head_alone(kind: str) -> None:
     module = FedRoD(Net, CLASSES, personal_head=kind).for_client(INFO)
     x, y = batch()

@@ -249,7 +249,7 @@ def client_of(rank: int, **options: Any) -> HETLoRA:
     return module
 
 
-@pytest.mark.parametrize(("rank", "keep", "kept"), [(4, 0.5, 2), (5, 0.99, 4), (6, 0.4, 2), (3, 0.99, 2)])
+@pytest.mark.parametrize(("rank", "keep", "kept"), [(4, 0.5, 2), (5, 0.99, 4), (6, 0.4, 2), (3, 0.99, 2), (100, 0.29, 29)])
 def test_the_penalty_is_on_the_tail_only(rank: int, keep: float, kept: int) -> None:
     module = client_of(rank, keep=keep, penalty=0.3).eval()
     batch = next(iter(new_texts(1, 60).client(0).train_dataloader()))

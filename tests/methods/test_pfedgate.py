@@ -276,13 +276,15 @@ def test_more_batches_are_the_union_of_their_blocks() -> None:
     assert shares[0] < shares[1]
 
 
-@pytest.mark.parametrize("participation", [0.4, 1.0])
-def test_who_is_absent_may_count_with_what_everybody_had(participation: float) -> None:
-    engine = Recording()
+@pytest.mark.parametrize(("participation", "participants"), [(0.4, None), (1.0, None), (1.0, [0, 2]), (0.5, [0, 2])])
+def test_who_is_absent_may_count_with_what_everybody_had(participation: float, participants: list[int] | None) -> None:
+    """But not who may never take part."""
+    engine, who = Recording(), {"participation": participation, "participants": participants}
     model = PFedGate(Net, CLASSES, **SMALL, absentees="stale", optimizer=momentum)
-    federation = fit(model, new_data(), engine=engine, rounds=1, participation=participation)
-    left_out = fit(PFedGate(Net, CLASSES, **SMALL, optimizer=momentum), new_data(), rounds=1, participation=participation)
-    share = sum(update.num_examples for update in engine.trained) / sum(client.num_train for client in federation.run.clients)
+    federation = fit(model, new_data(), engine=engine, rounds=1, **who)
+    left_out = fit(PFedGate(Net, CLASSES, **SMALL, optimizer=momentum), new_data(), rounds=1, **who)
+    may = [client.num_train for client in federation.run.clients if participants is None or client.id in participants]
+    share = sum(update.num_examples for update in engine.trained) / sum(may)
     start = engine.turns[0].broadcast.state
     for name, tensor in federation.run.server.state.items():
         torch.testing.assert_close(tensor, share * left_out.run.server.state[name] + (1 - share) * start[name])

@@ -55,12 +55,12 @@ def first_broadcast(network: type[Net]) -> State:
 
 
 def assert_c_is_the_mean(federation: Federation) -> None:
-    """Of all clients' control variates, those that never took part included, whose is zero."""
+    """Of the control variates of all who may take part, those that never did included, whose is zero."""
     _, c = split(federation.run.server.state_dict())
     each = [controls(state) for state in private_states(federation).values()]
     assert any(tensor.abs().max() > 1e-3 for tensor in c.values())
     for name, tensor in c.items():
-        torch.testing.assert_close(tensor, sum(own[name] for own in each) / len(federation.run.clients), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(tensor, sum(own[name] for own in each) / len(federation.run.participants), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -69,6 +69,10 @@ def assert_c_is_the_mean(federation: Federation) -> None:
 def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds: int) -> None:
     model = SCAFFOLD(Net, CLASSES, option, optimizer=sgd)
     assert_c_is_the_mean(fit(model, new_data(5, 200), rounds=rounds, participation=participation))
+
+
+def test_who_may_not_take_part_is_not_counted() -> None:
+    assert_c_is_the_mean(fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), new_data(5, 200), rounds=2, participants=[1, 3]))
 
 
 def test_c_is_the_mean_of_all_clients_after_a_run_was_continued() -> None:
@@ -90,13 +94,14 @@ def test_the_second_round_is_not() -> None:
     assert not same(split(ours.run.server.state_dict())[0], theirs.run.server.state_dict())
 
 
-def test_the_server_steps_by_its_rate() -> None:
-    """x + η_g (mean y - x); counters of batches take the maximum all the same."""
-    whole, half = (fit(SCAFFOLD(NoisyNet, CLASSES, server_lr=rate, optimizer=sgd), rounds=1) for rate in (1.0, 0.5))
+@pytest.mark.parametrize("rate", [0.5, 8.0])
+def test_the_server_steps_by_its_rate(rate: float) -> None:
+    """x + η_g (mean y - x); batch norm's buffers are the mean all the same: a variance that was stepped could be negative."""
+    whole, stepped = (fit(SCAFFOLD(NoisyNet, CLASSES, server_lr=lr, optimizer=sgd), rounds=1) for lr in (1.0, rate))
     start = split(first_broadcast(NoisyNet))[0]
-    for name, tensor in split(half.run.server.state_dict())[0].items():
+    for name, tensor in split(stepped.run.server.state_dict())[0].items():
         full = whole.run.server.state_dict()[name]
-        expected = (start[name] + full) / 2 if tensor.is_floating_point() else full
+        expected = start[name] + rate * (full - start[name]) if CONTROL + name in stepped.run.server.state_dict() else full
         torch.testing.assert_close(tensor, expected)
 
 

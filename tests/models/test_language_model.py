@@ -22,6 +22,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerLM
+from lightning_fed.module import FederatedModule
 
 END = 0
 tiny_lm = partial(TransformerLM, config=TINY_GPT2, num_beams=3, max_new_tokens=12)
@@ -200,6 +201,50 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
         assert 0 <= last[f"after/test_{prefix}{score}/mean"] <= 1
     assert last[f"after/test_{prefix}ter/mean"] >= 0
     assert "after/test_accuracy/mean" not in last
+
+
+WHOLE = ["Ditto", "FML", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedCAC", "FedDecomp", "FedProx", "PFedSD", "SCAFFOLD"]
+"""Methods that train a whole network of any kind."""
+
+
+@pytest.mark.parametrize("name", mostly_slow(WHOLE, often={"FedAvg", "Ditto", "PFedSD"}))
+def test_a_method_that_trains_the_whole_network_answers_and_is_measured_as_in_fine_tuning(name: str, tmp_path: Path) -> None:
+    """By texts and by the perplexity of the tokens that are targets."""
+    network, data = tiny_lm(config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3), tiny_e2e(tmp_path)
+    ours, theirs = new_federation(1), new_federation(1)
+    no_steps = {"lora_epochs": 0, "global_epochs": 0} if name == "FedDecomp" else {"epochs": 0, "adapt_epochs": 0}
+    ours.fit(getattr(lightning_fed.methods, name)(network, 1, **no_steps), data)
+    theirs.fit(HOMLoRA(network, 1, r=2, local_steps=0), data)
+    assert ours.run.metric == theirs.run.metric == "bleu"
+    for client, result in theirs.run.results.items():
+        assert ours.run.results[client] == pytest.approx({n: v for n, v in result.items() if not n.startswith("rank/")}, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", mostly_slow(WHOLE, often={"FedAvg", "Ditto", "PFedSD"}))
+def test_whatever_the_method_a_token_is_to_predict_the_one_that_follows(name: str) -> None:
+    """In batches as the library's collators make them; and where there is no target, nothing is to be predicted."""
+    network = tiny_lm()
+    ids = torch.tensor([[5, 9, 11, 3], [8, 2, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "labels": ids.masked_fill(ids.eq(0), IGNORED)}
+    module = getattr(lightning_fed.methods, name)(network, 1)
+    module.configure_model()
+    expected = network.eval().network(**batch).loss
+    module.eval()
+    torch.testing.assert_close(FederatedModule.client_loss(module, batch), expected)
+    module.update_metrics(module.test_metrics, batch)
+    torch.testing.assert_close(module.test_metrics.compute(), {"test/perplexity": expected.exp()})
+    assert not module.flops_on_meta  # such networks look at masks
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "HOMLoRA", "PerFedAvgLoRA"])
+def test_the_network_knows_of_which_scores_less_is_better(name: str) -> None:
+    for metric, more in (("ter", False), ("perplexity", False), ("bleu", True)):
+        module = getattr(lightning_fed.methods, name)(tiny_lm(), 1, metric=metric)
+        module.configure_model()
+        assert module.headline_metric.removeprefix("adapted_") == metric
+        assert module.more_is_better == more
+    with pytest.raises(FederationError, match="metric is 'accuracy', but what can be measured is bleu, nist, meteor"):
+        getattr(lightning_fed.methods, name)(tiny_lm(), 1, metric="accuracy").configure_model()
 
 
 @pytest.mark.parametrize("tied", [True, False])

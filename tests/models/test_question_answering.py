@@ -20,7 +20,7 @@ from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.families.lora import CLIENT
-from lightning_fed.methods import HOMLoRA, PF2LoRA
+from lightning_fed.methods import FedAvg, HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerQA
 
 tiny_qa = partial(TransformerQA, config=TINY_TRANSFORMER)
@@ -186,6 +186,16 @@ def test_every_lora_method_answers_questions(name: str) -> None:
         assert 0 <= history[-1]["global/test_f1"] <= 1
     method.configure_model()
     assert method.headline_metric == ("adapted_f1" if name == "PerFedAvgLoRA" else "f1")
+
+
+def test_a_method_that_trains_the_whole_network_is_measured_as_in_fine_tuning() -> None:
+    network, data = tiny_qa(), new_squad("1.1")
+    ours, theirs = new_federation(1), new_federation(1)
+    ours.fit(FedAvg(network, 2, epochs=0), data)
+    theirs.fit(HOMLoRA(network, 2, local_steps=0), data)
+    assert ours.run.metric == theirs.run.metric == "f1"
+    for client, result in theirs.run.results.items():
+        assert ours.run.results[client] == {name: value for name, value in result.items() if not name.startswith("rank/")}
 
 
 def test_it_learns_to_answer() -> None:
