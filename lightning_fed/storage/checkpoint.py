@@ -276,7 +276,7 @@ class Checkpoints:
 
         Args:
             keep: which checkpoints stay.
-            stores: what the run can still be asked for: files of states that they do not have in memory stay.
+            stores: what the run can still be asked for: the files that they use stay.
         """
         if keep == "all":
             return
@@ -284,7 +284,7 @@ class Checkpoints:
         for round in sorted(self._kept.keys() - {newest}):
             self._drop(self.path(round))
             del self._kept[round]
-        self._sweep(set().union(*(store.on_disk() for store in stores)))
+        self._sweep(set().union(*(store.in_use() for store in stores)))
         if keep == "none":
             remove(self.history_folder)
         for folder in (self.folder, self.clients_folder, self.index.folder):

@@ -148,9 +148,9 @@ class ClientStore:
         changed, self._changed = self._changed, set()
         return changed
 
-    def on_disk(self) -> set[str]:
-        """Names of the files of states that are not in memory."""
-        return {record["file"] for client, record in self.records.items() if client not in self._memory}
+    def in_use(self) -> set[str]:
+        """Names of the files that may have to be read again: none if memory has room for all states."""
+        return set() if self.records.keys() <= self._memory.keys() else {record["file"] for record in self.records.values()}
 
     def rounds(self, client: int) -> set[int]:
         """Rounds of a client's states that are on the disk: those that checkpoints refer to, and perhaps a newer one."""

@@ -120,7 +120,7 @@ def test_a_state_evicted_before_flush_is_written_once(tmp_path: Path, written: l
     assert written[3:] == ["client_000002_round_000002.safetensors"]
     assert store.flush() == {2}
     assert len(written) == 4
-    assert store.on_disk() == {store.records[client]["file"] for client in (0, 2)}  # client 1's is in memory
+    assert store.in_use() == {record["file"] for record in store.records.values()}
 
 
 def test_restore_continues_from_the_files_of_a_flush(tmp_path: Path) -> None:

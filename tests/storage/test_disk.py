@@ -142,22 +142,20 @@ def test_a_file_of_the_user_that_is_not_there_is_no_full_disk() -> None:
         fit("runs", callbacks=[At(2, read)])
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 3])
-def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(checkpoint_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: os.fsync(-1) if descriptor < 0 else _full())
-        with pytest.raises(FederationError, match="No space left on device.* No checkpoint of the run is there: make room"):
-            fit("runs", checkpoint_every=checkpoint_every, rounds=checkpoint_every)
-    assert (list(Path("runs").iterdir()) == []) == (checkpoint_every == 1)  # else there are tables of finished rounds
-
-
-def _full() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FederationError, match=r"No space left on device.* No checkpoint of the run is there: make room"):
+            fit("runs")
+    assert list(Path("runs").iterdir()) == []
 
 
 def test_of_a_folder_that_vanishes_one_line_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     """TensorBoard writes in a thread, whose traceback nobody would catch."""
-    vanish = At(2, lambda: shutil.rmtree("runs"))
+    vanish = At(2, lambda: shutil.rmtree("runs", ignore_errors=True))
     federation = new_federation(3, "runs", logger=True, callbacks=[vanish])
     with pytest.raises(FederationError, match="runs/version_0: No such file or directory"):
         federation.fit(new_method("FedAvg"), new_data(2, 40))
