@@ -4,7 +4,6 @@ import copy
 import math
 import shutil
 import sys
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,10 +42,18 @@ from lightning_fed.options import Fraction
 from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
-from lightning_fed.storage.checkpoint import Checkpoint, Keep
-from lightning_fed.storage.disk import in_one_line
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
+from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.run_folder import load_checkpoint, new_run_folder, newest_run, refuse_run_dir, without_a_round
+from lightning_fed.storage.owner import only_writer, temporary_folder
+from lightning_fed.storage.run_folder import (
+    load_checkpoint,
+    new_run_folder,
+    newest_run,
+    refuse_run_dir,
+    run_folder_of,
+    without_a_round,
+)
 
 
 class Federation:
@@ -158,18 +165,24 @@ class Federation:
         """
         if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
             refuse_run_dir(self.run_dir)
-        checkpoint = self._find_checkpoint(ckpt_path, model)
-        if ckpt_path and checkpoint is None:
+        path = self._find_checkpoint(ckpt_path, model)
+        if path is not None:
+            with only_writer(run_folder_of(path)):
+                return self._fit(model, datamodule, self._load(path))
+        if ckpt_path:
             print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+        if self.run_dir and (empty := without_a_round(self.run_dir)):
+            print(
+                f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
+                "Starting beside it; delete what nobody plays."
+            )
+        return self._fit(model, datamodule, None)
+
+    def _fit(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> list[Metrics]:
         if checkpoint is not None and checkpoint.manifest.round > self.rounds:
             raise FederationError(
                 f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {self.rounds}: continue with "
                 "at least as many, or from an earlier checkpoint."
-            )
-        if checkpoint is None and self.run_dir and (empty := without_a_round(self.run_dir)):
-            print(
-                f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
-                "Starting beside it; delete what nobody plays."
             )
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
@@ -198,7 +211,7 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("val")
 
     def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
@@ -209,7 +222,7 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("test")
 
     def export(
@@ -234,10 +247,10 @@ class Federation:
             format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
                 from inputs to logits, for batches of any size and texts of any length.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model)) as run:
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             exported = run.server_module() if client is None else run.client_module(client)
             facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
-            with in_one_line(Path(output), lambda: "Give another output."):
+            with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
                 write(Path(output), exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
@@ -248,9 +261,15 @@ class Federation:
     # -------------------------------------------------------------------------------------------------------------- a run
 
     @contextmanager
-    def _opened(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> Iterator[Run]:
-        """A run, new or continued, on its engine."""
-        with self._surroundings(), stopped_by_signals():
+    def _opened(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        checkpoint: Checkpoint | None,
+        reading: bool = False,
+    ) -> Iterator[Run]:
+        """A run, new, continued or only looked at, on its engine."""
+        with ExitStack() as stack, self._surroundings(), stopped_by_signals():
             model = self._started(model, datamodule)
             made: list[Path] = []
 
@@ -258,8 +277,10 @@ class Federation:
                 if checkpoint is not None or self.run_dir is None:
                     return checkpoint.run_folder if checkpoint is not None else None
                 made.append(new_run_folder(self.run_dir))
+                stack.enter_context(only_writer(made[0]))
                 return made[0]
 
+            run: Run | None = None
             try:
                 self._newest = run = Run(
                     model,
@@ -280,18 +301,16 @@ class Federation:
                     logger=self.logger,
                     callbacks=self.callbacks,
                     checkpoint=checkpoint,
+                    reading=reading,
                 )
+                try:
+                    yield run
+                finally:
+                    run.close()
             except BaseException:
-                for path in made:
-                    if path.is_dir() and not any(path.iterdir()):
-                        path.rmdir()  # what did not begin leaves nothing
-                raise
-            try:
-                yield run
-            finally:
-                run.close()
-                if made and not run.history:
+                if made and not (run and run.completed) and not Checkpoints(made[0]).paths():
                     shutil.rmtree(made[0], ignore_errors=True)  # it has not finished a round: nobody could continue it
+                raise
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method as the run has it, with the network that it is to begin with."""
@@ -322,27 +341,33 @@ class Federation:
 
     def _scratch_folder(self) -> Path:
         """A folder that goes when this object does: the private states can be asked for until then."""
-        path = tempfile.mkdtemp(prefix="lightning_fed_")
-        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
-        return Path(path)
+        stack = ExitStack()
+        path = stack.enter_context(temporary_folder())
+        weakref.finalize(self, stack.close)
+        return path
 
-    def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint | None:
-        path = Path(ckpt_path) if ckpt_path else None
-        if (word := str(ckpt_path)) in ("last", "best"):
-            path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
-            path = path / "best" if path and word == "best" else path
-        if path is None:
-            return None
+    def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path | None:
+        """The path that ``ckpt_path`` means; None if there is nothing to continue."""
+        if (word := str(ckpt_path)) not in ("last", "best"):
+            return Path(ckpt_path) if ckpt_path else None
+        path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
+        return path / "best" if path and word == "best" else path
+
+    def _load(self, path: Path) -> Checkpoint:
+        """Load a checkpoint, and say what of the run is damaged."""
         checkpoint, passed_over = load_checkpoint(path)
         for problem in passed_over:
             print(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
+        if lost := checkpoint.lost:
+            rounds = ", ".join(map(str, lost[:3])) + ", …" * (len(lost) > 3)
+            print(f"{checkpoint.run_folder} has lost the metrics of {len(lost)} rounds ({rounds}): its table goes on without them.")
         return checkpoint
 
     def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:
-        checkpoint = self._find_checkpoint(ckpt_path or "last", model)
-        if checkpoint is None:
+        path = self._find_checkpoint(ckpt_path or "last", model)
+        if path is None:
             raise FederationError(
                 f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first (a finished run has one "
                 "unless keep is none), or set ckpt_path."
             )
-        return checkpoint
+        return self._load(path)

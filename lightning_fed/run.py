@@ -1,5 +1,7 @@
 """One live run: the rounds, who takes part, what they learn, how it is merged, measured and kept."""
 
+import shutil
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -46,7 +48,7 @@ from lightning_fed.server import Server, ServerVerb
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.storage.continuing import check_goes_on
-from lightning_fed.storage.disk import in_one_line
+from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Setting
 from lightning_fed.storage.settings import settings_of
 
@@ -76,11 +78,13 @@ class Run:
             what it has of them within a round.
         folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
             the first round has been: a run that is refused leaves nothing.
-        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run.
+        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run, or if it is
+            only read.
         logger: see :class:`lightning_fed.Federation`.
         callbacks: what happens around the rounds: objects with the hooks of
             :class:`lightning_fed.callbacks.FederationCallback`.
         checkpoint: where to go on from.
+        reading: whether the run is only looked at, and nothing is written to its folder, where another process may play it.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Run:
         logger: Logger | Iterable[Logger | bool] | bool,
         callbacks: Sequence[Any],
         checkpoint: Checkpoint | None = None,
+        reading: bool = False,
     ) -> None:
         self.model, self.data = model, data
         self.engine: Engine = engine
@@ -132,13 +137,15 @@ class Run:
         self.threads = torch.get_num_threads()
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
-        states = self.checkpoints.clients_folder if self.checkpoints else scratch()
+        states = self.checkpoints.clients_folder if self.checkpoints and not reading else scratch()
+        self._written = (self.folder or states, states)
         self.store = ClientStore(states, store_limit)
         self.kept = ClientStore(states, store_limit, "server")
-        self._scratch = ScratchStore((self.folder or states) / "scratch", store_limit, "server")
+        self._scratch = ScratchStore((states if reading else self.folder or states) / "scratch", store_limit, "server")
         self._scratch.clear()
         self.server.keep_in(self.kept, self._scratch)
         self.round = 0
+        self.completed = 0  # rounds of this process that are reported, and checkpointed where that is due
         self.history: list[Metrics] = []
         self.since: dict[int, int] = {}
         self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
@@ -166,7 +173,7 @@ class Run:
 
     def play(self) -> None:
         """All rounds that are left."""
-        with in_one_line(self.folder or Path(), self._kept_for_later):
+        with in_one_line(self._kept_for_later, *self._written):
             if self.checkpoints and self._continued:
                 self.checkpoints.go_on_from(self._continued)
             try:
@@ -176,9 +183,12 @@ class Run:
                     self.history.append(self._play_round())
                     self._report()
                     self._save_checkpoint()
+                    self.completed += 1
                 self._call("on_fit_end")
-                if self.checkpoints and self.keep != "all":
-                    self.checkpoints.drop(self.store.files() | self.kept.files() if self.keep == "last" else None)
+                if self.checkpoints:
+                    self.checkpoints.finish(self.keep, (self.store, self.kept))
+                    if self.keep == "none":  # what is on disk only can be asked for until then
+                        weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder, ignore_errors=True)
             finally:
                 self._call("teardown")
                 for logger in self.loggers:
@@ -371,19 +381,31 @@ class Run:
             getattr(callback, hook)(self, *args)
 
     def _report(self) -> None:
-        with self._stopwatch("report"):
+        with self._stopwatch("report"), naming(self._written[0]):
+            if self.folder:
+                self.folder.stat()  # if it is gone, it is said here: TensorBoard's thread would print a traceback
             for logger in self.loggers:
                 logger.log_metrics({name: value for name, value in self.history[-1].items() if name != "round"}, step=self.round)
             self._call("on_round_end")
 
     def _save_checkpoint(self) -> None:
         """Where one is due, and where the round is the best so far: it is not there any more when one is due."""
-        best = self._best.round
-        if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or best == self.round):
+        best = self._best.best
+        is_best = best is not None and best.round == self.round
+        if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or is_best):
             with self._stopwatch("checkpoint"):
-                state, merged = self.server.state_dict(), self._merged
                 self.checkpoints.save(
-                    self.round, self.identity, self.threads, self.history, state, self.store, merged, best, self.kept, self.settings
+                    self.round,
+                    self.identity,
+                    self.threads,
+                    self.history,
+                    self.server.state_dict(),
+                    self.store,
+                    self._merged,
+                    best,
+                    self.kept,
+                    self.settings,
+                    self._target,
                 )
             self._merged = {}
 
@@ -392,17 +414,22 @@ class Run:
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
         check_goes_on(checkpoint, self.identity, self.threads, self.settings, self.server.state_dict(), persistent)
         self.server.load_state_dict(checkpoint.server)
-        self.store.restore(checkpoint.clients)
-        self.kept.restore(checkpoint.kept)
-        self.round, self.history, self.since = checkpoint.manifest.round, checkpoint.history, checkpoint.since
-        for row in self.history:
-            try:
-                self._noted(row)
-            except KeyError as missing:
-                raise FederationError(
-                    f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, which "
-                    f"{self.method} reports."
-                ) from missing
+        for store, records in ((self.store, checkpoint.clients), (self.kept, checkpoint.kept)):
+            store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
+        manifest = checkpoint.manifest
+        self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
+        self._best.best = manifest.best
+        if self._target and manifest.target == self.target:
+            self._target.reached = manifest.reached
+        elif self._target:  # another one, of which the checkpoint does not know
+            for row in self.history:
+                try:
+                    self._target.update(row)
+                except KeyError as missing:
+                    raise FederationError(
+                        f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, "
+                        f"which {self.method} reports."
+                    ) from missing
         self._open_round()
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.run import Run
-from lightning_fed.storage.disk import naming
+from lightning_fed.storage.disk import make_way, naming
 
 
 class MetricsTable(FederationCallback):
@@ -33,12 +33,12 @@ class MetricsTable(FederationCallback):
         """Add the round."""
         if run.folder is None:
             return
-        row = run.history[-1]
-        if row.keys() <= set(self._columns):
-            append_row(run.folder / "metrics.csv", row, self._columns)
+        row, path = run.history[-1], run.folder / "metrics.csv"
+        if row.keys() <= set(self._columns) and path.is_file():
+            append_row(path, row, self._columns)
         else:
             self._columns = columns_of(run.history)
-            write_table(run.folder / "metrics.csv", run.history)
+            write_table(path, run.history)
         if run.headline("test") in row:
             write_table(run.folder / "clients.csv", list(client_rows(run)))
 
@@ -61,10 +61,15 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as CSV, aside first: the file is there as a whole, or as it was before."""
+    """Write rows as CSV, aside first: the file is there as a whole, or as it was before. A folder of its name is moved out of the
+    way.
+    """
     columns = columns_of(rows)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(_lines([dict(zip(columns, columns, strict=True)), *rows], columns), newline="")
+    aside = path.with_name(".table.csv")  # the same for all tables: what a kill leaves there is replaced when a run goes on
+    with naming(path):
+        aside.write_text(_lines([dict(zip(columns, columns, strict=True)), *rows], columns), newline="")
+    if path.is_dir():
+        make_way(path)
     aside.replace(path)
 
 

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
@@ -143,6 +144,21 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}
 
 
+@dataclass(frozen=True)
+class Best:
+    """The round that was best on validation data.
+
+    Args:
+        round: which one, the first among equals.
+        val: its headline on validation data.
+        test: on test data.
+    """
+
+    round: int
+    val: float
+    test: float
+
+
 class BestRound:
     """Keeps the headline at the round at which it was best on validation data so far: what an honest user may report.
 
@@ -152,24 +168,21 @@ class BestRound:
         more_is_better: whether the best is the largest.
 
     Attributes:
-        round: which round that was, the first among equals; None without validation data.
+        best: the round; None without validation data.
     """
 
     def __init__(self, headline: Callable[[str], str], metric: str, more_is_better: bool = True) -> None:
         self.headline = headline
         self.metric = metric
-        self.round: int | None = None
+        self.best: Best | None = None
         self._sign = 1 if more_is_better else -1
-        self._best = -math.inf
-        self._selected: Metrics = {}
 
     def update(self, row: Metrics) -> Metrics:
         """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
-        value = self._sign * row[self.headline("val")] if self.headline("val") in row else -math.inf
-        if value > self._best:
-            self._best, self.round = value, int(row["round"])
-            self._selected = {f"selected/test_{self.metric}": row[self.headline("test")], "selected/round": row["round"]}
-        return self._selected
+        value = self._sign * row.get(self.headline("val"), -self._sign * math.inf)
+        if value > (self._sign * self.best.val if self.best else -math.inf):
+            self.best = Best(int(row["round"]), row[self.headline("val")], row[self.headline("test")])
+        return {f"selected/test_{self.metric}": self.best.test, "selected/round": float(self.best.round)} if self.best else {}
 
 
 class Target:
@@ -179,18 +192,21 @@ class Target:
         headline: the column that is to reach the target.
         target: its value.
         more_is_better: whether it is reached from below.
+
+    Attributes:
+        reached: these columns; nothing before the target is reached.
     """
 
     def __init__(self, headline: str, target: float, more_is_better: bool = True) -> None:
         self.headline = headline
         self.target = target
+        self.reached: Metrics = {}
         self._sign = 1 if more_is_better else -1
-        self._reached: Metrics = {}
 
     def update(self, row: Metrics) -> Metrics:
-        """Take a round's metrics in, with totals; nothing is returned before the target is reached."""
-        if not self._reached and self.headline in row and self._sign * row[self.headline] >= self._sign * self.target:
+        """Take a round's metrics in, with totals; returns what is reached."""
+        if not self.reached and self.headline in row and self._sign * row[self.headline] >= self._sign * self.target:
             costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
             costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
-            self._reached = {f"target/{name}": value for name, value in costs.items()}
-        return self._reached
+            self.reached = {f"target/{name}": value for name, value in costs.items()}
+        return self.reached

@@ -1,20 +1,19 @@
 """Checkpoints of a federation: complete or absent."""
 
-import os
-import shutil
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.exchange import State
+from lightning_fed.measure.meters import Best, Metrics, Target
 from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
-from lightning_fed.storage.disk import naming
-from lightning_fed.storage.journal import Journal
-from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Setting, read_entries, read_manifest, round_of, write_manifest
+from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
+from lightning_fed.storage.index import CLIENTS, Entry, Index, number_of
+from lightning_fed.storage.index import NAME as INDEX_NAME
+from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Setting, read_manifest, round_named, write_manifest
 
 Keep = Literal["all", "last", "none"]
 """Which checkpoints stay when a run is finished."""
@@ -29,32 +28,52 @@ class Checkpoint:
         run_folder: folder of its run.
         manifest: what its own file holds.
         server: the server's state.
-        history: the metrics of every round so far.
-        clients: the file of each client's private state.
-        kept: the file of what the server keeps for each client.
-        since: round of each client's last fit turn that was merged.
+        history: the metrics of every round so far, without those of which the file is lost; its own is there.
+        entries: what there is of each client, by index file.
     """
 
     path: Path
     run_folder: Path
     manifest: Manifest
     server: State
-    history: list[dict[str, float]] = field(default_factory=list)
-    clients: dict[int, FileRecord] = field(default_factory=dict)
-    kept: dict[int, FileRecord] = field(default_factory=dict)
-    since: dict[int, int] = field(default_factory=dict)
+    history: list[Metrics] = field(default_factory=list)
+    entries: dict[int, dict[int, Entry]] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> dict[int, FileRecord]:
+        """The file of each client's private state."""
+        return {client: one.client for own in self.entries.values() for client, one in own.items() if one.client is not None}
+
+    @property
+    def kept(self) -> dict[int, FileRecord]:
+        """The file of what the server keeps for each client."""
+        return {client: one.server for own in self.entries.values() for client, one in own.items() if one.server is not None}
+
+    @property
+    def since(self) -> dict[int, int]:
+        """Round of each client's last fit turn that was merged."""
+        return {client: one.since for own in self.entries.values() for client, one in own.items() if one.since is not None}
+
+    @property
+    def lost(self) -> list[int]:
+        """Rounds whose metrics are lost."""
+        return sorted(set(range(1, self.manifest.round)) - {int(row["round"]) for row in self.history})
 
 
 class Checkpoints:
-    """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}`` beside ``journal.jsonl`` and
-    ``clients/``.
+    """The checkpoints of one run: ``checkpoints/round_…/{manifest.json, server.safetensors}``, and what their manifests name:
+    ``index/`` and, named by the files there, ``clients/``.
 
     A checkpoint is written into a folder with a leading dot, synced and renamed: it is complete or absent. The last two are kept,
     and those of the rounds that they name as the best so far: one round, or two where the last checkpoint names another than the
-    one before, to which a run goes back if the last one is damaged. The states of clients, private ones and those that the server
-    keeps for them, lie in one folder under names that are never written twice; the journal lists them, and the rounds' metrics: a
-    checkpoint writes what is new since the last one, however long the run is. A run that goes on from an older checkpoint leaves
-    the later ones as they are until its own first one is complete. What else lies in these folders is not looked at.
+    one before, to which a run goes back if the last one is damaged. Of those that go, the manifest stays in ``history/`` for the
+    metrics of its round.
+
+    No file is changed once it has its name, and what no manifest names goes. The states of clients, private ones and those that the
+    server keeps for them, lie in ``clients/`` under names that are never written twice. An index file names those of at most 256
+    clients; a checkpoint writes the index files of the clients of which something changed, and names those of the others as the
+    checkpoint before did: what it writes does not grow with the run. A run that goes on from an older checkpoint leaves the later
+    ones as they are until its own first one is complete.
 
     Args:
         run_folder: folder of the run.
@@ -66,29 +85,30 @@ class Checkpoints:
         self.run_folder = run_folder
         self.folder = run_folder / "checkpoints"
         self.clients_folder = run_folder / "clients"
+        self.history_folder = run_folder / "history"
+        self.index = Index(run_folder / "index")
         self.keep = keep
-        self.journal = Journal(run_folder / "journal.jsonl", *([continued.manifest.journal] if continued else []))
-        self._rows = len(continued.history) if continued else 0  # of the history, in the journal
-        self._last = continued.manifest.round if continued else 0  # the round of the last checkpoint
-        self._later: list[Path] = []  # checkpoints that go when there is a new one
-        self._later_files: set[str] = set()  # which only they need
-        self._replaced: deque[list[str]] = deque()  # files that the last checkpoints need, the newest one does not
-        self._named: deque[int | None] = deque(maxlen=keep)  # the best rounds of which the last checkpoints know
-        self._bests: dict[int, set[str]] = {}  # the files that the checkpoints of these rounds need
-        self._held: set[str] = set()  # of these files, those that the last checkpoints do not need
+        self._round = continued.manifest.round if continued else 0  # of the last checkpoint
+        self._names = dict(continued.manifest.index) if continued else {}  # its index
+        self._since = continued.since if continued else {}
+        self._changed: set[int] = set()  # index files that are to be written
+        self._kept: dict[int, Manifest] = {}  # checkpoints that are there, by round
+        self._later: dict[int, Manifest | None] = {}  # those that go when there is a new one; None if damaged
+        self._files: dict[str, set[str]] = {}  # files of states by the index file that names them
 
     def save(
         self,
         round: int,
         identity: dict[str, Any],
         threads: int,
-        history: list[dict[str, float]],
+        history: list[Metrics],
         server: State,
         store: ClientStore,
         since: Mapping[int, int],
-        best: int | None = None,
+        best: Best | None = None,
         kept: ClientStore | None = None,
         settings: Mapping[str, Setting] | None = None,
+        target: Target | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -103,52 +123,57 @@ class Checkpoints:
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
             kept: what the server keeps for each client, in the folder of the private states.
             settings: see :class:`Manifest`.
+            target: what the headline is to reach.
 
         Raises:
             OSError: if the disk refuses; what was there before is still there.
         """
         aside = self.folder / ".new"
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         try:
-            with naming(self.folder):
-                aside.mkdir(parents=True)
-                clients, replaced = store.flush()
-                entry = {"round": round, "after": self._last, "history": history[self._rows :], "clients": clients}
-                entry["since"] = dict(since)
-                if kept is not None:
-                    entry["kept"], others = kept.flush()
-                    replaced += others
-                extent = self.journal.append(entry)
-                written = write_state(aside / SERVER_FILE, server)
-                manifest = Manifest(round, identity, threads, written, extent, best, dict(settings or {}))
-                write_manifest(aside / "manifest.json", manifest)
-                for folder in (self.clients_folder, self.run_folder, aside):
-                    if folder.is_dir():
-                        _sync(folder)
+            aside.mkdir(parents=True)
+            self._write_index(store, since, kept)
+            written = write_state(aside / SERVER_FILE, server)
+            rows, names = history[self._round - round :], dict(self._names)
+            manifest = Manifest(round, identity, threads, written, names, rows, best, settings=dict(settings or {}))
+            if target is not None:
+                manifest = replace(manifest, target=target.target, reached=target.reached)
+            write_manifest(aside / "manifest.json", manifest)
+            for folder in (self.clients_folder, self.index.folder, self.run_folder, aside):
+                if folder.is_dir():
+                    sync_folder(folder)
         except OSError:
-            shutil.rmtree(aside, ignore_errors=True)  # it takes room
+            with suppress(OSError):
+                remove(aside)  # it takes room
             raise
-        with naming(self.folder):
-            for later in reversed(self._later):  # the last one first: what there is at any moment is of one past
-                self._drop(later)
-            final = aside.rename(self.path(round))
-            _sync(self.folder)
-        self._rows, self._last, self._later = len(history), round, []
-        if best == round:
-            self._bests[round] = store.files() | (kept.files() if kept is not None else set())
-        self._prune(store, replaced, best)
+        for later in sorted(self._later, reverse=True):  # the last one first: what there is at any moment is of one past
+            self._drop(self.path(later))
+        if self._later:
+            self._forget_rows()
+        final = self.path(round)
+        make_way(final)
+        with naming(final):
+            aside.rename(final)
+        sync_folder(self.folder)
+        self._round, self._changed, self._kept[round] = round, set(), manifest
+        replaced, self._later = bool(self._later), {}
+        self._prune()
+        if replaced:
+            self._sweep()
         return final
 
     def latest(self) -> tuple[Checkpoint, list[str]]:
-        """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged.
+        """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged, or no folder.
 
         Raises:
             FederationError: if there is none, or if one is not damaged, but says what no run can have written.
         """
         problems: list[str] = []
-        for path in reversed(self.paths()):
+        for path in reversed(self._called_checkpoints()):
             try:
-                return self.load(path), problems
+                if _is_folder(path):
+                    return self.load(path), problems
+                problems.append(f"{path} is no folder, and so no checkpoint")
             except DamagedError as error:
                 problems.append(str(error))
         raise FederationError(
@@ -167,13 +192,13 @@ class Checkpoints:
                 f"No round of {self.run_folder} was measured on validation data, so none of them is the best: hold some out "
                 "(data.val_share) in a new run, or give ckpt_path 'last'."
             )
-        path = self.path(newest.manifest.best)
-        if not path.is_dir():
+        round = newest.manifest.best.round
+        if not self.path(round).is_dir():
             raise FederationError(
-                f"The best round of {self.run_folder} is {newest.manifest.best}, of which it has no checkpoint: give ckpt_path "
-                "'last', or continue the run until another round is better."
+                f"The best round of {self.run_folder} is {round}, of which it has no checkpoint: give ckpt_path 'last', or "
+                "continue the run until another round is better."
             )
-        return self.load(path)
+        return self.load(self.path(round))
 
     def method(self) -> str | None:
         """The method of the run, as the newest checkpoint that can be read has it; None if none can."""
@@ -190,11 +215,14 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Folders of all checkpoints, oldest first."""
-        found = {path: round_of(path) for path in self.folder.iterdir()} if self.folder.is_dir() else {}
-        return sorted((path for path, round in found.items() if round is not None), key=lambda path: found[path] or 0)
+        return [path for path in self._called_checkpoints() if _is_folder(path)]
 
-    def load(self, path: Path) -> Checkpoint:
+    def load(self, path: Path, history: bool = True) -> Checkpoint:
         """Read and verify one checkpoint.
+
+        Args:
+            path: its folder.
+            history: read the metrics of earlier rounds, too.
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
@@ -202,14 +230,12 @@ class Checkpoints:
         """
         try:
             manifest = read_manifest(path / "manifest.json")
-            checkpoint = Checkpoint(path, self.run_folder, manifest, read_state(path, manifest.server))
-            journal = Journal(self.journal.path, manifest.journal)
-            for entry in read_entries(journal.read(), manifest, str(journal.path)):
-                checkpoint.history.extend(entry.history)
-                checkpoint.clients.update(entry.clients)
-                checkpoint.kept.update(entry.kept)
-                checkpoint.since.update(entry.since)
-            for record in (*checkpoint.clients.values(), *checkpoint.kept.values()):
+            server = read_state(path, manifest.server)
+            entries = {
+                number: self.index.read(name, number, manifest.last_client, manifest.round)
+                for number, name in manifest.index.items()
+            }
+            for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
                 read_state(self.clients_folder, record)
         except DamagedError as error:
             raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
@@ -217,103 +243,141 @@ class Checkpoints:
             raise FederationError(
                 f"Checkpoint {path} cannot be used: {error} Delete its folder, or give another checkpoint as ckpt_path."
             ) from error
-        return checkpoint
-
-    def drop(self, all_but: set[str] | None) -> None:
-        """Free what a finished run takes on disk: all checkpoints but the newest, and states that it does not need; checkpoints
-        first, so that none is left that refers to what is gone.
-
-        Args:
-            all_but: names of the files of states that the newest checkpoint needs; None: keep no checkpoint, and no state at all.
-        """
-        paths = self.paths()
-        for path in paths if all_but is None else paths[:-1]:
-            shutil.rmtree(path)
-        if all_but is None:
-            for folder in (self.folder, self.clients_folder):
-                shutil.rmtree(folder, ignore_errors=True)
-            self.journal.path.unlink(missing_ok=True)
-        elif self.clients_folder.is_dir():
-            for path in self.clients_folder.glob("*.safetensors"):
-                if path.name not in all_but:
-                    path.unlink()
+        return Checkpoint(path, self.run_folder, manifest, server, self._rows(manifest) if history else manifest.rows, entries)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
         """Prepare to continue a run from a checkpoint. What lies there of rounds that no checkpoint has is deleted; so are earlier
         checkpoints that are damaged, or that a run does not keep. Later ones stay, with all that they need, until the first new one
         is complete.
         """
-        for left in (".new", ".old"):
-            shutil.rmtree(self.folder / left, ignore_errors=True)
-        recent, kept = [checkpoint], _files(checkpoint)
-        named = {checkpoint.manifest.best}
-        for path in reversed(self.paths()):  # a file goes with the last checkpoint that needs it
-            round = round_of(path) or 0
-            if round == checkpoint.manifest.round:
-                continue
+        for left in (self.folder / ".new", self.folder / ".old", self.index.folder / ".new"):
+            remove(left)
+        for path in self.paths():
+            round = round_named(path.name) or 0
             try:
-                other = self.load(path)
+                other = checkpoint if round == checkpoint.manifest.round else self.load(path, history=False)
             except FederationError:
                 other = None
             if round > checkpoint.manifest.round:
-                self._later.insert(0, path)
-                if other is not None:
-                    self._later_files |= _files(other)
-                    self.journal.extent = max(self.journal.extent, other.manifest.journal)
-            elif other is None or not (round in named or len(recent) < self.keep):
+                self._later[round] = other.manifest if other is not None else None
+            elif other is None:
                 self._drop(path)
             else:
-                if len(recent) < self.keep:
-                    recent.append(other)
-                    self._replaced.appendleft(sorted(_files(other) - kept))
-                    kept |= _files(other)
-                    named.add(other.manifest.best)
-                if round in named:
-                    self._bests[round] = _files(other)
-        if checkpoint.manifest.best == checkpoint.manifest.round:
-            self._bests[checkpoint.manifest.round] = _files(checkpoint)
-        self._named.extend(older.manifest.best for older in reversed(recent))
-        self._held = set().union(*self._bests.values()) - kept
-        self._later_files -= kept | self._held
-        self.journal.trim()
-        if self.clients_folder.is_dir():
-            for file in self.clients_folder.iterdir():
-                if owner_and_client(file.name) and file.name not in kept | self._held | self._later_files:
-                    with suppress(IsADirectoryError):  # which is not ours
-                        file.unlink()
+                self._kept[round] = other.manifest
+            if other is not None:
+                self._note(other)
+        self._prune()
+        if not self._later:
+            self._forget_rows()
+        self._sweep()
+
+    def finish(self, keep: Keep, stores: Iterable[ClientStore]) -> None:
+        """Free what a finished run takes on disk; checkpoints first, so that none is left that names what is gone.
+
+        Args:
+            keep: which checkpoints stay.
+            stores: what the run can still be asked for: the files that they use stay.
+        """
+        if keep == "all":
+            return
+        newest = max(self._kept, default=0) if keep == "last" else 0
+        for round in sorted(self._kept.keys() - {newest}):
+            self._drop(self.path(round))
+            del self._kept[round]
+        self._sweep(set().union(*(store.in_use() for store in stores)))
+        if keep == "none":
+            remove(self.history_folder)
+        for folder in (self.folder, self.clients_folder, self.index.folder):
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+
+    def _write_index(self, store: ClientStore, since: Mapping[int, int], kept: ClientStore | None) -> None:
+        """Write all states, and the index files that change thereby."""
+        self._since |= since
+        self._changed.update(map(number_of, {*store.flush(), *(kept.flush() if kept is not None else ()), *since}))
+        servers = kept.records if kept is not None else {}
+        for number in sorted(self._changed):
+            clients = range(number * CLIENTS, (number + 1) * CLIENTS)
+            found = {k: Entry(store.records.get(k), servers.get(k), self._since.get(k)) for k in clients}
+            entries = {client: entry for client, entry in found.items() if entry != Entry(None, None, None)}
+            self._names[number] = self.index.write(entries)
+            self._files[self._names[number]] = _files(entries)
+
+    def _rows(self, manifest: Manifest) -> list[Metrics]:
+        """The metrics of all rounds up to a checkpoint's, as far as they can be read."""
+        rows: dict[int, Metrics] = {}
+        earlier = {round_named(path.stem): path for path in self.history_folder.glob("round_*.json")}
+        earlier |= {round_named(path.name): path / "manifest.json" for path in self.paths()}
+        for path in (path for round, path in earlier.items() if round is not None and round < manifest.round):
+            with suppress(FederationError):  # a gap in the table
+                rows |= {int(row["round"]): row for row in read_manifest(path).rows}
+        rows |= {int(row["round"]): row for row in manifest.rows}
+        return [rows[round] for round in sorted(rows)]
+
+    def _called_checkpoints(self) -> list[Path]:
+        """What is called as a checkpoint's folder is, oldest first."""
+        found = {path: round_named(path.name) for path in self.folder.iterdir()} if self.folder.is_dir() else {}
+        return sorted((path for path, round in found.items() if round is not None), key=lambda path: found[path] or 0)
+
+    def _note(self, checkpoint: Checkpoint) -> None:
+        """Remember which files its index files name."""
+        for number, name in checkpoint.manifest.index.items():
+            self._files[name] = _files(checkpoint.entries[number])
 
     def _drop(self, path: Path) -> None:
-        """Delete a checkpoint, which is there as a whole or not at all."""
+        """Delete a checkpoint, which is there as a whole or not at all. Its manifest stays, for the metrics that it holds."""
+        if not _is_folder(path):
+            return  # somebody was faster
         old = self.folder / ".old"
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
+        self.history_folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            (path / "manifest.json").replace(self.history_folder / f"{path.name}.json")
         path.rename(old)
-        shutil.rmtree(old)
+        remove(old)
 
-    def _prune(self, store: ClientStore, replaced: list[str], best: int | None) -> None:
-        """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they needed."""
-        self._named.append(best)
-        self._bests = {round: files for round, files in self._bests.items() if round in self._named}
-        best_paths = {self.path(round) for round in self._bests}
-        for path in self.paths()[: -self.keep]:
-            if path not in best_paths:
-                self._drop(path)
-        self._replaced.append(replaced)
-        while len(self._replaced) >= self.keep:
-            self._held.update(self._replaced.popleft())
-        free = {name for name in self._held if not any(name in files for files in self._bests.values())}
-        store.discard(free | self._later_files)
-        self._held -= free
-        self._later_files = set()
+    def _prune(self) -> None:
+        """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they named."""
+        recent = sorted(self._kept)[-self.keep :]
+        best = {one.best.round for one in (self._kept[round] for round in recent) if one.best is not None}
+        gone = [self._kept.pop(round) for round in sorted(self._kept.keys() - {*recent, *best})]
+        for manifest in gone:
+            self._drop(self.path(manifest.round))
+        for number, name in {item for manifest in gone for item in manifest.index.items()}:
+            others = {manifest.index.get(number, "") for manifest in (*self._kept.values(), *self._there(self._later))}
+            if name not in others:  # only these can name the same files: they are of the same clients
+                files = self._files.pop(name, set()).difference(*(self._files.get(other, ()) for other in others))
+                for path in (self.index.folder / name, *(self.clients_folder / file for file in files)):
+                    path.unlink(missing_ok=True)
+
+    def _sweep(self, in_use: Iterable[str] = ()) -> None:
+        """Delete the files of a run that no manifest names, and that are not in use."""
+        names = {name for one in (*self._kept.values(), *self._there(self._later)) for name in one.index.values()}
+        self._files = {name: files for name, files in self._files.items() if name in names}
+        files = set(in_use).union(*self._files.values())
+        for folder, named, ours in (
+            (self.index.folder, names, INDEX_NAME.fullmatch),
+            (self.clients_folder, files, owner_and_client),
+        ):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if ours(path.name) and path.name not in named:
+                    with suppress(IsADirectoryError):  # which is not ours
+                        path.unlink()
+
+    def _forget_rows(self) -> None:
+        """Delete the metrics of rounds that are played again."""
+        for path in self.history_folder.glob("round_*.json"):
+            if (round_named(path.stem) or 0) > self._round:
+                path.unlink()
+
+    @staticmethod
+    def _there(later: Mapping[int, Manifest | None]) -> list[Manifest]:
+        return [manifest for manifest in later.values() if manifest is not None]
 
 
-def _files(checkpoint: Checkpoint) -> set[str]:
-    """The files of clients' states that a checkpoint refers to."""
-    return {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _files(entries: Mapping[int, Entry]) -> set[str]:
+    return {record["file"] for entry in entries.values() for record in entry.records}

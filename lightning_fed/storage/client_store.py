@@ -6,8 +6,7 @@ import re
 import shutil
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.exchange import State, count_bytes, shown
-from lightning_fed.storage.disk import naming
+from lightning_fed.storage.disk import write_synced
+from lightning_fed.storage.fields import Fields
 
 
 class FileRecord(TypedDict):
@@ -29,17 +29,9 @@ class FileRecord(TypedDict):
 
 
 def write_state(path: Path, state: State) -> FileRecord:
-    """Write tensors as safetensors and return once they are on the disk, not only in its cache."""
+    """Write tensors as safetensors and return once they are on the disk."""
     data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
-    try:
-        with naming(path), path.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with suppress(OSError):
-            path.unlink()  # half a file takes room
-        raise
+    write_synced(path, data)
     return {"file": path.name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
 
@@ -70,7 +62,7 @@ def tensors_in(data: bytes, path: Path) -> State:
         raise FederationError(f"{path} holds no tensors in the safetensors format ({type(error).__name__}: {said})") from error
 
 
-FILE = re.compile(r"(client|server)_(-?\d{5,})_round_\d{6,}(?:_\d+)?\.safetensors", re.ASCII)
+FILE = re.compile(r"(client|server)_(-?\d{5,})_round_(\d{6,})(?:_\d+)?\.safetensors", re.ASCII)
 
 
 def owner_and_client(file: str) -> tuple[str, int] | None:
@@ -79,17 +71,32 @@ def owner_and_client(file: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
+def file_record(fields: Fields, belongs: tuple[str, int] | None = None) -> FileRecord:
+    """A file of a state, as a checkpoint has it.
+
+    Args:
+        fields: its fields.
+        belongs: the owner and the client whose state it must be; None for the server's own.
+    """
+    file = fields.text("file")
+    if belongs is not None and owner_and_client(file) != belongs:
+        raise fields.refused("file", f"that of {belongs[0]} {belongs[1]}, as in client_000003_round_000012.safetensors")
+    return {"file": file, "bytes": fields.integer("bytes"), "crc32": fields.integer("crc32", most=2**32 - 1)}
+
+
 class ClientStore:
     """One state per client that has one, bounded in memory: what clients keep to themselves, or what the server keeps for them.
 
     A state is written once: when memory runs short or when a checkpoint asks for it, whichever comes first, and under a new name
-    each time, so that the files of an earlier checkpoint stay as they are until :meth:`discard`. What a checkpoint costs depends on
-    what has changed since the last one, not on how many clients there are.
+    each time, so that the files of earlier checkpoints stay as they are: whoever wrote these removes them.
 
     Args:
         folder: where the files go; created when the first is written.
         memory_limit: bytes of states to keep in memory. The state last used is always kept.
         owner: who keeps them, the first word of the files' names: stores of different owners may have one folder.
+
+    Attributes:
+        records: the file of each client's state that has been written, as it was when it was.
     """
 
     def __init__(self, folder: Path, memory_limit: int, owner: str = "client") -> None:
@@ -99,21 +106,20 @@ class ClientStore:
         self._memory: OrderedDict[int, State] = OrderedDict()
         self._bytes = 0
         self._dirty: dict[int, int] = {}  # client → round of the state that is in memory only
-        self._records: dict[int, FileRecord] = {}
-        self._changed: dict[int, FileRecord] = {}
-        self._replaced: list[str] = []
+        self.records: dict[int, FileRecord] = {}
+        self._changed: set[int] = set()  # clients whose file no call of flush has named
 
     def __contains__(self, client: int) -> bool:
-        return client in self._memory or client in self._records
+        return client in self._memory or client in self.records
 
     def __iter__(self) -> Iterator[int]:
         """The clients that have a state, in order."""
-        return iter(sorted(self._memory.keys() | self._records.keys()))
+        return iter(sorted(self._memory.keys() | self.records.keys()))
 
     def get(self, client: int) -> State:
         """The state of a client. Raises :class:`KeyError` for a client that has none."""
         if client not in self._memory:
-            self._remember(client, read_state(self.folder, self._records[client]))
+            self._remember(client, read_state(self.folder, self.records[client]))
         self._memory.move_to_end(client)
         return self._memory[client]
 
@@ -125,7 +131,7 @@ class ClientStore:
         """Some values of a one-dimensional tensor of a client's state, which stays where it is: in memory or on disk."""
         if client in self._memory:
             return self._memory[client][name][start:stop]
-        with safetensors.safe_open(self.folder / self._records[client]["file"], framework="pt") as file:
+        with safetensors.safe_open(self.folder / self.records[client]["file"], framework="pt") as file:
             values: Tensor = file.get_slice(name)[start:stop]
         return values
 
@@ -135,50 +141,41 @@ class ClientStore:
         self._dirty[client] = round
         self._remember(client, state)
 
-    def flush(self) -> tuple[dict[int, FileRecord], list[str]]:
-        """Write what is in memory only.
-
-        Returns:
-            The files of the states that changed since the last call, by client, and the names of the files that they replace.
-        """
+    def flush(self) -> set[int]:
+        """Write what is in memory only; returns the clients whose file is another one than at the last call."""
         for client in list(self._dirty):
             self._write(client)
-        changed, replaced = self._changed, self._replaced
-        self._changed, self._replaced = {}, []
-        return changed, replaced
+        changed, self._changed = self._changed, set()
+        return changed
 
-    def files(self) -> set[str]:
-        """Names of the files that hold what there was at the last call of :meth:`flush`, if nothing was put since."""
-        return {record["file"] for record in self._records.values()}
+    def in_use(self) -> set[str]:
+        """Names of the files that may have to be read again: none if memory has room for all states."""
+        return set() if self.records.keys() <= self._memory.keys() else {record["file"] for record in self.records.values()}
 
     def rounds(self, client: int) -> set[int]:
         """Rounds of a client's states that are on the disk: those that checkpoints refer to, and perhaps a newer one."""
-        return {int(path.stem[-6:]) for path in self.folder.glob(f"{self.owner}_{client:06d}_round_*.safetensors")}
+        names = (FILE.fullmatch(path.name) for path in self.folder.glob(f"{self.owner}_{client:06d}_round_*"))
+        return {int(match[3]) for match in names if match}
 
-    def restore(self, records: Mapping[int, FileRecord]) -> None:
-        """Continue from what the calls of :meth:`flush` returned, taken together."""
+    def restore(self, records: Mapping[int, FileRecord], folder: Path | None = None) -> None:
+        """Continue with the states in these files, by client, in the store's folder or another one, which stays as it is."""
         self._memory.clear()
         self._dirty.clear()
-        self._bytes = 0
-        self._records, self._changed, self._replaced = dict(records), {}, []
-
-    def discard(self, names: Iterable[str]) -> None:
-        """Delete files that nobody needs any more."""
-        for name in names:
-            (self.folder / name).unlink(missing_ok=True)
+        self._bytes, self._changed = 0, set()
+        self.records = dict(records)
+        if folder not in (None, self.folder):
+            whole = {client: str(folder.absolute() / record["file"]) for client, record in records.items()}
+            self.records = {client: {**record, "file": whole[client]} for client, record in records.items()}
 
     def _write(self, client: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._free(f"{self.owner}_{client:06d}_round_{self._dirty[client]:06d}")
-        before = self._records.get(client)
-        in_checkpoint = client not in self._changed
-        self._records[client] = self._changed[client] = write_state(path, self._memory[client])
+        before = self.records.get(client)
+        self.records[client] = write_state(path, self._memory[client])
         del self._dirty[client]
-        if before is not None:
-            if in_checkpoint:
-                self._replaced.append(before["file"])
-            else:
-                self.discard([before["file"]])
+        if before is not None and client in self._changed:  # no checkpoint knows of it
+            (self.folder / before["file"]).unlink(missing_ok=True)
+        self._changed.add(client)
 
     def _free(self, name: str) -> Path:
         """A file that is not there yet: of a round that is played again, the one before may still be needed."""

@@ -36,6 +36,11 @@ class Fields:
             raise self.refused(name, f"a whole number from {least}" + (f" to {most}" if most < LARGEST else ""))
         return value
 
+    def number(self, name: str) -> float:
+        """A number."""
+        self._get(name)
+        return numbers({name: self.content[name]}, self.where)[name]
+
     def optional(self, name: str, read: Callable[[str], T]) -> T | None:
         """A field that may be null or missing, else as ``read`` reads it."""
         return None if self.content.get(name) is None else read(name)

@@ -53,6 +53,8 @@ def new_run_folder(run_dir: Path) -> Path:
         number += 1
     try:
         folder.mkdir(parents=True)
+    except FileExistsError:  # another process made it a moment ago
+        return new_run_folder(run_dir)
     except OSError as error:
         raise FederationError(
             f"The folder of runs is {_short(run_dir)}, where no folder can be made ({error.strerror}): set another run_dir."
@@ -76,6 +78,24 @@ def newest_run(run_dir: Path, method: str) -> Path | None:
     return None
 
 
+def run_folder_of(path: Path) -> Path:
+    """The folder of the run that :func:`load_checkpoint` takes a checkpoint from.
+
+    Raises:
+        FederationError: if there is none.
+    """
+    if path.parent.name == "checkpoints" and path.is_dir():
+        return path.absolute().parent.parent
+    if path.name == "best" and (path.parent / "checkpoints").is_dir():
+        return path.parent
+    if (path / "checkpoints").is_dir():
+        return path
+    raise FederationError(
+        f"No checkpoint at {path}: give the folder of a run (…/version_0), of one checkpoint "
+        "(…/version_0/checkpoints/round_000010), of a run and 'best' (…/version_0/best), 'last' or 'best'."
+    )
+
+
 def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:
     """Load the checkpoint that ``path`` means: a run's newest complete one, the one whose folder it is, or, if ``best`` follows the
     folder of a run, that of its best round.
@@ -83,13 +103,8 @@ def load_checkpoint(path: Path) -> tuple[Checkpoint, list[str]]:
     Returns:
         The checkpoint, and a line for each damaged one that was passed over.
     """
-    if path.parent.name == "checkpoints" and path.is_dir():
-        return Checkpoints(path.absolute().parent.parent).load(path), []
-    if path.name == "best" and (path.parent / "checkpoints").is_dir():
-        return Checkpoints(path.parent).best(), []
-    if not (path / "checkpoints").is_dir():
-        raise FederationError(
-            f"No checkpoint at {path}: give the folder of a run (…/version_0), of one checkpoint "
-            "(…/version_0/checkpoints/round_000010), of a run and 'best' (…/version_0/best), 'last' or 'best'."
-        )
-    return Checkpoints(path).latest()
+    folder = run_folder_of(path)
+    checkpoints = Checkpoints(folder)
+    if folder == path:
+        return checkpoints.latest()
+    return (checkpoints.best() if folder == path.parent else checkpoints.load(path)), []

@@ -95,66 +95,75 @@ def test_flush_writes_only_what_changed(tmp_path: Path, written: list[str]) -> N
     store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
     for client in range(3):
         store.put(client, new_state(client), round=1)
-    first, replaced = store.flush()
-    assert (sorted(written), replaced) == ([first[client]["file"] for client in range(3)], [])
+    assert store.flush() == {0, 1, 2}
+    first = dict(store.records)
+    assert sorted(written) == [first[client]["file"] for client in range(3)]
     store.put(1, new_state(1, 2), round=2)
-    second, replaced = store.flush()
+    assert store.flush() == {1}
     assert written[3:] == ["client_000001_round_000002.safetensors"]
-    assert (second.keys(), replaced) == ({1}, ["client_000001_round_000001.safetensors"])
-    assert store.flush() == ({}, [])
+    assert store.flush() == set()
     assert len(written) == 4
     assert same(read_state(store.folder, first[1]), new_state(1))
-    assert same(read_state(store.folder, second[1]), new_state(1, 2))
+    assert same(read_state(store.folder, store.records[1]), new_state(1, 2))
 
 
 def test_a_state_evicted_before_flush_is_written_once(tmp_path: Path, written: list[str]) -> None:
     store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
     for client in range(3):
         store.put(client, new_state(client), round=1)
-    records, replaced = store.flush()
+    assert store.flush() == {0, 1, 2}
     assert len(written) == len(set(written)) == 3
-    assert all(same(read_state(store.folder, records[client]), new_state(client)) for client in range(3))
-    assert replaced == []
+    assert all(same(read_state(store.folder, store.records[client]), new_state(client)) for client in range(3))
     store.put(2, new_state(2, 2), round=2)
     for client in range(2):
         store.get(client)
     assert written[3:] == ["client_000002_round_000002.safetensors"]
-    records, replaced = store.flush()
-    assert (records.keys(), replaced) == ({2}, ["client_000002_round_000001.safetensors"])
+    assert store.flush() == {2}
     assert len(written) == 4
+    assert store.in_use() == {record["file"] for record in store.records.values()}
 
 
-def test_restore_continues_from_all_flushes_together(tmp_path: Path) -> None:
+def test_restore_continues_from_the_files_of_a_flush(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "clients", memory_limit=SIZE)
     store.put(3, new_state(3), round=1)
     store.put(4, new_state(4), round=1)
-    first, _ = store.flush()
-    store.put(4, new_state(4, 2), round=2)
-    second, _ = store.flush()
+    store.flush()
+    records = dict(store.records)
     for client in (4, 5, 6):  # in memory and, evicted, on disk
         store.put(client, new_state(client, 3), round=3)
-    store.restore(first | second)
+    store.restore(records)
     assert 5 not in store
     assert 6 not in store
     assert same(store.get(3), new_state(3))
-    assert same(store.get(4), new_state(4, 2))
-    assert store.flush() == ({}, [])
+    assert same(store.get(4), new_state(4))
+    assert store.flush() == set()
     store.put(3, new_state(3, 3), round=3)
-    changed, replaced = store.flush()
-    assert (changed.keys(), replaced) == ({3}, [first[3]["file"]])
+    assert store.flush() == {3}
 
 
-def test_files_stay_until_they_are_discarded(tmp_path: Path) -> None:
+def test_files_of_another_folder_are_read_where_they_are(tmp_path: Path) -> None:
+    theirs, ours = (ClientStore(tmp_path / name, memory_limit=SIZE) for name in ("theirs", "ours"))
+    for client in (0, 1):
+        theirs.put(client, new_state(client), round=1)
+    theirs.flush()
+    before = sorted(theirs.folder.iterdir())
+    ours.restore(theirs.records, theirs.folder)
+    assert same(ours.get(1), new_state(1))
+    for client in (0, 1, 0):
+        ours.put(client, new_state(client, 2), round=2)
+    assert sorted(theirs.folder.iterdir()) == before
+    assert ours.flush() == {0, 1}
+    assert {path.name for path in ours.folder.iterdir()} == {record["file"] for record in ours.records.values()}
+
+
+def test_files_of_a_flush_stay(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
     files = []
     for round in (1, 2, 3):
         store.put(0, new_state(0, round), round)
-        changed, replaced = store.flush()
-        files.append(changed[0]["file"])
-        assert replaced == files[-2:-1]
+        store.flush()
+        files.append(store.records[0]["file"])
     assert {path.name for path in store.folder.iterdir()} == set(files)
-    store.discard([files[0], "which_is_not_there"])
-    assert {path.name for path in store.folder.iterdir()} == set(files[1:])
 
 
 def test_what_no_flush_has_returned_goes_when_it_is_replaced(tmp_path: Path) -> None:
@@ -164,8 +173,19 @@ def test_what_no_flush_has_returned_goes_when_it_is_replaced(tmp_path: Path) -> 
         for client in range(3):
             store.put(client, new_state(client, round), round)
     assert len(list(store.folder.iterdir())) <= 3
-    changed, replaced = store.flush()
-    assert ({record["file"] for record in changed.values()}, replaced) == ({path.name for path in store.folder.iterdir()}, [])
+    store.flush()
+    assert {record["file"] for record in store.records.values()} == {path.name for path in store.folder.iterdir()}
+
+
+def test_rounds_are_those_of_the_files_that_are_there(tmp_path: Path) -> None:
+    """Also of a round that was played again."""
+    for _ in range(2):
+        store = ClientStore(tmp_path, memory_limit=SIZE)
+        store.put(0, new_state(0), round=12)
+        store.flush()
+    (tmp_path / "client_000000_round_000012.safetensors").unlink()
+    assert store.rounds(0) == {12}
+    assert store.rounds(1) == set()
 
 
 def test_a_client_without_a_state() -> None:

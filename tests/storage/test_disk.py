@@ -50,8 +50,8 @@ class Disk:
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.left -= 1
-            if self.left < 0:
-                raise OSError(self.code, os.strerror(self.code))
+            if self.left < 0:  # a path is told, an open file is not
+                raise OSError(self.code, os.strerror(self.code), *(args[:1] if isinstance(args[0], str | Path) else ()))
             return function(*args, **kwargs)
 
         return counted
@@ -106,26 +106,117 @@ def test_a_folder_that_disappears(whole: Path) -> None:
     assert_same_end(Path("runs/version_0"), whole)
 
 
-@pytest.mark.parametrize("victim", ["clients", "checkpoints", "journal.jsonl"])
+@pytest.mark.parametrize("victim", ["clients", "checkpoints", "index"])
 def test_a_file_where_a_folder_should_be(victim: str) -> None:
     def swap() -> None:
         path = Path("runs/version_0", victim)
         path.rename("aside") if not Path("aside").exists() else None
-        path.mkdir(exist_ok=True) if victim == "journal.jsonl" else path.write_text("mine")
+        path.write_text("mine")
 
     with pytest.raises(FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. No checkpoint"):
         fit("runs", callbacks=[At(2, swap)])
     path = Path("runs/version_0", victim)
-    path.rmdir() if victim == "journal.jsonl" else path.unlink()
+    path.unlink()
     Path("aside").rename(path)
     assert fit("runs", ckpt_path="last").run.round == 3
 
 
 def test_other_errors_are_left_as_they_are() -> None:
-    for error in (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), BrokenPipeError(errno.EPIPE, "pipe"), OSError("of mine")):
-        with pytest.raises(OSError, match=r"refused|pipe|mine") as caught, in_one_line(Path(), str):
+    """Of networks, of pipes, and of files that are not the run's."""
+    errors = [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), BrokenPipeError(errno.EPIPE, "pipe"), OSError("of mine")]
+    errors += [FileNotFoundError(errno.ENOENT, "mine", name) for name in ("data/image.png", "/data/image.png", "runs_2/x", b"x", 3)]
+    for error in errors:
+        with pytest.raises(OSError, match=r"refused|pipe|mine") as caught, in_one_line(str, Path("runs"), Path("/tmp/scratch")):
             raise error
         assert caught.value is error
+    for name in ("runs/x", str(Path("runs/version_0/x").absolute()), b"/tmp/scratch/x"):
+        with pytest.raises(FederationError, match="x: mine"), in_one_line(str, Path("runs"), Path("/tmp/scratch")):
+            raise FileNotFoundError(errno.ENOENT, "mine", name)
+
+
+def test_a_file_of_the_user_that_is_not_there_is_no_full_disk() -> None:
+    def read() -> None:
+        Path("my/labels.csv").read_text()
+
+    with pytest.raises(FileNotFoundError, match="labels"):
+        fit("runs", callbacks=[At(2, read)])
+
+
+def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FederationError, match=r"No space left on device.* No checkpoint of the run is there: make room"):
+            fit("runs")
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_of_a_folder_that_vanishes_one_line_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard writes in a thread, whose traceback nobody would catch."""
+    vanish = At(2, lambda: shutil.rmtree("runs", ignore_errors=True))
+    federation = new_federation(3, "runs", logger=True, callbacks=[vanish])
+    with pytest.raises(FederationError, match="runs/version_0: No such file or directory"):
+        federation.fit(new_method("FedAvg"), new_data(2, 40))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------- what is in the way
+
+
+def put_there(path: Path, kind: str) -> None:
+    """Something of somebody's."""
+    Path("mine").mkdir(exist_ok=True)
+    Path("mine/notes.txt").write_text("mine")
+    if kind == "link":
+        path.symlink_to(Path("mine").absolute(), target_is_directory=True)
+    elif kind == "folder":
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+    else:
+        path.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("checkpoints/round_000003", "file"),
+        ("checkpoints/round_000003", "link"),
+        ("checkpoints/.new", "link"),
+        ("checkpoints/.old", "link"),
+        ("checkpoints/.new", "file"),
+        ("metrics.csv", "folder"),
+    ],
+)
+def test_what_is_in_the_way_stops_no_continuation(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def play(rounds: int, run_dir: str, ckpt_path: str | None = None) -> None:
+        new_federation(rounds, run_dir).fit(new_method("FedAvg"), new_data(2, 40), ckpt_path)
+
+    play(2, "runs")
+    path = Path("runs/version_0", name)
+    path.unlink(missing_ok=True)
+    put_there(path, kind)
+    capsys.readouterr()
+    play(4, "runs", "last")
+    said = capsys.readouterr().out
+    play(4, "whole")
+    assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
+    assert Path("mine/notes.txt").read_text() == "mine"
+    if not path.name.startswith("."):  # those are names of ours
+        aside = path.with_name(f"{path.name}.other1")
+        assert f"{path} is in the way and not of this run: it is {aside.name} now." in said
+        assert aside.read_text() == "mine" if kind == "file" else (aside / "notes.txt").read_text() == "mine"
+    if "round" in name:
+        assert f"{path} is no folder, and so no checkpoint. Continuing from round 2." in said
+    assert len(Path("runs/version_0/metrics.csv").read_text().splitlines()) == 5
+
+
+def test_a_table_that_somebody_moves_away_is_written_again() -> None:
+    new_federation(3, "runs", callbacks=[At(2, lambda: Path("runs/version_0/metrics.csv").unlink(missing_ok=True))]).fit(
+        new_method("FedAvg"), new_data(2, 40)
+    )
+    assert len(Path("runs/version_0/metrics.csv").read_text().splitlines()) == 4
 
 
 def test_a_full_disk_leaves_the_tables_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints that no run has written: whole by their checksums, nonsense in what they say."""
 
+import hashlib
 import json
 import os
 import zlib
@@ -14,8 +15,10 @@ from tiny import Net, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
 from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.measure.meters import Best
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.storage.index import Index
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.manifest import FORMAT
 from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
@@ -36,7 +39,7 @@ def save(rounds: int = 2) -> Path:
         kept.put(3, {"x": torch.tensor([float(round)])}, round)
         rows = [{"round": float(number), "accuracy": 0.5} for number in range(1, round + 1)]
         settings = {"lr": 0.1}
-        path = checkpoints.save(round, IDENTITY, 1, rows, STATE, store, {0: round}, 1, kept, settings)
+        path = checkpoints.save(round, IDENTITY, 1, rows, STATE, store, {0: round}, Best(1, 0.5, 0.5), kept, settings)
     return path
 
 
@@ -49,14 +52,19 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_text(json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode(), FORMAT), "body": text}))
 
 
-def forge_journal(path: Path, change: Callable[[list[Any]], Any]) -> None:
-    """The same of the journal's lines."""
-    file = path.parents[1] / "journal.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    changed = change(lines)
-    data = b"".join(json.dumps(line).encode() + b"\n" for line in (lines if changed is None else changed))
-    file.write_bytes(data)
-    forge(path, lambda body: body.update(journal=[len(data), zlib.crc32(data)]))
+def forge_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The same of an index file: its name is the hash of what it says."""
+    index = Index(path.parents[1] / "index")
+    file = index.folder / load_checkpoint(path)[0].manifest.index[0]
+    content = json.loads(file.read_text())
+    changed = change(content)
+    write_index(path, json.dumps(content if changed is None else changed).encode())
+
+
+def write_index(path: Path, data: bytes) -> None:
+    name = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.json"
+    (path.parents[1] / "index" / name).write_bytes(data)
+    forge(path, lambda body: body.update(index={"0": name}))
 
 
 def put(*keys: Any, value: Any) -> Callable[[Any], None]:
@@ -94,10 +102,18 @@ WHOLE_NUMBERS = ["round", "threads"]
 NO_NUMBERS = [None, "1", True, 1.0, NAN, -1, 0, HUGE, [], {}, DEEP]
 FIELDS = [
     *((name, value) for name in WHOLE_NUMBERS for value in NO_NUMBERS),
-    *(("best", value) for value in ("1", True, 1.5, NAN, -1, 0, 3, HUGE, [])),
+    *(("best", value) for value in ("1", True, 1.5, NAN, -1, 0, 3, HUGE, [], {})),
+    *(("best", {"round": value, "val": 0.5, "test": 0.5}) for value in (None, "1", 1.0, 0, 3)),
+    *(("best", {"round": 1, "val": value, "test": 0.5}) for value in (None, "1", True, 10**400)),
+    *(("target", value) for value in ("1", True, [], {})),
+    *(("reached", value) for value in (None, [], {"target/round": "1"})),
     *(("identity", value) for value in (None, [], "FedAvg", {})),
     *(("server", value) for value in (None, [], "server.safetensors", {})),
-    *(("journal", value) for value in (None, {}, [], [1], [1, 2, 3], ["1", 2], [NAN, 2], [-1, 2], [HUGE, 2], [1, HUGE], "12")),
+    *(("index", value) for value in (None, [], {"0": None}, {"0": "../x.json"}, {"0": "a" * 32}, {"1": "0" * 32 + ".json"})),
+    *(("index", {key: "0" * 32 + ".json"}) for key in ("x", "-2", "01", " 1", "1_0", "٣", "9" * 5000, "1.0")),
+    *(("rows", value) for value in (None, {}, [], [3], [None], [{}], [{"round": 1.0}], [{"round": 2.0}] * 2, [{"round": NAN}])),
+    *(("rows", [{"round": 2.0, "accuracy": value}]) for value in (None, "0.5", True, [], 10**400)),
+    ("rows", [{"round": round} for round in (0.0, 1.0, 2.0)]),
     *(("settings", value) for value in (None, [], {"lr": []}, {"lr": {}})),
 ]
 
@@ -109,7 +125,7 @@ def test_a_field_of_another_type_or_range_is_refused(name: str, value: Any) -> N
     assert name in refused(path)
 
 
-@pytest.mark.parametrize("name", ["round", "identity", "threads", "server", "journal"])
+@pytest.mark.parametrize("name", ["round", "identity", "threads", "server", "index", "rows", "reached", "settings"])
 def test_a_missing_field_is_refused(name: str) -> None:
     path = save()
     forge(path, drop(name))
@@ -150,49 +166,28 @@ FILE = "client_000000_round_000002.safetensors"
 @pytest.mark.parametrize(
     "change",
     [
-        *(put(1, "clients", "0", "file", value=name) for name in OUTSIDE),
-        put(1, "clients", "0", "file", value=FILE.replace("000000", "000001")),  # another client's
-        put(1, "clients", "0", "file", value=FILE.replace("client", "server")),
-        put(1, "kept", "3", "file", value=FILE),
-        *(put(1, "clients", key, value={}) for key in ("x", "4", "-2", "01", " 1", "1_0", "٣", "9" * 5000, "1.0")),
-        *(put(1, "clients", value=value) for value in (None, [], {"0": None}, {"0": {}}, {"0": [FILE, 1, 2]})),
-        put(1, "clients", "0", "bytes", value=-1),
-        put(1, "clients", "0", "crc32", value="1"),
-        *(put(1, "since", value=value) for value in (None, [], {"0": 3}, {"0": 0}, {"0": "1"}, {"4": 1}, {"0": NAN})),
-        *(put(1, "round", value=value) for value in (None, "2", True, 1, 3, -1, NAN, HUGE)),
-        *(put(1, "after", value=value) for value in (None, "1", True, 0, 2, -1, NAN)),
-        *(put(1, "history", value=value) for value in (None, {}, [], [3], [None], [{}], [{"round": 1.0}], [{"round": 2.0}] * 2)),
-        *(put(1, "history", 0, "accuracy", value=value) for value in (None, "0.5", True, [], 10**400)),
-        *(put(1, "history", 0, "round", value=value) for value in (1.0, 3.0, 2.5, NAN)),
-        *(drop(1, name) for name in ("round", "history", "clients", "since")),
-        drop(0),
-        drop(1),
-        lambda lines: lines[::-1],
-        lambda lines: [[], *lines],
-        lambda lines: [],
+        *(put("0", "client", "file", value=name) for name in OUTSIDE),
+        put("0", "client", "file", value=FILE.replace("000000", "000001")),  # another client's
+        put("0", "client", "file", value=FILE.replace("client", "server")),
+        put("3", "server", "file", value=FILE),
+        *((lambda clients, key=key: clients | {key: clients["0"]}) for key in ("x", "4", "-2", "01", " 1", "٣", "9" * 5000, "1.0")),
+        *(put("0", value=value) for value in (None, [], 3)),
+        *(put("0", "client", value=value) for value in ([], {}, [FILE, 1, 2])),
+        put("0", "client", "bytes", value=-1),
+        put("0", "client", "crc32", value="1"),
+        *(put("0", "since", value=value) for value in (3, 0, "1", NAN, True)),
+        lambda _: [],
     ],
 )
-def test_a_journal_that_contradicts_itself_or_the_manifest_is_refused(change: Callable[[Any], Any]) -> None:
+def test_an_index_file_that_says_what_no_run_writes_is_refused(change: Callable[[Any], Any]) -> None:
     path = save()
-
-    def changed(lines: list[Any]) -> Any:
-        found = change(lines)
-        for line in lines if found is None else found:  # a client without fields may be a new one
-            if isinstance(line, dict) and isinstance(line.get("clients"), dict):
-                record = {"file": FILE, "bytes": 1, "crc32": 1}
-                line["clients"] = {key: record if value == {} and key != "0" else value for key, value in line["clients"].items()}
-        return found
-
-    forge_journal(path, changed)
+    forge_index(path, change)
     refused(path)
 
 
 def test_a_number_that_python_does_not_read_is_refused() -> None:
     path = save()
-    file = path.parents[1] / "journal.jsonl"
-    data = file.read_bytes().replace(b'"round": 2.0', b'"round": ' + b"9" * 5000)
-    file.write_bytes(data)
-    forge(path, put("journal", value=[len(data), zlib.crc32(data)]))
+    write_index(path, b'{"0": {"since": ' + b"9" * 5000 + b"}}")
     refused(path, "not JSON")
 
 
@@ -200,7 +195,7 @@ def test_a_number_that_python_does_not_read_is_refused() -> None:
 def test_a_manifest_in_the_folder_of_another_round_is_refused(round: int) -> None:
     path = save(3)
     forge(path, put("round", value=round)) if round != 3 else path.rename(path.with_name("round_000004"))
-    refused(path if round != 3 else path.with_name("round_000004"), "but lies in the folder|ends with round|best")
+    refused(path if round != 3 else path.with_name("round_000004"), "but is named after round|best|rows of the rounds")
 
 
 def tensor_file(header: Any, body: bytes = bytes(8)) -> bytes:
@@ -244,8 +239,8 @@ def test_a_header_of_tensors_that_is_nonsense_is_refused(data: bytes, of: str) -
         (path / "server.safetensors").write_bytes(data)
         forge(path, lambda body: body["server"].update(facts))
     else:
+        forge_index(path, lambda clients: clients["0"]["client"].update(facts))
         Path("run/clients", FILE).write_bytes(data)
-        forge_journal(path, lambda lines: lines[1]["clients"]["0"].update(facts))
     refused(path, "holds no tensors in the safetensors format")
     Path("weights.safetensors").write_bytes(data)
     with pytest.raises(FederationError, match=r"init_from: could not read weights\.safetensors"):
@@ -255,7 +250,7 @@ def test_a_header_of_tensors_that_is_nonsense_is_refused(data: bytes, of: str) -
 # --------------------------------------------------------------------------------------------------------- on the disk
 
 
-FILES = ["round_000002/manifest.json", "round_000002/server.safetensors", f"../clients/{FILE}", "../journal.jsonl"]
+FILES = ["round_000002/manifest.json", "round_000002/server.safetensors", f"../clients/{FILE}", "index"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -263,6 +258,8 @@ FILES = ["round_000002/manifest.json", "round_000002/server.safetensors", f"../c
 def test_what_is_no_file_is_damage(file: str, kind: str) -> None:
     path = save()
     victim = Path("run/checkpoints", file)
+    if file == "index":
+        victim = Path("run/index", load_checkpoint(path)[0].manifest.index[0])
     victim.unlink()
     if kind == "folder":
         victim.mkdir()
@@ -270,9 +267,8 @@ def test_what_is_no_file_is_damage(file: str, kind: str) -> None:
         victim.symlink_to(victim.name if kind == "loop" else "nowhere")
     with pytest.raises(DamagedError, match=f"{path} cannot be used: .*{victim.name} is (missing or cannot be read|damaged)"):
         load_checkpoint(path)
-    if file != "../journal.jsonl":
-        checkpoint, [problem] = load_checkpoint(Path("run"))
-        assert (checkpoint.manifest.round, victim.name in problem) == (1, True)
+    checkpoint, [problem] = load_checkpoint(Path("run"))
+    assert (checkpoint.manifest.round, victim.name in problem) == (1, True)
 
 
 def foreign() -> list[Path]:
@@ -301,10 +297,10 @@ def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
     save()
     things = foreign()
     checkpoint, problems = load_checkpoint(Path("run"))
-    assert (checkpoint.manifest.round, problems) == (2, [])
+    assert checkpoint.manifest.round == 2
+    assert problems == [f"run/checkpoints/round_{round:06d} is no folder, and so no checkpoint" for round in (9, 3)]
     continued = Checkpoints(Path("run"), checkpoint)
     continued.go_on_from(checkpoint)
-    (Path("run/checkpoints/round_000003")).unlink()  # a file where the next checkpoint goes would be in its way
     store = ClientStore(continued.clients_folder, 10**6)
     store.restore(checkpoint.clients)
     for round in (3, 4, 5):
@@ -313,6 +309,7 @@ def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
         continued.save(round, IDENTITY, 1, rows, STATE, store, {0: round})
     assert [path.name for path in continued.paths()] == ["round_000004", "round_000005"]
     assert all(os.path.lexists(thing) for thing in things if thing.name != "round_000003")
+    assert Path("run/checkpoints/round_000003.other1").read_text() == "mine"  # it was in the way of a checkpoint
 
 
 def test_files_called_like_runs_are_no_runs() -> None:
@@ -344,16 +341,8 @@ def rewrite(checkpoint: Checkpoint, state: dict[str, torch.Tensor], client: int 
         (checkpoint.path / "server.safetensors").write_bytes(data)
         forge(checkpoint.path, lambda body: body["server"].update(facts))
         return
-    file = checkpoint.clients[client]["file"]
-    (checkpoint.run_folder / "clients" / file).write_bytes(data)
-
-    def change(lines: list[Any]) -> None:
-        for line in lines:
-            for record in line["clients"].values():
-                if record["file"] == file:
-                    record.update(facts)
-
-    forge_journal(checkpoint.path, change)
+    forge_index(checkpoint.path, lambda clients: clients[str(client)]["client"].update(facts))
+    (checkpoint.run_folder / "clients" / checkpoint.clients[client]["file"]).write_bytes(data)
 
 
 def copied(played: Path) -> Path:
@@ -406,9 +395,9 @@ def test_what_a_server_counts_has_its_range(method: str, name: str, message: str
 def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -> None:
     run = copied(played)
     newest, _ = load_checkpoint(run)
-    forge_journal(newest.path, lambda lines: [lines[0], lines[1] | {"history": [{"round": 2.0, "after/val_accuracy/mean": 2.0}]}])
-    with pytest.raises(FederationError, match="its history lacks 'after/test_accuracy/mean' in round 2"):
-        go_on(run)
+    forge(newest.path, put("rows", value=[{"round": 2.0, "after/test_accuracy/mean": 2.0}]))
+    with pytest.raises(FederationError, match="its history lacks 'traffic/total_parameters' in round 2"):
+        new_federation(3, run.parent, target=2.0).fit(new_method("FedPer"), new_data(2), ckpt_path=run)
 
 
 def test_fewer_rounds_than_were_played_are_refused(played: Path) -> None:

@@ -1,5 +1,6 @@
 """What stays on disk of a finished run."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,24 @@ def test_a_run_goes_on_from_the_last_one_as_if_all_had_been_kept() -> None:
 
 def test_of_none_the_tables_stay() -> None:
     federation = fit("none")
-    assert {path.name for path in FOLDER.iterdir()} == {"clients.csv", "metrics.csv", "run.json"}
+    assert {path.name for path in FOLDER.iterdir()} == {".lock", "clients.csv", "metrics.csv", "run.json"}
     assert federation.client_module(0) is not None  # in memory still
     with pytest.raises(FederationError, match=r"There is no checkpoint of PFedLoRA in runs: .* unless keep is none"):
         federation.test(new_method("PFedLoRA"), new_data())
+
+
+@pytest.mark.parametrize("method", ["PFedLoRA", "FedAMP"])
+def test_of_none_what_is_on_disk_only_can_be_asked_for_as_long_as_the_run_is_there(method: str) -> None:
+    federation = fit("none", method=method, store_limit_mb=1e-6)
+    assert names("checkpoints") == names("index") == names("history") == set()
+    assert names("clients")
+    expected = fit("all", method=method).run
+    for client in expected.store:
+        ours, theirs = (one.client_module(client).state_dict() for one in (federation, expected))
+        assert same(ours, theirs)
+    del federation
+    gc.collect()
+    assert not (FOLDER / "clients").exists()
 
 
 class Stop(FederationCallback):

@@ -1,0 +1,102 @@
+"""Which files hold the states of the clients: index files of a few hundred clients each, which are never changed."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lightning_fed.errors import DamagedError
+from lightning_fed.storage.client_store import FileRecord, file_record
+from lightning_fed.storage.disk import write_synced
+from lightning_fed.storage.fields import Fields, parse
+
+CLIENTS = 256
+"""How many clients an index file is of, at most. What a round writes for a client that takes part is at most so many entries, and a
+manifest has a name for so many clients."""
+
+NAME = re.compile(r"[0-9a-f]{32}\.json", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What there is of a client.
+
+    Args:
+        client: the file of its private state, if it has one.
+        server: the file of what the server keeps for it, if it does.
+        since: round of its last fit turn that was merged, if there was one.
+    """
+
+    client: FileRecord | None
+    server: FileRecord | None
+    since: int | None
+
+    @property
+    def records(self) -> list[FileRecord]:
+        """Its files."""
+        return [record for record in (self.client, self.server) if record is not None]
+
+
+class Index:
+    """The index files of a run. Each is named by the hash of what it holds, so that one that is damaged is known by its name, and
+    those of different rounds lie beside each other.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, entries: Mapping[int, Entry]) -> str:
+        """Write the entries of the clients of a number; returns the name of the file."""
+        data = json.dumps({str(client): asdict(entry) for client, entry in entries.items()}).encode()
+        name = _name(data)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        aside = self.folder / ".new"  # a file of this name may be there, and needed
+        write_synced(aside, data)
+        aside.replace(self.folder / name)
+        return name
+
+    def read(self, name: str, number: int, last: int, round: int) -> dict[int, Entry]:
+        """The entries by client.
+
+        Args:
+            name: of the file.
+            number: the file's: it has clients from ``number * CLIENTS`` on.
+            last: the last client that there is.
+            round: the last that there can be.
+
+        Raises:
+            DamagedError: if the file is missing or damaged.
+            FederationError: if it is whole, but not what a run writes.
+        """
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
+        if _name(data) != name:
+            raise DamagedError(f"{path} is damaged (its checksum does not match)")
+        content = Fields({"clients": parse(data, str(path))}, str(path))
+        clients, entries = content.fields("clients"), {}
+        for client, key in content.numbered("clients", max(-1, number * CLIENTS), min(last, (number + 1) * CLIENTS - 1)).items():
+            fields = clients.fields(key)
+            files = {
+                owner: file_record(fields.fields(owner), (owner, client)) if fields.content.get(owner) is not None else None
+                for owner in ("client", "server")
+            }
+            since = fields.integer("since", 1, round) if fields.content.get("since") is not None else None
+            entries[client] = Entry(files["client"], files["server"], since)
+        return entries
+
+
+def number_of(client: int) -> int:
+    """The number of a client's index file."""
+    return client // CLIENTS
+
+
+def _name(data: bytes) -> str:
+    return f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.json"
