@@ -192,7 +192,7 @@ def test_a_worker_that_stands_still_is_taken_for_dead_after_the_timeout(room: in
     assert play(village) == ALL
     assert sorted(client for _, client in village.taken) == list(range(9))
     (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith("Round 3: the turn of client 5 (fit) has taken 0.05")
+    assert said.startswith("Round 3: the turn of client 5 (fit) has taken 0.")
     assert said.endswith("It is taken for dead.")
 
 
