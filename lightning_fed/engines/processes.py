@@ -23,9 +23,11 @@ from lightning_fed.engines.packing import Packed, pack, unpack
 from lightning_fed.engines.pool import WAITING, Crew, Died, Job
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"
@@ -47,7 +49,8 @@ class Processes(Engine):
 
     Args:
         workers: how many; with several GPUs they are dealt out to the workers in turn, so that more workers than GPUs share them.
-            None: one per GPU that the trainer may use; without any, as many as there are cores for.
+            None: one per GPU; without any, as many as there are cores for. If the trainer names a GPU other than the first one
+            (``devices: [1]``), all workers have that one.
         threads: torch threads of each worker, and of this process during a run.
         turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
             longer than turns did so far a line says whose it is.
@@ -72,7 +75,7 @@ class Processes(Engine):
             # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
             raise SystemExit(1)
         recipe = recipe.unbuilt()
-        gpus = _gpus() if recipe.is_for_gpu() else []
+        gpus = _gpus(recipe) if recipe.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
         settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
         self._opened = recipe.packed(move=True), states
@@ -253,7 +256,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
 
 
-def _gpus() -> list[str]:
-    """This process's GPUs, by the names that CUDA_VISIBLE_DEVICES has."""
+def _gpus(recipe: Recipe) -> list[str | None]:
+    """The GPUs that are dealt out to workers, by the names that CUDA_VISIBLE_DEVICES has: all that this process has. None: the one
+    that the trainer names, by its place among them.
+    """
+    with quiet_lightning():
+        if recipe.new_trainer(**QUIET).device_ids != [0]:
+            return [None]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
+    return list(named.split(",")) if named else [str(k) for k in range(torch.cuda.device_count())]

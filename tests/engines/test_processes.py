@@ -35,12 +35,14 @@ from torch import Tensor
 from lightning_fed.__main__ import main
 from lightning_fed.engines import InProcess, Processes, block
 from lightning_fed.engines.processes import NAME
+from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.server import Server
+from lightning_fed.storage.client_store import ClientStore
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
 
@@ -134,6 +136,23 @@ def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes)
     fit(engine, "FedAvg")
     assert worker_pids(engine) == pids
     assert len(pids) == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "workers", "gpus"),
+    [(1, None, ["0", "1"]), (1, 3, ["0", "1", "0"]), ([1], None, [None]), ("1,", 2, [None, None])],
+)
+def test_gpus_are_dealt_out_unless_the_trainer_names_one(
+    devices: Any, workers: int | None, gpus: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engine, trainer = Processes(workers), partial(L.Trainer, accelerator="gpu", devices=devices)
+    engine.open(Recipe(FedAvg(Net, 4), new_data(2), trainer, 0), ClientStore(Path("states"), 10**6))
+    assert engine._crew is not None
+    assert engine._crew.settings.gpus == gpus
+    assert engine._crew.size == len(gpus)
 
 
 # --------------------------------------------------------------------------------------------------------- what goes wrong
