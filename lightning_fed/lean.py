@@ -26,6 +26,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.enums import StrEnum
 from torch import Tensor
 
+from lightning_fed.overlapping import while_any
+
 UNHEARD = frozenset(
     {
         *(f"on_{stage}_batch_{moment}" for stage in ("train", "validation", "test", "predict") for moment in ("start", "end")),
@@ -39,6 +41,7 @@ ASK_FOR_SIGNATURES = ("core.module", "core.optimizer", "loops.evaluation_loop", 
 """Modules of ``lightning.pytorch`` that look at the signatures of hooks."""
 
 
+@while_any
 @contextmanager
 def lean_lightning() -> Iterator[None]:
     """What does not change while a run lasts is found out once: installed plugins, environment variables, GPUs, whether there is a
@@ -49,8 +52,8 @@ def lean_lightning() -> Iterator[None]:
         "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.cpu": _to_cpu,
         "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.to": _to,
         "lightning.fabric.utilities.registry.entry_points": cache(entry_points),
-        "lightning.fabric.plugins.environments.slurm.SLURMEnvironment._validate_srun_used": cache(
-            SLURMEnvironment._validate_srun_used
+        "lightning.fabric.plugins.environments.slurm.SLURMEnvironment._validate_srun_used": staticmethod(
+            cache(SLURMEnvironment._validate_srun_used)
         ),
         "lightning.pytorch.core.module.LightningModule._call_batch_hook": _call_batch_hook,
         "lightning.pytorch.profilers.Profiler.profile": _profile,

@@ -1,14 +1,18 @@
 """Lightning without what nobody listens to: it does the same, and hears everybody who does listen."""
 
+import logging
+import warnings
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor, nn
 
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.lean import _is_on, lean_lightning
+from lightning_fed.quiet import quiet_lightning
 
 
 class Listens(L.LightningModule):
@@ -79,3 +83,38 @@ def test_only_what_is_there_already_is_not_moved() -> None:
     assert not _is_on((torch.ones(2), torch.ones(2, device=meta)), cpu)
     assert not _is_on((torch.ones(2),), meta)
     assert not _is_on(({"input_ids": torch.ones(2)}, torch.ones(2)), cpu)  # looked into by Lightning itself
+
+
+def test_a_trainer_starts_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by srun, as one task."""
+    variables = {"NTASKS": "1", "JOB_NAME": "study", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NNODES": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with lean_lightning():
+        assert train()[3] == 6
+
+
+def test_of_runs_that_overlap_the_last_one_puts_lightning_back() -> None:
+    before = L.LightningModule._call_batch_hook
+    first, second = lean_lightning(), lean_lightning()
+    first.__enter__()
+    replaced = L.LightningModule._call_batch_hook
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert L.LightningModule._call_batch_hook is replaced is not before
+    second.__exit__(None, None, None)
+    assert L.LightningModule._call_batch_hook is before
+
+
+def test_of_runs_that_overlap_the_last_one_lets_lightning_speak_again() -> None:
+    logger, filters = logging.getLogger("lightning.pytorch"), list(warnings.filters)
+    level = logger.level
+    first, second = quiet_lightning(), quiet_lightning()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logger.level == logging.WARNING
+    assert warnings.filters != filters
+    second.__exit__(None, None, None)
+    assert logger.level == level
+    assert warnings.filters == filters

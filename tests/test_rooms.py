@@ -21,6 +21,7 @@ MACHINERY = {
         "heap",
         "lean",
         "measure",
+        "overlapping",
         "quiet",
         "report",
         "run",

@@ -1,4 +1,4 @@
-"""Methods whose turns kill the process that they are in."""
+"""Methods whose turns kill the process that they are in, or stop it."""
 
 import os
 import signal
@@ -14,13 +14,14 @@ from lightning_fed.methods import PFedLoRA
 
 
 class Dying(PFedLoRA):
-    """A worker that takes a certain turn kills itself, as often as it is told to.
+    """A worker that takes a certain turn sends itself a signal, as often as it is told to.
 
     Args:
         notes: a file with a byte for each time that it has happened.
     """
 
     dies_in: tuple[str, int, int] = ("", 0, 0)  # the stage, the client, how often
+    dies_of = signal.SIGKILL
 
     def __init__(self, notes: str, **kwargs: Any) -> None:
         super().__init__(Net, **kwargs)
@@ -35,7 +36,7 @@ class Dying(PFedLoRA):
         if stage == wanted and self.client.id == client and len(notes.read_bytes()) < times:
             with notes.open("ab") as file:
                 file.write(b"x")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.dies_of)
 
     def client_step(self, batch: Any) -> Tensor:
         loss = super().client_step(batch)
@@ -46,8 +47,8 @@ class Dying(PFedLoRA):
         self.die("evaluate")
 
 
-def dying(*how: Any) -> Dying:
-    """Which stage, which client, how often."""
+def dying(*how: Any, of: signal.Signals = signal.SIGKILL) -> Dying:
+    """Which stage, which client, how often; and the signal."""
     module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
-    module.dies_in = how
+    module.dies_in, module.dies_of = how, of
     return module

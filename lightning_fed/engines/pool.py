@@ -1,10 +1,12 @@
 """Many workers at once: who gets which turn, in which order what comes of it is handed on, and what happens when a worker dies."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, Outcome, State, Turn
 from lightning_fed.storage.client_store import ClientStore
@@ -34,16 +36,41 @@ class Job:
 
 @dataclass(frozen=True)
 class Died:
-    """A worker ended without an answer; ``how`` says how, for people."""
+    """A worker ended without an answer; ``how`` says how, for people, and ``remedy`` what to change if it is not the usual."""
 
     how: str
+    remedy: str | None = None
 
 
 class Crew(ABC):
-    """Workers by number, wherever they are."""
+    """Workers by number, wherever they are.
+
+    Args:
+        turn_timeout: seconds after which a turn's worker is taken for dead; None: it is waited for.
+    """
 
     remedy: str
     """What to change if workers die again and again."""
+
+    def __init__(self, turn_timeout: float | None = None) -> None:
+        self.watch = Watch(turn_timeout)
+        self._under_way: Generator[ClientUpdate, None, None] | None = None
+
+    def carry_out(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
+        """See :func:`carry_out`. Turns of an earlier call that are not done come to nothing: an answer reaches those who asked, and
+        nobody else.
+        """
+        self.end_turns()
+        self._under_way = carry_out(self, turns, states)
+        return self._under_way
+
+    def end_turns(self) -> None:
+        """Let turns that are under way come to nothing. Whoever holds an exception, as notebooks do, holds the loop that waits for
+        them, which then does not end by itself.
+        """
+        if self._under_way is not None:
+            self._under_way.close()
+            self._under_way = None
 
     @abstractmethod
     def muster(self) -> Iterable[int]:
@@ -54,26 +81,37 @@ class Crew(ABC):
         """Give a worker a turn to carry out after those that it has."""
 
     @abstractmethod
-    def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
-        """Wait until one of the busy workers answers, or several do. Each answers its turns one after the other, with what came of
-        it or what it raised.
+    def has_started(self, worker: int) -> bool:
+        """Whether a worker that was given turns is at the first of them."""
+
+    @abstractmethod
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
+        """Wait until one of the busy workers answers, or several do, or one has started; so many seconds at most, None: for ever.
+        Each answers its turns one after the other, with what came of it or what it raised.
         """
 
     @abstractmethod
+    def name(self, worker: int) -> str:
+        """What a worker is called where it is, for people."""
+
+    @abstractmethod
     def replace(self, worker: int) -> bool:
-        """Put a new worker in the place of one that died. False: there is no room for one any more."""
+        """Put a new worker in the place of one that died, or that is not waited for any longer. False: there is no room for one any
+        more.
+        """
 
     @abstractmethod
     def drop(self, busy: Iterable[int]) -> None:
         """Let the busy workers' turns come to nothing."""
 
 
-def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
+def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
     """What comes of each turn, in the order of the turns.
 
     At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
     that only measure bring no payload and do not count. A turn whose worker dies is given to a new one, once, and starts from the
-    same private state; where there is no room for a new one, the others take over.
+    same private state; where there is no room for a new one, the others take over. A line says which turn takes much longer than
+    turns did so far; where there is a timeout, a worker that exceeds it is taken for dead.
 
     Raises:
         FederationError: if a turn's workers die twice.
@@ -108,7 +146,7 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterato
             busy = [worker for worker, own in jobs.items() if own]
             if not busy:
                 return
-            for worker, answer in crew.wait(busy):
+            for worker, answer in _next_answers(crew, jobs, busy):
                 if isinstance(answer, Died):
                     _start_again(crew, worker, jobs, answer)
                 else:
@@ -122,8 +160,41 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Iterato
                         states.put(job.turn.client.id, own, job.turn.round)
                     done[job.place] = answer.update
     finally:
+        crew.watch.look({})
         if busy := [worker for worker, own in jobs.items() if own]:
             crew.drop(busy)
+
+
+def _next_answers(
+    crew: Crew, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
+) -> Iterator[tuple[int, Outcome | Exception | Died]]:
+    """What busy workers say, and of whom nothing has been heard for too long."""
+    watch = crew.watch
+    watch.look({worker: jobs[worker][0].turn if crew.has_started(worker) else None for worker in busy})
+    since = time.monotonic()
+    answers = crew.wait(busy, watch.pause())
+    watch.waited(time.monotonic() - since)
+    for worker, answer in answers:
+        watch.ended(worker, with_an_answer=not isinstance(answer, Died))
+        yield worker, answer
+    for late in watch.overdue():
+        if late.worker in jobs:
+            print(_said_of(late, crew), flush=True)
+            if late.dead:
+                remedy = "set federation.engine.init_args.turn_timeout higher, if turns take that long"
+                yield late.worker, Died(f"after {late.seconds:.3g} s without an answer", remedy)
+
+
+def _said_of(late: Overdue, crew: Crew) -> str:
+    where, so_far = crew.name(late.worker), f"{late.seconds:.3g} s"
+    if late.turn is None:
+        told = f"{where} has been starting for {so_far}"
+    else:
+        told = f"Round {late.turn.round}: the turn of client {late.turn.client.id} ({late.turn.verb}) has taken {so_far} in {where}"
+        told += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
+    if late.dead:
+        return f"{told}. It is taken for dead."
+    return f"{told}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
 
 
 def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
@@ -139,7 +210,8 @@ def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Die
         verb = VERBS[first.turn.verb]
         raise FederationError(
             f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {died.how}: "
-            f"{crew.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before this round."
+            f"{died.remedy or crew.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
+            "this round."
         )
     if crew.replace(worker):
         for job in own:

@@ -14,18 +14,20 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
 import torch
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, pack, unpack
-from lightning_fed.engines.pool import WAITING, Crew, Died, Job, carry_out
+from lightning_fed.engines.pool import WAITING, Crew, Died, Job
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
+from lightning_fed.engines.worker import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"
@@ -47,13 +49,19 @@ class Processes(Engine):
 
     Args:
         workers: how many; with several GPUs they are dealt out to the workers in turn, so that more workers than GPUs share them.
-            None: one per GPU that the trainer may use; without any, as many as there are cores for.
+            None: one per GPU; without any, as many as there are cores for. If the trainer names a GPU other than the first one
+            (``devices: [1]``), all workers have that one.
         threads: torch threads of each worker, and of this process during a run.
+        turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
+            longer than turns did so far a line says whose it is.
     """
 
-    def __init__(self, workers: PositiveInt | None = None, threads: PositiveInt = 1) -> None:
+    def __init__(
+        self, workers: PositiveInt | None = None, threads: PositiveInt = 1, turn_timeout: PositiveFloat | None = None
+    ) -> None:
         self.workers = workers
         self.threads: int = threads
+        self.turn_timeout = turn_timeout
         self._crew: _Processes | None = None
         self._opened: tuple[Packed, ClientStore] | None = None
 
@@ -67,13 +75,13 @@ class Processes(Engine):
             # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
             raise SystemExit(1)
         recipe = recipe.unbuilt()
-        gpus = _gpus() if recipe.is_for_gpu() else []
+        gpus = _gpus(recipe) if recipe.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
         settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
         self._opened = recipe.packed(move=True), states
         if self._crew is None or self._crew.settings != settings or self._crew.size != size:
             self._stop()
-            self._crew = _Processes(size, settings)
+            self._crew = _Processes(size, settings, self.turn_timeout)
         self._crew.recipe = self._opened[0]
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
@@ -81,7 +89,7 @@ class Processes(Engine):
         assert self._opened is not None, "open() comes first"
         assert self._crew is not None
         self._crew.broadcasts.clear()
-        return carry_out(self._crew, turns, self._opened[1])
+        return self._crew.carry_out(turns, self._opened[1])
 
     def close(self) -> None:
         """Let go of the run; the processes wait for the next one."""
@@ -110,7 +118,8 @@ class _Processes(Crew):
 
     remedy = "set federation.engine.init_args.workers lower"
 
-    def __init__(self, size: int, settings: Settings) -> None:
+    def __init__(self, size: int, settings: Settings, turn_timeout: float | None) -> None:
+        super().__init__(turn_timeout)
         self.size = size
         self.settings = settings
         self.recipe: Packed | None = None
@@ -137,10 +146,13 @@ class _Processes(Crew):
         except OSError:
             pass  # it has died; wait() will find out, and that is told once
 
-    def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
+    def has_started(self, worker: int) -> bool:
+        return self._slots[worker].ready
+
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
         by_pipe = {self._slots[worker].pipe.connection: worker for worker in busy}
         answers: list[tuple[int, Outcome | Exception | Died]] = []
-        for pipe in wait(list(by_pipe)):
+        for pipe in wait(list(by_pipe), seconds):
             assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
             slot = self._slots[worker]
@@ -158,8 +170,13 @@ class _Processes(Crew):
                 answers.append((worker, answer.error()))
         return answers
 
+    def name(self, worker: int) -> str:
+        return f"process {self._slots[worker].process.pid}"
+
     def replace(self, worker: int) -> bool:
-        self._slots.pop(worker).pipe.close()
+        slot = self._slots.pop(worker)
+        slot.pipe.close()
+        slot.process.kill()  # it may stand still
         self._start(worker)
         return True
 
@@ -168,6 +185,7 @@ class _Processes(Crew):
 
     def forget(self) -> None:
         """Let the workers' networks and data go."""
+        self.end_turns()
         self.recipe = None
         self.broadcasts.clear()
         self._room.clear()
@@ -180,6 +198,7 @@ class _Processes(Crew):
 
     def stop(self) -> None:
         """End all processes."""
+        self.end_turns()
         atexit.unregister(self._finalizer)
         self._finalizer()
 
@@ -237,7 +256,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
 
 
-def _gpus() -> list[str]:
-    """This process's GPUs, by the names that CUDA_VISIBLE_DEVICES has."""
+def _gpus(recipe: Recipe) -> list[str | None]:
+    """The GPUs that are dealt out to workers, by the names that CUDA_VISIBLE_DEVICES has: all that this process has. None: the one
+    that the trainer names, by its place among them.
+    """
+    with quiet_lightning():
+        if recipe.new_trainer(**QUIET).device_ids != [0]:
+            return [None]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(k) for k in range(torch.cuda.device_count())]
+    return list(named.split(",")) if named else [str(k) for k in range(torch.cuda.device_count())]

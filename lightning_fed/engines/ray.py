@@ -15,7 +15,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, Packer, pack, unpack
-from lightning_fed.engines.pool import Crew, Died, Job, carry_out
+from lightning_fed.engines.pool import Crew, Died, Job
 from lightning_fed.engines.ray_cluster import Cluster, the_package
 from lightning_fed.engines.ray_worker import Carried, Lasting, new_actor
 from lightning_fed.engines.recipe import Recipe
@@ -49,6 +49,8 @@ class Ray(Engine):
         cpus_per_worker: what Ray sets aside for a worker; it does not limit what it uses.
         gpus_per_worker: as well; 0.25 lets four workers share a GPU.
         threads: torch threads of each worker, and of this process during a run.
+        turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
+            longer than turns did so far a line says whose it is.
         wait: seconds to wait for an answer of the cluster, and for room for a worker.
         log_to_driver: whether what workers and Ray print is printed here.
 
@@ -65,6 +67,7 @@ class Ray(Engine):
         threads: PositiveInt = 1,
         wait: PositiveFloat = 60,
         log_to_driver: bool = False,
+        turn_timeout: PositiveFloat | None = None,
     ) -> None:
         the_package()
         self.address = address
@@ -74,6 +77,7 @@ class Ray(Engine):
         self.threads: int = threads
         self.wait = wait
         self.log_to_driver = log_to_driver
+        self.turn_timeout = turn_timeout
         self._opened: tuple[Cluster, _Actors, ClientStore] | None = None
 
     def open(self, recipe: Recipe, states: ClientStore) -> None:
@@ -94,7 +98,8 @@ class Ray(Engine):
         try:
             ordered = the_package().put((packed, Numerics.of_this_process(self.threads)))
             share = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
-            crew = _Actors(self.workers, {name: amount for name, amount in share.items() if amount}, self.wait, ordered)
+            share = {name: amount for name, amount in share.items() if amount}
+            crew = _Actors(self.workers, share, self.wait, ordered, self.turn_timeout)
         except BaseException:
             cluster.close()
             raise
@@ -105,7 +110,7 @@ class Ray(Engine):
         assert self._opened is not None, "open() comes first"
         _, crew, states = self._opened
         try:
-            yield from carry_out(crew, turns, states)
+            yield from crew.carry_out(turns, states)
         finally:
             crew.broadcasts.clear()
 
@@ -147,11 +152,13 @@ class _Actors(Crew):
         share: what is set aside for each, by Ray's names.
         wait: seconds to wait for room.
         ordered: where Ray has what makes a worker.
+        turn_timeout: see :class:`Ray`.
     """
 
     remedy = "set federation.engine.init_args.cpus_per_worker higher, so that fewer share a machine"
 
-    def __init__(self, workers: int | None, share: dict[str, float], wait: float, ordered: Any) -> None:
+    def __init__(self, workers: int | None, share: dict[str, float], wait: float, ordered: Any, turn_timeout: float | None) -> None:
+        super().__init__(turn_timeout)
         ray = the_package()
         self._ray = ray
         known = ray.exceptions
@@ -194,12 +201,19 @@ class _Actors(Crew):
         turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=Carried)
         member.turns.append(member.actor.take.remote(turn, number, [broadcast]).future())
 
-    def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
+    def has_started(self, worker: int) -> bool:
+        return not self._members[worker].first
+
+    def name(self, worker: int) -> str:
+        return f"a worker on {self._members[worker].node}"
+
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
         members = {worker: self._members[worker] for worker in busy}
         heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
-        until = [member.until for member in members.values() if member.until is not None]
+        ends = [max(0.0, member.until - time.monotonic()) for member in members.values() if member.until is not None]
+        ends += [] if seconds is None else [seconds]
         # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
-        done, _ = wait_for(heads, max(0.0, min(until) - time.monotonic()) if until else None, FIRST_COMPLETED)
+        done, _ = wait_for(heads, min(ends, default=None), FIRST_COMPLETED)
         answers: list[tuple[int, Outcome | Exception | Died]] = []
         for head in done:
             member = members[heads[head]]
@@ -247,6 +261,7 @@ class _Actors(Crew):
 
     def stop(self) -> None:
         """End all actors and let go of what they had."""
+        self.end_turns()
         self.drop(list(self._members))
         while self._reserved:
             self._ray.util.remove_placement_group(self._reserved.pop())

@@ -21,10 +21,12 @@ from lightning_fed.quiet import quiet_lightning
 
 @dataclass(frozen=True)
 class Settings:
-    """What worker processes have in common: numerics, and the GPU of each, by its name in CUDA_VISIBLE_DEVICES."""
+    """What worker processes have in common: numerics, and the GPU of each, by its name in CUDA_VISIBLE_DEVICES, or None if the
+    trainer names it.
+    """
 
     numerics: Numerics
-    gpus: list[str]
+    gpus: list[str | None]
 
 
 class Ready:
@@ -43,8 +45,8 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     pipe = Pipe(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    if settings.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpus[number]
+    if settings.gpus and (gpu := settings.gpus[number]) is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     settings.numerics.set()
     pipe.send(Ready())
     worker: RemoteWorker | None = None

@@ -1,5 +1,7 @@
 """Who gets which turn, without a process: workers whose deaths, and the room for whom, are written down."""
 
+import re
+import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fed.engines.pool import Crew, Died, Job, carry_out
+from lightning_fed.engines import watch
+from lightning_fed.engines.pool import Crew, Died, Job
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, Outcome, Turn
 from lightning_fed.storage.client_store import ClientStore
@@ -21,11 +24,22 @@ class Village(Crew):
         deaths: workers that die in the turns of a client, one after the other.
         room: for so many new workers in the place of dead ones.
         mates: who dies with whom.
+        turn_timeout: see :class:`.Crew`.
     """
 
     remedy = "do something else"
 
-    def __init__(self, size: int, deaths: dict[int, int] | None = None, room: int = 100, mates: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        size: int,
+        deaths: dict[int, int] | None = None,
+        room: int = 100,
+        mates: Iterable[int] = (),
+        turn_timeout: float | None = None,
+    ) -> None:
+        super().__init__(turn_timeout)
+        self.resting: dict[int, float] = {}  # seconds for which a worker stands still in a client's turn
+        self.starting: set[int] = set()
         self.living = dict.fromkeys(range(size), True)
         self.deaths = deaths or {}
         self.room, self.mates = room, set(mates)
@@ -42,9 +56,22 @@ class Village(Crew):
         self.jobs[worker].append(job)
         self.most = max(self.most, len(self.jobs[worker]))
 
-    def wait(self, busy: Iterable[int]) -> list[tuple[int, Outcome | Exception | Died]]:
+    def has_started(self, worker: int) -> bool:
+        return worker not in self.starting
+
+    def name(self, worker: int) -> str:
+        return f"house {worker}"
+
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
         answers: list[tuple[int, Outcome | Exception | Died]] = []
-        for worker in busy:
+        resting = {worker for worker in busy if self.resting.get(self.jobs[worker][0].turn.client.id, 0) > 0}
+        if resting == set(busy):
+            assert seconds is not None, "they would be waited for, for ever"
+            time.sleep(seconds)
+            for worker in resting:
+                self.resting[self.jobs[worker][0].turn.client.id] -= seconds
+            return []
+        for worker in set(busy) - resting:
             job = self.jobs[worker].popleft()
             client = job.turn.client.id
             if self.deaths.get(client, 0) or not self.living[worker]:
@@ -60,6 +87,7 @@ class Village(Crew):
         return answers
 
     def replace(self, worker: int) -> bool:
+        self.jobs[worker].clear()
         self.living[worker] = self.room > 0
         self.room -= 1
         return self.living[worker]
@@ -76,7 +104,7 @@ def turns(clients: int) -> list[Turn]:
 def play(village: Village, clients: int = 9) -> list[tuple[int, int]]:
     """Who was heard of, in which order, and how many turns it has had."""
     states = ClientStore(Path("states"), 10**6)
-    return [(update.client, int(update.state["count"])) for update in carry_out(village, turns(clients), states)]
+    return [(update.client, int(update.state["count"])) for update in village.carry_out(turns(clients), states)]
 
 
 ALL = [(client, 1) for client in range(9)]
@@ -121,3 +149,73 @@ def test_two_deaths_in_one_turn_end_the_run_and_say_what_to_do() -> None:
         "Two workers that trained client 4 in round 3 died, the last one of old age: do something else, or use the engine "
         "InProcess to see what happens. The last checkpoint is from before this round."
     )
+
+
+def test_turns_that_are_not_done_come_to_nothing_when_others_begin() -> None:
+    """Whoever holds the loop that waits for them."""
+    village, states = Village(2), ClientStore(Path("states"), 10**6)
+    held = village.carry_out(turns(9), states)
+    next(held)
+    assert any(village.jobs.values())
+    again = village.carry_out(turns(9)[5:], states)
+    assert not any(village.jobs.values())
+    assert [update.client for update in again] == [5, 6, 7, 8]
+    assert list(held) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- standing still
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"LEAST": 0.05, "START": 0.1}.items():
+        monkeypatch.setattr(watch, name, seconds)
+
+
+def test_a_turn_that_takes_much_longer_than_turns_did_so_far_is_named(impatient: None, capsys: pytest.CaptureFixture[str]) -> None:
+    village = Village(2)
+    village.resting = {6: 0.01}
+    assert play(village) == ALL
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"Round 3: the turn of client 6 \(fit\) has taken [\d.]+ s in house 0; the longest one so far took [\de.-]+ s\. If it "
+        r"stands still, end it; federation\.engine\.init_args\.turn_timeout does so by itself\.",
+        said[0],
+    )
+
+
+@pytest.mark.parametrize("room", [2, 0])
+def test_a_worker_that_stands_still_is_taken_for_dead_after_the_timeout(room: int, capsys: pytest.CaptureFixture[str]) -> None:
+    village = Village(2, room=room, turn_timeout=0.05)
+    village.resting = {5: 0.01}
+    assert play(village) == ALL
+    assert sorted(client for _, client in village.taken) == list(range(9))
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith("Round 3: the turn of client 5 (fit) has taken 0.")
+    assert said.endswith("It is taken for dead.")
+
+
+def test_a_turn_in_which_two_stand_still_ends_the_run() -> None:
+    village = Village(2, turn_timeout=0.05)
+    village.resting = {5: 1.0}
+    with pytest.raises(
+        FederationError,
+        match=r"^Two workers that trained client 5 in round 3 died, the last one after 0\.\d+ s without an answer: "
+        r"set federation.engine.init_args.turn_timeout higher, if turns take that long, or use",
+    ):
+        play(village)
+
+
+def test_what_the_one_who_waits_does_meanwhile_makes_no_worker_late(capsys: pytest.CaptureFixture[str]) -> None:
+    village, states = Village(2, turn_timeout=0.05), ClientStore(Path("states"), 10**6)
+    for _ in village.carry_out(turns(3), states):
+        time.sleep(0.06)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_worker_has_time_to_start(impatient: None, capsys: pytest.CaptureFixture[str]) -> None:
+    village = Village(1, turn_timeout=0.01)
+    village.starting, village.resting = {0}, {0: 0.1}
+    play(village, 1)
+    assert re.fullmatch(r"house 0 has been starting for 0\.1\d* s. It is taken for dead.\n", capsys.readouterr().out)

@@ -1,12 +1,13 @@
 """Worker processes: the same numbers as in one process, and no end of trouble survived."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,14 @@ from torch import Tensor
 from lightning_fed.__main__ import main
 from lightning_fed.engines import InProcess, Processes, block
 from lightning_fed.engines.processes import NAME
+from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import ClientInfo, ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
+from lightning_fed.server import Server
+from lightning_fed.storage.client_store import ClientStore
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
 
@@ -150,6 +155,23 @@ def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes)
     assert len(pids) == 2
 
 
+@pytest.mark.parametrize(
+    ("devices", "workers", "gpus"),
+    [(1, None, ["0", "1"]), (1, 3, ["0", "1", "0"]), ([1], None, [None]), ("1,", 2, [None, None])],
+)
+def test_gpus_are_dealt_out_unless_the_trainer_names_one(
+    devices: Any, workers: int | None, gpus: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engine, trainer = Processes(workers), partial(L.Trainer, accelerator="gpu", devices=devices)
+    engine.open(Recipe(FedAvg(Net, 4), new_data(2), trainer, 0), ClientStore(Path("states"), 10**6))
+    assert engine._crew is not None
+    assert engine._crew.settings.gpus == gpus
+    assert engine._crew.size == len(gpus)
+
+
 # --------------------------------------------------------------------------------------------------------- what goes wrong
 
 
@@ -158,6 +180,22 @@ def test_a_worker_that_is_killed_is_replaced(stage: str, engine: Processes) -> N
     federation = new_federation(2, engine=engine, evaluate_every=1)
     federation.fit(dying(stage, 1, 1), new_data(3))
     assert Path("notes").read_bytes() == b"x"
+    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
+    undisturbed.fit(dying("", 0, 0), new_data(3))
+    assert_same(federation, undisturbed)
+
+
+@needs_proc
+@pytest.mark.slow  # its turns must end in time, however busy the machine is
+def test_a_worker_that_stands_still_is_replaced_after_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Processes(workers=2, turn_timeout=10)
+    federation = new_federation(2, engine=engine, evaluate_every=1)
+    federation.fit(dying("fit", 1, 1, of=signal.SIGSTOP), new_data(3))
+    engine._stop()
+    said = r"Round 1: the turn of client 1 \(fit\) has taken 10 s in process (\d+); .* It is taken for dead\.\n"
+    found = re.fullmatch(said, capsys.readouterr().out)
+    assert found
+    assert not Path(f"/proc/{found[1]}").exists()
     undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
     undisturbed.fit(dying("", 0, 0), new_data(3))
     assert_same(federation, undisturbed)
@@ -203,6 +241,38 @@ def test_an_exception_arrives_with_traceback_and_client(engine: Processes) -> No
 def test_a_refusal_arrives_as_one_line(engine: Processes) -> None:
     with pytest.raises(FederationError, match=r"^Client 0 in round 1, measured: no test: give another$"):
         new_federation(1, engine=engine).fit(Refusing(Net, 4), new_data(3))
+
+
+class Forgetful(FedAvg):
+    """Its server fails when the first update of its second round has arrived."""
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        return ForgetfulServer(self.shared_state(), holds_model=True)
+
+
+class ForgetfulServer(Server):
+    rounds = 0
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        self.rounds += 1
+        if self.rounds == 2:
+            next(iter(updates))
+            raise ArithmeticError("forgotten")
+        return super().aggregate(updates)
+
+
+def test_what_is_left_of_a_run_whose_exception_is_held_reaches_no_other_run(engine: Processes) -> None:
+    """As notebooks and debuggers hold one, and with it all that was under way."""
+    with pytest.raises(ArithmeticError) as held:
+        new_federation(2, engine=engine).fit(Forgetful(Net, 4), new_data(4))
+    options = {"name": "FedAvg", "participation": 1.0}
+    whole = fit(InProcess(threads=1), **options)
+    assert_same(fit(engine, **options), whole)
+    pids = worker_pids(engine)
+    held.value.with_traceback(None)
+    del held
+    assert_same(fit(engine, **options), whole)
+    assert worker_pids(engine) == pids
 
 
 def test_what_cannot_be_pickled_is_named(engine: Processes) -> None:
