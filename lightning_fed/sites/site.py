@@ -87,7 +87,8 @@ class SiteStore:
                 path.unlink()
 
     def _files(self, run: str) -> dict[int, Path]:
-        return {int(path.name[6:12]): path for path in sorted((self.folder / run).glob("round_??????-????????.safetensors"))}
+        ours = f"round_{'[0-9]' * 6}-{'[0-9a-f]' * 8}.safetensors"
+        return {int(path.name[6:12]): path for path in sorted((self.folder / run).glob(ours))}
 
 
 class Site:
