@@ -45,7 +45,7 @@ class Staying(StudyCLI):
         return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
 
     def _export(self, module: FederatedModule, round: int) -> None:
-        """Replace the exported model, a whole file at a time and nothing else; ``config.json``, without which it is none, comes last."""
+        """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
         facts = {"method": type(module).__name__, "round": round, "client": self.given.client, "seed": self.federation.seed}
         output = self.given.output
         output.mkdir(parents=True, exist_ok=True)

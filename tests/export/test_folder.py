@@ -81,7 +81,9 @@ def test_what_no_export_wrote_is_not_replaced() -> None:
     Path("bert").mkdir()
     for name in ("config.json", "model.safetensors"):
         (Path("bert") / name).write_text("{}")
-    with pytest.raises(FederationError, match="bert has 'config.json' and 1 more in it and no exported model: give another output"):
+    with pytest.raises(
+        FederationError, match=r"bert has 'config\.json' and 1 more in it and no exported model: give another output"
+    ):
         new_federation(1, "runs").export(new_method("FedAvg"), data, "bert")
     assert Path("bert/model.safetensors").read_text() == "{}"
     for client in (0, 1):
