@@ -131,7 +131,8 @@ class Sites(Engine):
         for message in asked:
             self._finish(message, asked)
             if message.answer is None:
-                raise FederationError(f"The site of client {message.client} cannot take part: {message.failure}.")
+                why = str(message.failure).removesuffix(".")
+                raise FederationError(f"The site of client {message.client} cannot take part: {why}.")
             self._sites.append(message.answer)
         lengths = sorted({len(site.info.label_counts) for site in self._sites})
         if len(lengths) > 1:
