@@ -1,6 +1,5 @@
 """How the server merges payloads: pure functions on state dicts."""
 
-import sys
 from collections.abc import Iterable
 
 import torch
@@ -124,7 +123,8 @@ def check_payload(update: ClientUpdate, expected: State) -> None:
 
 def check_form(update: ClientUpdate, *needed: str) -> None:
     """Check what can be said of an update without knowing what it should hold: names, tensors that one can compute with, a number
-    of examples, metrics that are numbers. Who looks at an update to say what is expected of it can rely on that.
+    of examples, metrics that are numbers under names that tables can have. Who looks at an update to say what is expected of it can
+    rely on that.
 
     Args:
         update: what came back from a turn.
@@ -140,29 +140,47 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
     for name, tensor in update.state.items():
         if odd := _oddity(tensor):
             raise FederationError(f"{what} has {shown(name)} as a {odd}: send an ordinary (dense) tensor on the CPU.")
-    if not _is_count(update.num_examples):
+    if not is_count(update.num_examples):
         raise FederationError(f"{what} says that its client has {shown(update.num_examples)} training examples: send a number.")
     if lacking := sorted(set(needed) - update.metrics.keys()):
         raise FederationError(f"{what} lacks the metric {lacking[0]!r}, which a turn reports.")
+    if len(update.metrics) > MOST_METRICS:
+        raise FederationError(f"{what} has {len(update.metrics)} metrics, expected {MOST_METRICS} at most: leave some out.")
     for name, value in update.metrics.items():
+        if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+            raise FederationError(
+                f"{what} has a metric named {shown(name)}: give it a name of at most {LONGEST_NAME} characters in one line, for it "
+                "becomes a column of tables."
+            )
         if name in COUNTED and not (_is_number(value) and value >= 0):
             raise FederationError(f"{what} has the metric {name!r} = {shown(value)}, expected a finite number, 0 or more.")
         if not _is_number(value) and not (name.startswith(MEASURED) and isinstance(value, float)):
-            raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number.")
+            raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number in float32.")
 
 
 COUNTED = frozenset({"flops", "steps", "batches", "adapt/flops"})
 """Metrics of a turn that are sums: of none of them there can be less than nothing."""
 
 MEASURED = ("val/", "test/")
-"""What the names of metrics begin with of which there may be no number: NaN, of too few examples."""
+"""What the names of metrics begin with of which there may be no number: NaN of too few examples, infinity of a perplexity."""
+
+
+MOST_METRICS = 1000
+"""How many metrics a turn may report; most are the ranks of the adapters of each layer."""
+
+LONGEST_NAME = 200
+"""Characters that the name of a metric may have."""
+
+LARGEST = torch.finfo(torch.float32).max
+"""What a metric may be at most: of such numbers sums and means over all clients and rounds are finite."""
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a value is a number from 0 that floats have exactly."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 

@@ -148,6 +148,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
+def escaped(text: str, longest: int = 1000) -> str:
+    """Somebody else's words as they can be printed: in one line, cut, and without anything that a terminal would obey."""
+    words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: longest + 1])
+    return words if len(words) <= longest else f"{words[:longest]}…"
+
+
 def _and_more(names: list[str]) -> str:
     return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
 

@@ -19,7 +19,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
-from lightning_fed.engines.order import carried_out
+from lightning_fed.engines.order import Check, carried_out
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
@@ -242,8 +242,7 @@ class Run:
 
     def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each checked, counted, noted without its payload, and passed on."""
-        for turn, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure))):
-            self.server.check(update, turn.broadcast, turn.client)
+        for _, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure), self._check)):
             self._traffic.up(update)
             noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             self._call("on_turn_end", update)
@@ -271,8 +270,11 @@ class Run:
             self._traffic.down(client.id, broadcast)
             yield Turn("fit", client, self.round, broadcast, measure, self.since.get(client.id, 0))
 
-    def _carried_out(self, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
-        return carried_out(self.engine, turns)
+    def _carried_out(self, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
+        return carried_out(self.engine, turns, check)
+
+    def _check(self, turn: Turn, update: ClientUpdate) -> None:
+        self.server.check(update, turn.broadcast, turn.client)
 
     def _find_participants(self, ids: Collection[int] | None) -> Collection[int]:
         """Ids of the clients that may take part; None: all."""

@@ -1,6 +1,7 @@
 """Sites in this process, and a link to them that loses, delays and repeats what it is told to."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from tiny import data_for, new_federation, new_method, new_trainer
 
 from lightning_fed.engines.recipe import Recipe
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.lean import lean_lightning
@@ -73,7 +75,8 @@ class Memory(Link):
     def poll(self, ticket: str) -> bytes | Broken | None:
         answer = self.answers[ticket]
         if isinstance(answer, bytes):
-            self.received.append(unpack(answer, "The test's"))
+            with suppress(FederationError):  # which the server has to see itself
+                self.received.append(unpack(answer, "The test's"))
         return answer
 
 

@@ -38,7 +38,7 @@ class AdapterRanks(FederationCallback):
         if not (measured and due and seen):
             return
         ranks = {client: ranks_of(result) for client, result in run.results.items()}
-        layers = list(next(iter(ranks.values()), ()))
+        layers = list(dict.fromkeys(layer for own in ranks.values() for layer in own))
         if not layers:
             return
         if run.folder is not None:
@@ -49,7 +49,7 @@ class AdapterRanks(FederationCallback):
             ]
             write_table(run.folder / "ranks.csv", rows)
         for logger in boards:
-            values = np.array([list(own.values()) for own in ranks.values()])
+            values = np.array([[own.get(layer, np.nan) for layer in layers] for own in ranks.values()])
             logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=run.round)
 
 
@@ -68,7 +68,7 @@ def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:
     """Heat map of ranks: clients × layers.
 
     Args:
-        ranks: effective ranks, ``(clients, layers)``.
+        ranks: effective ranks, ``(clients, layers)``; NaN where a client said none.
         layers: names of the layers; what all begin with is left out.
     """
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def rank_figure(ranks: np.ndarray, layers: Sequence[str]) -> Figure:
     figure = Figure(figsize=(min(3 + 0.28 * count, 16), min(3 + 0.28 * clients, 16)), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(ranks, aspect="auto", interpolation="nearest", vmin=0)
-    axes.set(ylabel="client", title=f"effective rank (largest: {ranks.max()})")
+    axes.set(ylabel="client", title=f"effective rank (largest: {np.nanmax(ranks):g})")
     axes.set_xticks(range(count), short_names(layers), rotation=90, fontsize=7)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ticks=MaxNLocator(integer=True))

@@ -36,7 +36,7 @@ class TensorBoardFigures(FederationCallback):
         if measured and (run.round % self.every == 0 or run.round == run.rounds):
             name = f"test/{run.metric}"
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
-            values = np.array([result[name] for result in run.results.values()])
+            values = np.array([result[name] for result in run.results.values() if name in result])
             self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
 
     @staticmethod

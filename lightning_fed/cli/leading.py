@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.study import StudyCLI
-from lightning_fed.export import write
+from lightning_fed.export.folder import refuse_others, write
 from lightning_fed.flower.link import linked
 from lightning_fed.sites.data import DataAtSites
 from lightning_fed.sites.engine import Sites
@@ -26,6 +26,8 @@ class Leading(StudyCLI):
         super().__init__(list(args), given)
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if self.given.output:
+            refuse_others(self.given.output)
         data = DataAtSites(self.datamodule)
         data.refuse_what_needs_them(self.model)
         kwargs = self._prepare_subcommand_kwargs(subcommand) | {"datamodule": data}

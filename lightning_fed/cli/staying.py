@@ -1,13 +1,13 @@
 """The command line of ``join``, as far as it needs torch."""
 
-import shutil
+import tempfile
 from pathlib import Path
 
 from lightning_fed.cli.study import StudyCLI
 from lightning_fed.data import IID
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.export import write
+from lightning_fed.export.folder import refuse_others, write
 from lightning_fed.flower import commands
 from lightning_fed.flower.node import answer_all
 from lightning_fed.module import FederatedModule
@@ -20,6 +20,8 @@ class Staying(StudyCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         client, data = self.given.client, self.datamodule
+        if self.given.output:
+            refuse_others(self.given.output)
         if not self.given.partitioned:
             data.asked_clients, data.partition = 1, IID()  # all that is here is this client's
         self.federation.engine = InProcess(self.given.threads)
@@ -43,10 +45,17 @@ class Staying(StudyCLI):
         return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
 
     def _export(self, module: FederatedModule, round: int) -> None:
-        """Replace the exported model."""
+        """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
         facts = {"method": type(module).__name__, "round": round, "client": self.given.client, "seed": self.federation.seed}
-        aside = self.given.output.with_name(f".{self.given.output.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        write(aside, module, self.datamodule, facts)
-        shutil.rmtree(self.given.output, ignore_errors=True)
-        aside.rename(self.given.output)
+        output = self.given.output
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=output) as aside:
+            write(Path(aside), module, self.datamodule, facts)
+            config = output / "config.json"
+            config.unlink(missing_ok=True)
+            for path in sorted(
+                (path for path in Path(aside).rglob("*") if path.is_file()), key=lambda path: path.name == config.name
+            ):
+                place = output / path.relative_to(aside)
+                place.parent.mkdir(exist_ok=True)
+                path.replace(place)

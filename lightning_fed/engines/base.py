@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.recipe import Recipe
+from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientInfo, ClientUpdate, Lost, Turn
 from lightning_fed.storage.client_store import ClientStore
 
@@ -39,6 +40,18 @@ class Engine(ABC):
         """What comes of each turn, in the order of the turns. A turn is taken from ``turns`` when there is room for it, and starts
         from the private state that the client's last turn left; closing the iterator drops the turns that are not done.
         """
+
+    def refused(self, turn: Turn, error: FederationError) -> Lost:
+        """What becomes of a turn whose update the server refuses, asked before :meth:`run` goes on. Default: the run ends.
+
+        Args:
+            turn: the turn, whose update :meth:`run` has just handed on.
+            error: what is wrong with the update.
+
+        Raises:
+            FederationError: the error, where an engine does not go on without the turn.
+        """
+        raise error
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to do
         """End the run; nothing of it stays in memory."""

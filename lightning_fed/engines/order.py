@@ -1,18 +1,26 @@
 """Turns and what an engine makes of them, side by side."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import ClientUpdate, Lost, Turn
 
+Check = Callable[[Turn, ClientUpdate], None]
+"""Raises a :class:`FederationError` for what a turn should not have given."""
 
-def carried_out(engine: Engine, turns: Iterable[Turn]) -> Iterator[tuple[Turn, ClientUpdate]]:
+
+def carried_out(engine: Engine, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
     """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
 
+    Args:
+        engine: where they run; it says what becomes of a turn that does not pass the check.
+        turns: what is to be done.
+        check: what every update must pass.
+
     Raises:
-        FederationError: if the engine hands on something else than its contract says.
+        FederationError: if the engine hands on something else than its contract says, or does not go on without a turn.
     """
     due: deque[Turn] = deque()
     waiting, name = iter(turns), type(engine).__name__
@@ -30,6 +38,11 @@ def carried_out(engine: Engine, turns: Iterable[Turn]) -> Iterator[tuple[Turn, C
                 + ": an engine hands on what comes of turns in their order."
             )
         turn = due.popleft()
+        if check is not None and isinstance(result, ClientUpdate):
+            try:
+                check(turn, result)
+            except FederationError as error:
+                result = engine.refused(turn, error)
         if isinstance(result, Lost):
             print(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
         else:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.text.classification import load_tokenizer
 from lightning_fed.errors import FederationError
+from lightning_fed.exchange import shown
 from lightning_fed.export.config import label_names, model_config
 from lightning_fed.export.onnx import write_onnx
 from lightning_fed.module import FederatedModule
@@ -27,7 +28,7 @@ def write(
     where that library looks for them.
 
     Args:
-        folder: to write to; created if need be.
+        folder: to write to; created if need be, see :func:`refuse_others`.
         module: the model.
         data: what it learned from.
         facts: of the run; ``client`` is whose model it is, None the server's.
@@ -35,8 +36,9 @@ def write(
         format: of the model: see :meth:`.FederatedModule.export`, or :func:`.write_onnx`.
 
     Raises:
-        FederationError: where the method has no such export.
+        FederationError: where the method has no such export, or where something else lies in the folder.
     """
+    refuse_others(folder)
     private = facts["client"] is not None
     if format == "onnx":
         _refuse_parts(module, private, merged)
@@ -46,6 +48,30 @@ def write(
     if tokenizer := getattr(data, "tokenizer", None):
         load_tokenizer(tokenizer, pads=False).save_pretrained(folder)
     _describe(folder / "config.json", model_config(module, data, facts), label_names(data))
+
+
+def refuse_others(folder: Path) -> None:
+    """Raises :class:`FederationError` for a folder that has something in it and no exported model: nobody's files make way for one.
+    Hidden files do not count.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FederationError(f"{folder} is no folder: give another output, a folder for the exported model alone.")
+    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if found and not _is_export(folder / "config.json"):
+        raise FederationError(
+            f"{folder} has {shown(found[0])}{f' and {len(found) - 1} more' if len(found) > 1 else ''} in it and no exported model: "
+            "give another output, an empty folder or a new one."
+        )
+
+
+def _is_export(config: Path) -> bool:
+    try:
+        said = json.loads(config.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and not said.keys().isdisjoint({"lightning_fed", "lightning_fed_version"})
 
 
 def _describe(path: Path, config: dict[str, Any], names: list[str] | None) -> None:

@@ -16,25 +16,21 @@ class Door:
     """Where another process comes in.
 
     Args:
-        path: of the socket; what lay there is removed.
+        path: of the socket. One that lies there and has nobody behind it, of a process that was killed, makes way for it.
         mode: who may come in, of the users that can reach the folder.
 
     Raises:
-        FederationError: if the path is too long, or cannot be used.
+        FederationError: if the path is too long, if something else than such a socket lies there, or if it cannot be used.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
         if len(str(path)) > LONGEST:
             raise FederationError(f"{path} is too long for a socket: give a path of at most {LONGEST} characters.")
         self.path = path
-        self._socket = socket.socket(socket.AF_UNIX)
         try:
-            path.unlink(missing_ok=True)
-            self._socket.bind(str(path))
-            path.chmod(mode)
-            self._socket.listen()
+            _clear(path)
+            self._socket = _listening(path, mode)
         except OSError as error:
-            self._socket.close()
             raise FederationError(f"The socket {path} cannot be made ({error}): give another one.") from error
 
     def wait(self, seconds: float) -> Connection | None:
@@ -51,6 +47,33 @@ class Door:
         """Nobody comes in any more."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """Make room for a socket, of nothing but one that nobody listens at any more."""
+    if not path.is_socket():
+        if path.exists() or path.is_symlink():
+            raise FederationError(f"{path} is there and is no socket: give another path for the socket, where nothing lies.")
+        return
+    with socket.socket(socket.AF_UNIX) as visitor:
+        try:
+            visitor.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise FederationError(f"Somebody answers at the socket {path}, another site perhaps: end it, or give another path.")
+
+
+def _listening(path: Path, mode: int) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.bind(str(path))
+        path.chmod(mode)
+        made.listen()
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def enter(path: str, patience: float = 60.0) -> Connection:

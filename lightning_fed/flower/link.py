@@ -1,5 +1,6 @@
 """The link to sites through Flower's ServerApp."""
 
+import itertools
 import json
 import shutil
 import tempfile
@@ -32,6 +33,7 @@ class FlowerLink(Link):
         self._nodes: dict[int, int] = {}
         self._sent_to: dict[str, int] = {}
         self._failed: dict[str, str] = {}
+        self._failures = itertools.count()
 
     def online(self) -> Collection[int]:
         """Those whose node the SuperLink has heard of lately."""
@@ -43,20 +45,22 @@ class FlowerLink(Link):
         """Through the SuperLink, which keeps it until the site fetches it, or so many seconds have passed."""
         node = self._nodes[client]
         answer, _ = self._ask("send", message, node=node, seconds=seconds)
-        ticket = answer.get("ticket") or f"failed-{len(self._failed)}"
         if "ticket" not in answer:
+            ticket = f"failed-{next(self._failures)}"
             self._failed[ticket] = answer.get("broken", "Flower did not take the message")
-        self._sent_to[ticket] = node
-        return ticket
+            return ticket
+        self._sent_to[answer["ticket"]] = node
+        return str(answer["ticket"])
 
     def poll(self, ticket: str) -> bytes | Broken | None:
         """From the SuperLink, which has it until it is asked for."""
         if ticket in self._failed:
             return Broken(self._failed.pop(ticket))
         answer, content = self._ask("poll", node=self._sent_to[ticket], ticket=ticket)
-        if "broken" in answer:
-            return Broken(answer["broken"], answer["away"])
-        return content if "reply" in answer else None
+        if not answer:
+            return None
+        del self._sent_to[ticket]
+        return Broken(answer["broken"], answer["away"]) if "broken" in answer else content
 
     def _ask(self, deed: str, body: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
         try:

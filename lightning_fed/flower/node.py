@@ -1,6 +1,5 @@
 """A site's side of Flower: its SuperNode, and the socket through which messages come."""
 
-import shutil
 import sys
 import tempfile
 import time
@@ -70,20 +69,19 @@ def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder
         path: of the socket, which the group of this process may use; None: in a folder that nobody else may open.
         by_hand: whether somebody else starts the SuperNode.
     """
-    rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))
-    door = Door(path.absolute(), 0o660) if path else Door(rooms / "site.sock")
-    node = SuperNode(command(door.path), folder, by_hand)
-    try:
-        while True:
-            node.see_to()
-            if (visitor := door.wait(1.0)) is None:
-                continue
-            with visitor:
-                try:
-                    visitor.send_bytes(site.answer(visitor.recv_bytes()))
-                except (EOFError, OSError) as error:
-                    print(f"Flower's process has gone in the middle of a message ({error}).", file=sys.stderr, flush=True)
-    finally:
-        node.stop()
-        door.close()
-        shutil.rmtree(rooms, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="lightning_fed_") as rooms:
+        door = Door(path.absolute(), 0o660) if path else Door(Path(rooms) / "site.sock")
+        node = SuperNode(command(door.path), folder, by_hand)
+        try:
+            while True:
+                node.see_to()
+                if (visitor := door.wait(1.0)) is None:
+                    continue
+                with visitor:
+                    try:
+                        visitor.send_bytes(site.answer(visitor.recv_bytes()))
+                    except (EOFError, OSError) as error:
+                        print(f"Flower's process has gone in the middle of a message ({error}).", file=sys.stderr, flush=True)
+        finally:
+            node.stop()
+            door.close()

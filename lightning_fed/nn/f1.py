@@ -14,6 +14,7 @@ class F1(MulticlassConfusionMatrix):
     """
 
     higher_is_better = True
+    plot_upper_bound = 1.0
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes, validate_args=False)

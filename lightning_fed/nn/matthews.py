@@ -13,6 +13,8 @@ class Matthews(MulticlassConfusionMatrix):
     be worth something.
     """
 
+    plot_upper_bound = 1.0
+
     def compute(self) -> Tensor:
         """A scalar."""
         counts = super().compute().double()

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
+from torchmetrics import Metric
 
-from lightning_fed.aggregation import check_update
+from lightning_fed.aggregation import check_form, check_update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn
+from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn, escaped
 from lightning_fed.sites.data import DataAtSites
 from lightning_fed.sites.link import Broken, Link
 from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
@@ -58,7 +59,7 @@ class _Message(Generic[T]):
         """Read what came, and see whether it is to be asked for again."""
         self.ticket = None
         if isinstance(answer, Broken):
-            self.trouble = answer.why
+            self.trouble = escaped(answer.why)
             self.tries -= answer.away
         else:
             whose = f"The site of client {self.client}'s"
@@ -68,15 +69,15 @@ class _Message(Generic[T]):
                     raise FederationError(f"{whose} message is of client {head['client']}.")
                 kind = said(head, "answer", str, whose)
                 if kind == "refused":  # which a second time would be refused, too
-                    self.failure = said(head, "why", str, whose)
+                    self.failure = escaped(said(head, "why", str, whose))
                     return
                 if kind == "failed":
-                    self.trouble = f"{said(head, 'why', str, whose)}, of which the site's log says more"
+                    self.trouble = f"{escaped(said(head, 'why', str, whose))}, of which the site's log says more"
                 else:
                     self.answer = self.read(head, tensors, whose)
                     return
             except FederationError as error:
-                self.trouble = str(error)
+                self.trouble = escaped(str(error))
         if self.tries >= TRIES:
             self.failure = self.trouble
 
@@ -111,6 +112,8 @@ class Sites(Engine):
         self._opened: tuple[str, ClientStore, Worker] | None = None
         self._frozen = ""
         self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
+        self._asked = self._lost = 0  # turns of the phase
+        self._refused: Turn | None = None  # the last whose update the server did not take
 
     def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
         """Wait until all sites are there, and ask them what they have.
@@ -128,7 +131,8 @@ class Sites(Engine):
         for message in asked:
             self._finish(message, asked)
             if message.answer is None:
-                raise FederationError(f"The site of client {message.client} cannot take part: {message.failure}.")
+                why = str(message.failure).removesuffix(".")
+                raise FederationError(f"The site of client {message.client} cannot take part: {why}.")
             self._sites.append(message.answer)
         lengths = sorted({len(site.info.label_counts) for site in self._sites})
         if len(lengths) > 1:
@@ -150,7 +154,8 @@ class Sites(Engine):
         self._frozen, self._statistics = frozen_checksum(worker.template), {}
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
-        """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here.
+        """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here. That a site
+        has another private state is noted when its update has been taken: if the server refuses it, the turn never happened.
 
         Raises:
             FederationError: if fewer than the quorum arrive.
@@ -161,26 +166,33 @@ class Sites(Engine):
         waiting = deque(
             _Message(turn.client.id, partial(self._packed, turn), partial(self._read_update, turn), ends) for turn in asked
         )
-        lost = 0
+        self._asked, self._lost = len(asked), 0
         for turn in asked:
             message = waiting[0]
             self._finish(message, waiting)
             waiting.popleft()  # and with it the update, when it has been merged
-            client = turn.client.id
             if message.answer is None:
-                lost += 1
-                if len(asked) - lost < self.quorum * len(asked):
-                    raise FederationError(
-                        f"Round {turn.round}: the turn of client {client} was lost ({message.failure}), and {len(asked) - lost} of "
-                        f"{len(asked)} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "
-                        "--ckpt_path last; or go on without it, with a smaller --quorum."
-                    )
-                yield Lost(client, str(message.failure))
+                yield self._lose(turn, str(message.failure))
                 continue
             update, keeps = message.answer
-            if turn.verb == "fit" and keeps:
-                states.put(client, {"round": torch.tensor(turn.round)}, turn.round)
             yield update
+            if turn.verb == "fit" and keeps and self._refused is not turn:
+                states.put(turn.client.id, {"round": torch.tensor(turn.round)}, turn.round)
+
+    def refused(self, turn: Turn, error: FederationError) -> Lost:
+        """The turn is lost, as if its site had not answered. Raises :class:`FederationError` below the quorum."""
+        self._refused = turn
+        return self._lose(turn, escaped(str(error)))
+
+    def _lose(self, turn: Turn, why: str) -> Lost:
+        self._lost += 1
+        if self._asked - self._lost < self.quorum * self._asked:
+            raise FederationError(
+                f"Round {turn.round}: the turn of client {turn.client.id} was lost ({why}), and {self._asked - self._lost} of "
+                f"{self._asked} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "
+                "--ckpt_path last; or go on without it, with a smaller --quorum."
+            )
+        return Lost(turn.client.id, why)
 
     def close(self) -> None:
         """The sites hear nothing of it; they wait for the next message."""
@@ -202,12 +214,21 @@ class Sites(Engine):
 
     def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
         """The update, checked as far as the run does not do it."""
+        assert self._opened is not None
         update, keeps = unpack_update(head, tensors, whose)
-        described = self._sites[turn.client.id].info.num_train
-        if update.num_examples != described:
-            raise FederationError(f"{whose} message counts {update.num_examples} training examples, {described} were described.")
-        for name in {"fit": ("flops",), "gather": ("batches",)}.get(turn.verb, ()):
+        info, template = self._sites[turn.client.id].info, self._opened[2].template
+        if update.num_examples != info.num_train:
+            raise FederationError(
+                f"{whose} message counts {update.num_examples} training examples, {info.num_train} were described."
+            )
+        headline = (f"test/{template.headline_metric}",) if info.num_test else ()
+        for name in {"fit": ("flops",), "gather": ("batches",), "evaluate": headline}.get(turn.verb, ()):
             said(update.metrics, name, float, whose)
+        check_form(update)
+        for metrics in (template.val_metrics, template.test_metrics):
+            for name, metric in metrics.items(copy_state=False):
+                if name in update.metrics and is_too_good(metric, update.metrics[name]):
+                    raise FederationError(f"{whose} message has {name} = {update.metrics[name]:g}, which no model reaches.")
         if turn.verb == "gather":
             check_update(update, self._statistics_of(turn))
         elif turn.verb == "evaluate" and update.state:
@@ -259,3 +280,13 @@ class Sites(Engine):
                     message.trouble = message.trouble or "its site was not online"
             elif (answer := self.link.poll(message.ticket)) is not None:
                 message.take(answer)
+
+
+def is_too_good(metric: Metric, value: float) -> bool:
+    """Whether a metric cannot have a value: it is better than the best there is, which torchmetrics knows. What that says of the
+    worst is not always so: a coefficient of determination may be less than 0.
+    """
+    less_is_better = metric.higher_is_better is False
+    best = metric.plot_lower_bound if less_is_better else metric.plot_upper_bound
+    tolerance = 1e-6  # of a mean in float32
+    return best is not None and (value < best - tolerance if less_is_better else value > best + tolerance)

@@ -5,6 +5,7 @@ A message is a safetensors file: tensors, and in its metadata the head, which sa
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,8 +16,9 @@ import safetensors.torch
 import torch
 
 from lightning_fed import __version__
+from lightning_fed.aggregation import is_count
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, Turn
+from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, Turn, shown
 from lightning_fed.module import FederatedModule
 
 PROTOCOL = 1
@@ -55,7 +57,8 @@ def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
         raise FederationError(f"{whose} message cannot be read ({type(error).__name__}: {error}).") from error
     if protocol != PROTOCOL:
         raise FederationError(
-            f"{whose} message has protocol {protocol!r}, this lightning-fed speaks {PROTOCOL}: install the same version everywhere."
+            f"{whose} message has protocol {shown(protocol)}, this lightning-fed speaks {PROTOCOL}: install the same version "
+            "everywhere."
         )
     return head, tensors
 
@@ -63,17 +66,17 @@ def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
 def said(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> T:
     """An entry of a head. Raises :class:`FederationError` if it is of another type, or not there."""
     value = head.get(key)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
     if type(value) is not kind:
-        raise FederationError(f"{whose} message has {key} = {value!r:.80}, expected {kind.__name__}.")
+        raise FederationError(f"{whose} message has {key} = {shown(value)}, expected {kind.__name__}.")
     return value
 
 
 def counted(head: Mapping[str, Any], key: str, whose: str) -> int:
-    """A number from 0 of a head."""
-    if (number := said(head, key, int, whose)) < 0:
-        raise FederationError(f"{whose} message has {key} = {number}, expected a number from 0.")
+    """A number from 0 of a head, such as arrays and floats can hold."""
+    if not is_count(number := said(head, key, int, whose)):
+        raise FederationError(f"{whose} message has {key} = {shown(number)}, expected a number from 0.")
     return number
 
 
@@ -180,9 +183,9 @@ class Errand:
         whose = "The server's"
         run, held, verb = said(head, "run", str, whose), said(head, "held", list, whose), said(head, "verb", str, whose)
         if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes the name of a folder
-            raise FederationError(f"{whose} message names the run {run!r:.80}, expected 32 hexadecimal digits.")
+            raise FederationError(f"{whose} message names the run {shown(run)}, expected 32 hexadecimal digits.")
         if verb not in ("fit", "evaluate", "gather"):
-            raise FederationError(f"{whose} message asks a site to {verb!r:.80}, expected fit, evaluate or gather.")
+            raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or gather.")
         capacity = None if head.get("capacity") is None else said(head, "capacity", float, whose)
         counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "since")}
         client = ClientInfo(counts["client"], 0, 0, 0, (), capacity, counts["num_clients"])
@@ -190,7 +193,7 @@ class Errand:
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
             if part not in parts:
-                raise FederationError(f"{whose} message has a tensor {name!r:.80}, which belongs to nothing.")
+                raise FederationError(f"{whose} message has a tensor {shown(name)}, which belongs to nothing.")
             parts[part][rest] = tensor
         turn = Turn(
             verb,  # type: ignore[arg-type]
@@ -230,11 +233,13 @@ class Described:
     def unpacked(cls, head: Mapping[str, Any], whose: str) -> "Described":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         sizes = [counted(head, name, whose) for name in ("client", "num_train", "num_val", "num_test")]
-        labels = said(head, "labels", list, whose)
-        if not all(type(count) is int and count >= 0 for count in labels) or sizes[1] == 0:
-            raise FederationError(f"{whose} message has labels = {labels!r:.80} of {sizes[1]} training examples.")
+        labels, data = said(head, "labels", list, whose), said(head, "data", str, whose)
+        if not all(map(is_count, labels)) or sum(labels) != sizes[1] or sizes[1] == 0:
+            raise FederationError(f"{whose} message has labels = {shown(labels)} of {sizes[1]} training examples.")
+        if len(data) > 100 or not data.isprintable():
+            raise FederationError(f"{whose} message has {shown(data)} as the checksum of its data.")
         client, num_train, num_val, num_test = sizes
-        return cls(ClientInfo(client, num_train, num_val, num_test, tuple(labels)), said(head, "data", str, whose))
+        return cls(ClientInfo(client, num_train, num_val, num_test, tuple(labels)), data)
 
 
 def pack_update(update: ClientUpdate, keeps: bool) -> bytes:

@@ -12,7 +12,7 @@ from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
+from lightning_fed.exchange import State, escaped
 from lightning_fed.module import FederatedModule
 from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, pack_update, unpack
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
@@ -88,7 +88,8 @@ class SiteStore:
                 path.unlink()
 
     def _files(self, run: str) -> dict[int, Path]:
-        return {int(path.name[6:12]): path for path in sorted((self.folder / run).glob("round_??????-????????.safetensors"))}
+        ours = f"round_{'[0-9]' * 6}-{'[0-9a-f]' * 8}.safetensors"
+        return {int(path.name[6:12]): path for path in sorted((self.folder / run).glob(ours))}
 
 
 class Site:
@@ -137,16 +138,22 @@ class Site:
                 )
             private = self.store.get(errand.run, errand.turn.since) if errand.turn.since else None
         except FederationError as error:
-            print(f"Refused: {error}", file=sys.stderr, flush=True)
+            print(f"Refused: {escaped(str(error))}", file=sys.stderr, flush=True)
             return pack({"answer": "refused", "client": self.client, "why": str(error)})
+        except Exception as error:  # a message may be anything
+            return self._failed(error)
         try:
             return self._carried_out(errand, private)
         except Exception as error:
-            if isinstance(error, FederationError):
-                print(f"{error}", file=sys.stderr, flush=True)
-            else:
-                traceback.print_exception(error)
-            return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> bytes:
+        """Say here what went wrong, and elsewhere what kind of error it was."""
+        if isinstance(error, FederationError):
+            print(f"{error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error)
+        return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})
 
     def _refuse_others(self, client: int) -> None:
         if client != self.client:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,29 @@ def test_what_comes_of_it_is_written_for_use_elsewhere(join: Joining, serve: Any
         assert same(ours, theirs)
         config, known = (json.loads((Path(folder) / "config.json").read_text()) for folder in (expected, "expected"))
         assert config == known
+
+
+def test_nothing_but_an_exported_model_makes_way_for_one(join: Joining, serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with somebody's files is refused at the start; what somebody puts beside a model stays there."""
+    for folder in ("thesis", "model"):
+        Path(folder).mkdir()
+        (Path(folder) / "chapter_1.md").write_text("years of work")
+    Path("file").touch()
+    Path("model/model.safetensors").touch()
+    Path("model/config.json").write_text('{"lightning_fed_version": "0.1"}')  # of an earlier start
+    sites = [join(0, "--partitioned", "--output", "model"), join(1, "--partitioned")]
+    for start in (partial(join, 0), partial(serve, sites)):
+        for output, message in (("thesis", "thesis has 'chapter_1.md' in it and no exported model"), ("file", "file is no folder")):
+            with pytest.raises(SystemExit) as ended:
+                start("--output", output)
+            told = capsys.readouterr().err
+            assert (ended.value.code, told.count("\n")) == (2, 1)
+            assert f"{message}: give another output, " in told
+    serve(sites)
+    assert json.loads(Path("model/config.json").read_text())["round"] == 2
+    assert safetensors.torch.load_file("model/model.safetensors")
+    assert {path.name for path in Path("model").iterdir()} == {"config.json", "model.safetensors", "chapter_1.md"}
+    assert {Path(folder, "chapter_1.md").read_text() for folder in ("thesis", "model")} == {"years of work"}
 
 
 def test_a_configuration_that_differs_is_refused_with_its_keys(

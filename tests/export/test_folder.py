@@ -74,6 +74,23 @@ def test_merged_weights_give_the_same_logits(who: str) -> None:
     torch.testing.assert_close(merged(inputs), module.eval()(inputs), rtol=1e-5, atol=1e-5)
 
 
+def test_what_no_export_wrote_is_not_replaced() -> None:
+    """The pretrained network of somebody, say; an earlier export is."""
+    data = new_data(3)
+    new_federation(1, "runs").fit(new_method("FedAvg"), data)
+    Path("bert").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (Path("bert") / name).write_text("{}")
+    with pytest.raises(
+        FederationError, match=r"bert has 'config\.json' and 1 more in it and no exported model: give another output"
+    ):
+        new_federation(1, "runs").export(new_method("FedAvg"), data, "bert")
+    assert Path("bert/model.safetensors").read_text() == "{}"
+    for client in (0, 1):
+        new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", client)
+    assert config_of("exported")["client"] == 1
+
+
 def test_what_has_no_adapters_cannot_be_merged() -> None:
     data = new_data(3)
     new_federation(1, "runs").fit(new_method("FedAvg"), data)

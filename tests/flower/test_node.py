@@ -1,12 +1,14 @@
 """A site's side of Flower, with other commands in its place."""
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lightning_fed.flower.channel import enter
+from lightning_fed.errors import FederationError
+from lightning_fed.flower.channel import Door, enter
 from lightning_fed.flower.node import answer_all
 
 
@@ -87,3 +89,26 @@ def test_another_user_starts_the_supernode(tmp_path: Path, capsys: pytest.Captur
     thread.join(60)
     assert not Path("started").exists()
     assert "sh -c 'touch started'  # is for another user to run" in capsys.readouterr().out
+
+
+def test_a_socket_takes_the_place_of_nothing_but_a_socket_that_is_left_over(tmp_path: Path) -> None:
+    """Of a process that was killed. A file stays, and so does the socket of somebody who listens."""
+    path = tmp_path / "relay.sock"
+    path.write_text("a thesis")
+    with pytest.raises(FederationError, match=r"relay\.sock is there and is no socket: give another path"):
+        Door(path)
+    assert path.read_text() == "a thesis"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    door = Door(path)
+    with pytest.raises(FederationError, match="Somebody answers at the socket"):
+        Door(path)
+    looked, entered, heard = door.wait(5), enter(str(path)), door.wait(5)
+    assert looked is not None
+    assert heard is not None
+    with looked, entered, heard:
+        entered.send_bytes(b"still here")
+        assert heard.recv_bytes() == b"still here"
+    door.close()
+    assert not path.exists()

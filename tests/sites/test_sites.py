@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from often import mostly_slow
-from tiny import CLASSES, Net, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
+from often import OFTEN, mostly_slow
+from tiny import CLASSES, METHODS, Net, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
 from lightning_fed.callbacks import FederationCallback
@@ -22,10 +22,11 @@ from lightning_fed.run import Run
 from lightning_fed.sites.data import DataAtSites
 from lightning_fed.sites.engine import Sites
 from lightning_fed.sites.link import Broken
-from lightning_fed.sites.messages import Study, pack
+from lightning_fed.sites.messages import Study, pack, unpack
 from lightning_fed.sites.site import OneClient, SiteStore
 
 Answering = Callable[[], bytes]
+AT_SITES = [name for name in METHODS if not (new_method(name).centralised or new_method(name).needs_public_data)]
 
 
 @pytest.fixture(autouse=True)
@@ -80,17 +81,34 @@ def test_numbers_are_those_of_one_process(name: str) -> None:
     assert_same_as_here(fit(name, link, evaluate_every=1), link, here(name, evaluate_every=1))
 
 
-def test_private_states_do_not_leave_their_site() -> None:
-    link = linked("PFedLoRA")
-    federation = fit("PFedLoRA", link, run_dir="runs")
-    private = set().union(*(new_method("PFedLoRA").for_client(site.info).private_names() for site in link.sites.values()))
+SENT_BY_DEFINITION = {
+    "FedAMP": "a client's own model is what it sends",
+    "FedKD": "the mentee as it was received, which a client keeps to know what has changed",
+    "PFedSD": "the teacher is the network that was trained, and sent, in the client's last turn",
+    "SCAFFOLD": "a client sends how its control variate changes, which at first is all of it",
+}
+"""Methods whose private tensors have values that travel under another name, and why."""
+
+
+@pytest.mark.parametrize("name", mostly_slow(AT_SITES, often=OFTEN & set(AT_SITES)))
+def test_private_states_do_not_leave_their_site(name: str) -> None:
+    """Neither a name of theirs nor the bytes of one of their tensors, in anything that goes to a site or comes from it."""
+    link = linked(name)
+    federation = fit(name, link, rounds=2, run_dir="runs")
+    private = [state for site in link.sites.values() for state in kept_at(site).values()]
+    assert bool(private) == new_method(name).for_client(link.sites[0].info).has_private_state
     crossed = {name.partition("/")[2] for _, _, tensors in link.sent for name in tensors}
     crossed |= {name for _, tensors in link.received for name in tensors}
-    assert private
-    assert crossed
-    assert not private & crossed
+    assert crossed or name == "Standalone"
+    assert not crossed & {name for state in private for name in state}
+    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.received)]
+    messages = [tensor.numpy().tobytes() for tensors in payloads for tensor in tensors.values()]
+    numbers = [tensor for state in private for tensor in state.values() if len(tensor.unique()) > 3]
+    assert numbers or not private
+    found = [tensor for tensor in numbers if any(tensor.numpy().tobytes() in message for message in messages)]
+    assert bool(found) == (name in SENT_BY_DEFINITION)
     stamps = [federation.run.store.get(client) for client in federation.run.store]
-    assert {name for stamp in stamps for name in stamp} == {"run", "round"}
+    assert {name for stamp in stamps for name in stamp} == {"run", *(["round"] if private else [])}
 
 
 # ---------------------------------------------------------------------------------------------------- what becomes of messages
@@ -340,7 +358,7 @@ def test_a_run_needs_data_at_sites() -> None:
 def test_sites_with_other_classes_are_refused() -> None:
     link = linked("FedAvg")
     link.sites[2].info = OneClient(data_for("FedAvg", num_clients=3), 2, 2).client(2).info
-    object.__setattr__(link.sites[2].info, "label_counts", (1, 2))
+    object.__setattr__(link.sites[2].info, "label_counts", (1, link.sites[2].info.num_train - 1))
     with pytest.raises(FederationError, match=r"Some sites count 2 labels and others 4: .*data.init_args.classes"):
         fit("FedAvg", link)
 
@@ -350,7 +368,6 @@ def test_sites_with_other_classes_are_refused() -> None:
 
 def sent_by_1(change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]) -> Callable[..., Any]:
     """Client 1's updates, changed."""
-    from lightning_fed.sites.messages import unpack
 
     def fault(client: int, head: dict[str, Any], answer: Answering) -> Any:
         said = answer()
@@ -387,6 +404,22 @@ def metric(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     head["metrics"]["flops"] = "many"
 
 
+def endless(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"]["flops"] = 10**400
+
+
+def countless(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["num_examples"] = 10**400
+
+
+def two_lines(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"]["val/a\nround,1"] = 1.0
+
+
+def perfect(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"]["val/accuracy"] = 1e300
+
+
 def silent(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     del head["metrics"]["flops"]
 
@@ -414,6 +447,10 @@ def old(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
         (more, "The update of client 1 holds 'evil', which does not belong there"),
         (weight, "message counts 1000000000 training examples, 2[0-9] were described"),
         (metric, "message has flops = 'many', expected float"),
+        (endless, r"message has flops = 10+\.\.\.0+, expected float"),
+        (countless, r"message has num_examples = 10+\.\.\.0+, expected a number from 0"),
+        (two_lines, r"a metric named 'val/a\\nround,1': give it a name"),
+        (perfect, r"message has val/accuracy = 1e\+300, which no model reaches"),
         (silent, "message has flops = None, expected float"),
         (pickled, "message cannot be read"),
         (nothing, "message cannot be read"),
@@ -425,6 +462,80 @@ def test_what_sites_send_is_checked(change: Any, message: str) -> None:
     with pytest.raises(FederationError, match=message):
         fit("FedAvg", linked("FedAvg", sent_by_1(change)), participation=1.0, rounds=1, run_dir="runs")
     assert not any(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "PFedLoRA"])
+def test_with_a_smaller_quorum_a_refused_update_is_a_lost_turn(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It leaves no trace: not at the server, and not at the site, which has trained."""
+
+    def diverge(client: int, answer: Answering) -> bytes:
+        head, tensors = unpack(answer(), "The test's")
+        nan(head, tensors)
+        return pack(head, tensors)
+
+    fault = Once(name, diverge)
+    link = linked(name, fault)
+    federation = fit(name, link, patience={"quorum": 0.5})
+    assert_same_as_here(federation, link, here(name, lost=fault.which))
+    client, _ = fault.which
+    assert f"the turn of client {client} was lost: The update of client {client} holds NaN" in capsys.readouterr().out
+
+
+def unmeasured(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"] = {}
+
+
+def infinite(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"]["test/accuracy"] = float("inf")
+
+
+def crowd(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    head["metrics"] |= {f"test/{number}": 1.0 for number in range(10_000)}
+
+
+def spoken(why: str, kind: str) -> Callable[..., bytes]:
+    return lambda head, tensors: pack({"answer": kind, "client": 1, "why": why})
+
+
+FORGED = "\x1b[2J\nRound 9: all is well\ud800" + "!" * 2**20
+
+
+@pytest.mark.parametrize(
+    "change", [unmeasured, infinite, crowd, endless, two_lines, pickled, spoken(FORGED, "refused"), spoken(FORGED, "failed")]
+)
+def test_whatever_a_site_says_costs_its_turn(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """And neither the run, nor a line that is not the server's."""
+
+    def fault(client: int, head: dict[str, Any], answer: Answering) -> Any:
+        return sent_by_1(change)(client, head, answer) if head.get("verb") == "evaluate" else answer()
+
+    link = linked("FedAvg", fault)
+    federation = fit("FedAvg", link, rounds=1, patience={"quorum": 0.5}, run_dir="runs", logger=True)
+    assert federation.run.results.keys() == {0, 2}
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "was lost" in line]
+    assert line.startswith("Round 1: the turn of client 1 was lost: ")
+    assert line.isprintable()
+    assert len(line) < 1200
+    columns = Path("runs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
+    assert {name for name in columns if name.startswith("after/")} == {
+        f"after/{kind}_accuracy/{name}" for kind in ("val", "test") for name in ("mean", "min", "q25", "median", "q75", "max")
+    }
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"num_train": 10**400}, {"labels": [10**400]}, {"labels": [1]}, {"data": "\ud800"}, {"data": "x" * 2**20}],
+    ids=["endless", "labels", "sum", "text", "megabyte"],
+)
+def test_what_a_site_says_of_its_data_is_checked(lie: dict[str, Any]) -> None:
+    def fault(client: int, head: dict[str, Any], answer: Answering) -> bytes:
+        said, _ = unpack(answer(), "The test's")
+        return pack(said | (lie if client == 1 else {}))
+
+    with pytest.raises(FederationError, match=r"^The site of client 1 cannot take part: .* message has ") as error:
+        fit("FedAvg", linked("FedAvg", fault))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 400
 
 
 def test_statistics_are_checked() -> None:
@@ -472,12 +583,32 @@ def test_a_site_reads_no_message_that_names_a_folder() -> None:
         (head | {"run": "0" * 32, "round": 1, "since": -1, "num_clients": 3}, "has since = -1, expected a number from 0"),
         (head | {"client": 2}, "this is the site of client 0, not of client 2"),
     ):
-        from lightning_fed.sites.messages import unpack
-
         answer, _ = unpack(site.answer(pack(wrong)), "The site's")
         assert answer["answer"] == "refused"
         assert message in answer["why"]
     assert unpack(site.answer(b"?"), "The site's")[0]["answer"] == "refused"
+
+
+def test_a_site_survives_every_message(capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints nothing of it that is more than a line."""
+    site, told = new_site("FedAvg", 0), []
+
+    def fault(client: int, head: dict[str, Any], answer: Answering) -> bytes:
+        if head["ask"] == "turn":
+            _, _, tensors = link.sent[-1]
+            for key in head.keys() - {"protocol"}:
+                for lie in (10**400, -1, float("nan"), None, [], {"a": FORGED}, FORGED):
+                    said, _ = unpack(site.answer(pack(head | {key: lie}, tensors)), "The site's")
+                    told.append(said["answer"])
+        return answer()
+
+    link = linked("FedAvg", fault)
+    fit("FedAvg", link, rounds=1, participation=0.3)
+    assert "refused" in told
+    assert {"refused", "failed", "update"} >= set(told)
+    refused = [line for line in capsys.readouterr().err.split("\n") if line.startswith("Refused: ")]
+    assert len(refused) == told.count("refused")
+    assert all(line.isprintable() and len(line) < 1200 for line in refused)
 
 
 # ------------------------------------------------------------------------------------------------- waiting, and doing without
