@@ -2,7 +2,8 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -10,12 +11,18 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.module import FederatedModule
 
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
+
+AROUND = {"backbone_factories", "source", "progress", "_phases", "_playing", "_schedules", "_moments", "_stopped"}
+"""Attributes of a module that no step touches: what makes networks, which may be large ones themselves, and what surrounds a step,
+with optimizers and their states. Copies share them.
+"""
 
 SMALL = 2**18
 """Parameters up to which a copy costs next to nothing, and a step less than finding out its shapes."""
@@ -76,14 +83,32 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
     if module.flops_on_meta and not small:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
-        copied = _real_copy(module)
-    with isolate_rng(), torch.autograd.set_detect_anomaly(False):
+        copied, batch = _real_copy(module), copy.deepcopy(batch)
+    with isolate_rng(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
         # Shapes have no anomalies: looking for them asks tensors for numbers that those on the meta device have not.
         if module.flops_on_meta or small:
             step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
         with FlopCounterMode(display=False) as counter:
             step(copied, batch)
     return counter.get_total_flops()
+
+
+@contextmanager
+def _plain_kernels(module: nn.Module) -> Iterator[None]:
+    """In this block torch computes in pieces what it may else compute in one kernel, of which its counter counts nothing:
+    attention, a layer of a Transformer that only answers, an LSTM.
+    """
+    backends: Any = torch.backends  # whose types say that these flags cannot be set
+    before = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
+    try:
+        backends.mha.set_fastpath_enabled(False)
+        if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+            backends.mkldnn.enabled = backends.cudnn.enabled = False
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        backends.mha.set_fastpath_enabled(before[0])
+        _, backends.mkldnn.enabled, backends.cudnn.enabled = before
 
 
 def _train(copied: FederatedModule, batch: Any) -> None:
@@ -101,27 +126,48 @@ def _backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _meta_copy(module: FederatedModule) -> FederatedModule:
-    """The module as it is in its phase, with tensors that have shapes and no numbers. Its plain attributes are shared: they need
-    not be copyable.
+    """The module as it is in its phase, with tensors that have shapes and no numbers.
 
     Each count has a copy of its own, lest what a network caches between steps make costs depend on the order of the turns.
     """
-    memo = _not_copied(module)
+    memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for tensor in [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]:
         memo[id(tensor)] = torch.empty_like(tensor, device="meta")
-    return copy.deepcopy(module, memo).to("meta")  # its own idea of its device, too
+    return _copy(module, memo).to("meta")  # its own idea of its device, too
 
 
 def _real_copy(module: FederatedModule) -> FederatedModule:
     """The module as it is in its phase, with numbers of its own where they may change, for networks that look at numbers."""
-    memo = _not_copied(module)
-    memo |= {id(parameter): parameter for name, parameter in module.named_parameters() if name in module.frozen_names}
-    return copy.deepcopy(module, memo)
+    return _copy(module, {id(parameter): parameter for name, parameter in module.named_parameters() if name in module.frozen_names})
 
 
-def _not_copied(module: FederatedModule) -> dict[int, Any]:
-    """What a copy shares, by its id: plain attributes; and what it does without: metrics."""
-    metrics = {id(module.val_metrics): None, id(module.test_metrics): None}
-    return {id(value): value for name, value in vars(module).items() if name not in TENSORS} | metrics
+def _copy(module: FederatedModule, memo: dict[int, Any]) -> FederatedModule:
+    """A copy that has nothing in common with the module but what is not touched by a step, and what refuses to be copied. It does
+    without metrics.
+
+    Args:
+        module: to be copied.
+        memo: what the copy has in place of the module's parts, by their ids.
+    """
+    memo |= {id(module.val_metrics): None, id(module.test_metrics): None}
+    memo |= {id(value): value for name, value in vars(module).items() if name in AROUND}
+    try:
+        return copy.deepcopy(module, dict(memo))
+    except Exception:
+        return copy.deepcopy(module, memo | _uncopyable(module, memo))
+
+
+def _uncopyable(module: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
+    """The attributes, of a module and its layers, that refuse to be copied, by their ids. Whatever they raise, it is shared."""
+    memo = memo | {id(layer): layer for layer in module.modules()}
+    shared: dict[int, Any] = {}
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if name not in TENSORS:
+                try:
+                    copy.deepcopy(value, dict(memo))
+                except Exception:
+                    shared[id(value)] = value
+    return shared

@@ -15,6 +15,7 @@ or, all at once, anywhere: ``check_method(Ditto)``.
 
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ if "pytest" in sys.modules:  # so that it says what was compared
     pytest.register_assert_rewrite("lightning_fed.testing.checks", "lightning_fed.testing.compare")
 
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.errors import FederationError
 from lightning_fed.module import FederatedModule
 from lightning_fed.testing.checks import CHECKS, OF_ANY_NETWORK, Subject
 from lightning_fed.testing.toys import CLASSES, Net, WideNet, momentum, new_data
@@ -97,9 +99,18 @@ def check_method(
         except Exception as error:
             error.add_note(f"Check: {check}.")
             failures.append(error)
-            print(f"FAILED {check}: {error}")
+            print(f"FAILED {check}: {_said(error)}")
         else:
             print(f"passed {check}")
     if failures:
         name = method.__name__ if isinstance(method, type) else "the method"
         raise ExceptionGroup(f"{len(failures)} of {len(checks)} checks of {name} failed", failures)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in a line; of what neither a check nor the library says, also what kind of error it is and where it was."""
+    said = str(error).partition("\n")[0]  # pytest adds lines to an assertion's
+    if isinstance(error, AssertionError | FederationError) and said:
+        return said
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {said} (line {frame.lineno} of {frame.filename})"

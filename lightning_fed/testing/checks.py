@@ -1,7 +1,7 @@
 """What every method must keep, whatever it does: each function here is one property of a method."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,15 @@ from lightning_fed.exchange import ClientUpdate, State
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
-from lightning_fed.testing.compare import assert_same, same, same_end, states_of, without_seconds
+from lightning_fed.testing.compare import (
+    assert_same,
+    listed,
+    states_of,
+    unequal,
+    unequal_ends,
+    unequal_metrics,
+    without_seconds,
+)
 from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation
 from lightning_fed.testing.watch import Recording, Shuffled
 
@@ -113,6 +121,13 @@ def _interrupted() -> Iterator[None]:
     raise AssertionError("The run was not interrupted.")
 
 
+def _assert_names(found: Set[str], expected: Set[str], what: str) -> None:
+    """Raise :class:`AssertionError` with the names that lack, or are too many."""
+    lacking, besides = sorted(expected - found), sorted(found - expected)
+    said = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"has {listed(besides)} besides"] * bool(besides)
+    assert not said, f"{what} {' and '.join(said)}."
+
+
 # ----------------------------------------------------------------------------------------------------------------- the state
 
 
@@ -128,16 +143,23 @@ def parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it(subject: Subjec
 
 def _check_parts(modules: list[FederatedModule]) -> None:
     for module in modules:
-        names = module.state_dict().keys()
+        names, whose = module.state_dict().keys(), f"of client {_id(module)}"
         shared, private, statistics = module.shared_names(), module.private_names(), module.statistics_names()
         frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad} - shared - private
-        parts = [shared, private, statistics, frozen]
-        assert set().union(*parts) == names
-        assert sum(map(len, parts)) == len(names)
-        assert module.shared_state().keys() == shared
-        assert module.private_state().keys() == private
-        assert module.statistics().keys() == statistics
-        assert module.update_state().keys() == shared | module.payload().keys()
+        parts = {"shared": shared, "private": private, "gathered": statistics, "frozen": frozen}
+        _assert_names(set().union(*parts.values()), names, f"What is shared, private, gathered or frozen {whose}")
+        for name in sorted(names):
+            its = [part for part, those in parts.items() if name in those]
+            assert len(its) == 1, f"{name} {whose} is {' and '.join(its)}: it has to be one of them."
+        _assert_names(module.shared_state().keys(), shared, f"shared_state() {whose}")
+        _assert_names(module.private_state().keys(), private, f"private_state() {whose}")
+        _assert_names(module.statistics().keys(), statistics, f"statistics() {whose}")
+        _assert_names(module.update_state().keys(), shared | module.payload().keys(), f"update_state() {whose}")
+
+
+def _id(module: FederatedModule) -> int:
+    assert module.client is not None, "A module that for_client() has made knows no client."
+    return module.client.id
 
 
 def states_fit_back_in(subject: Subject, folder: Path) -> None:
@@ -150,10 +172,9 @@ def states_fit_back_in(subject: Subject, folder: Path) -> None:
         module.load_shared_state(shared)
         module.load_private_state(private)
         module.load_statistics(statistics)
-        frozen = before.keys() - shared.keys() - private.keys() - statistics.keys()
-        assert same(
-            {k: t for k, t in module.state_dict().items() if k not in frozen}, {k: before[k] for k in before.keys() - frozen}
-        )
+        back = shared.keys() | private.keys() | statistics.keys()
+        lost = [name for name in unequal(dict(module.state_dict()), before) if name in back]
+        assert not lost, f"What was taken out of client {_id(module)} and put back is not what it was: {listed(lost)}."
 
 
 # --------------------------------------------------------------------------------------------------------------- the rounds
@@ -162,33 +183,46 @@ def states_fit_back_in(subject: Subject, folder: Path) -> None:
 def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
     """Losses are finite, everybody is measured, and who took part has another model than before."""
     federation, engine, _ = subject.recorded
-    assert len(federation.run.history) == 2
+    assert len(federation.run.history) == 2, f"{len(federation.run.history)} rounds have metrics, expected 2."
     for row in federation.run.history:
-        losses = [value for key, value in row.items() if key.startswith("train/") and key.endswith("_loss")]
-        assert losses
-        assert all(math.isfinite(loss) for loss in losses)
-    metric = f"after/test_{federation.run.metric}"
-    assert math.isfinite(federation.run.history[-1][f"{metric}/mean"])
-    assert federation.run.history[-1][f"{metric}/min"] <= federation.run.history[-1][f"{metric}/max"]
-    assert federation.run.results.keys() == {0, 1, 2}
+        losses = {key: value for key, value in row.items() if key.startswith("train/") and key.endswith("_loss")}
+        assert losses, f"There is no train/…_loss in round {row['round']:.0f}."
+        for key, loss in losses.items():
+            assert math.isfinite(loss), f"{key} is {loss} in round {row['round']:.0f}."
+    metric, last = f"after/test_{federation.run.metric}", federation.run.history[-1]
+    assert math.isfinite(last[f"{metric}/mean"]), f"{metric}/mean is {last[f'{metric}/mean']} in the last round."
+    smallest, largest = last[f"{metric}/min"], last[f"{metric}/max"]
+    assert smallest <= largest, f"{metric}/min is {smallest}, {metric}/max {largest} in the last round."
+    measured = federation.run.results.keys()
+    assert measured == {0, 1, 2}, f"The clients {listed(sorted(measured))} were measured, expected 0, 1, 2."
     for client in {turn.client for turn in engine.turns if turn.verb == "fit"}:
         untrained = federation.run.model.for_client(client, federation.seed)
         trained = federation.run.server_module() if federation.run.model.centralised else federation.client_module(client.id)
-        assert not same(trained.state_dict(), untrained.state_dict())
+        moved = unequal(trained.state_dict(), untrained.state_dict())
+        assert moved, f"Client {client.id} has trained, but each of its tensors is what it was before."
 
 
 def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     """Neither down, nor up, nor into the server's checkpoint."""
     federation, engine, _ = subject.recorded
     private = set().union(*(module.private_names() for module in subject.modules()))
-    assert [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0] == [0, 1, 2]
+    measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
+    assert measured == [0, 1, 2], f"The clients {listed(measured)} were measured, expected 0, 1, 2, once each."
     participants = 1 if federation.run.model.centralised else 2
-    assert sum(turn.verb == "fit" for turn in engine.turns) == 2 * participants  # of two rounds
-    # What the server does with a model of its own crosses no wire.
-    sent = [turn.broadcast.state for turn in engine.turns if turn.client.id >= 0 or federation.run.model.centralised]
-    payloads: list[State] = sent + [update.state for update in engine.updates if update.client >= 0]
-    assert not any(private & state.keys() for state in payloads)
-    assert not private & federation.run.server.state_dict().keys()
+    fits = sum(turn.verb == "fit" for turn in engine.turns)
+    assert fits == 2 * participants, f"{fits} turns were trained in two rounds, expected {2 * participants}."
+    for turn, update in zip(engine.turns, engine.updates, strict=True):
+        # What the server does with a model of its own crosses no wire.
+        if turn.client.id >= 0 or federation.run.model.centralised:
+            _assert_public(turn.broadcast.state, private, f"the broadcast to client {turn.client.id} in round {turn.round}")
+        if update.client >= 0:
+            _assert_public(update.state, private, f"the update of client {update.client} in round {turn.round}")
+    _assert_public(federation.run.server.state_dict(), private, "the server's checkpoint")
+
+
+def _assert_public(state: State, private: Set[str], where: str) -> None:
+    leaked = sorted(private & state.keys())
+    assert not leaked, f"What is private is in {where}: {listed(leaked)}."
 
 
 def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder: Path) -> None:
@@ -208,25 +242,30 @@ def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder:
             drawn = federation.run.model.for_client(turn.client, federation.seed)
             stays = drawn.frozen_names - drawn.shared_names() - drawn.private_names()
             frozen = {name: tensor for name, tensor in drawn.state_dict().items() if name in stays}
-            assert any("fc1" in name for name in frozen)
+            assert any("fc1" in name for name in frozen), f"{type(drawn).__name__} freezes nothing of the network."
             now = federation.client_module(turn.client.id).state_dict()
-            assert same({name: now[name] for name in frozen}, frozen)
+            moved = unequal({name: now[name] for name in frozen}, frozen)
+            assert not moved, f"What is frozen differs for client {turn.client.id}: {listed(moved)}."
             sent = [*turn.broadcast.state.values(), *update.state.values()]
-            assert not any(same({"": tensor}, {"": its}) for tensor in sent for its in frozen.values())
+            leaked = [name for name, its in frozen.items() if any(not unequal({"": tensor}, {"": its}) for tensor in sent)]
+            assert not leaked, f"What is frozen was sent by or to client {turn.client.id}: {listed(leaked)}."
 
 
 def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
     """In names, and in shapes not larger; where a payload varies, that part of it which does not."""
     federation, engine, _ = subject.recorded
-    if federation.run.model.payload_varies:
-        shared = federation.run.model.shared_names()
-        assert all(shared <= update.state.keys() and shared <= turn.broadcast.state.keys() for turn, update in engine.fits())
-        return
+    varies, shared = federation.run.model.payload_varies, federation.run.model.shared_names()
     for turn, update in engine.fits():
-        assert update.state.keys() == turn.broadcast.state.keys()
+        where = f"client {update.client} in round {turn.round}"
+        if varies:
+            _assert_names(turn.broadcast.state.keys() & shared, shared, f"The broadcast to {where}")
+            _assert_names(update.state.keys() & shared, shared, f"The update of {where}")
+            continue
+        _assert_names(update.state.keys(), turn.broadcast.state.keys(), f"The update of {where}")
         for key, sent in turn.broadcast.state.items():
-            assert update.state[key].dim() == sent.dim()
-            assert all(mine <= its for mine, its in zip(update.state[key].shape, sent.shape, strict=True))
+            mine, its = tuple(update.state[key].shape), tuple(sent.shape)
+            fits = len(mine) == len(its) and all(size <= most for size, most in zip(mine, its, strict=True))
+            assert fits, f"The update of {where} has {key} of shape {mine}, which is no part of the broadcast's {its}."
 
 
 def another_order_memory_and_measuring_change_nothing(subject: Subject, folder: Path) -> None:
@@ -234,42 +273,55 @@ def another_order_memory_and_measuring_change_nothing(subject: Subject, folder: 
     being measured leaves nothing behind. If a run differs, each of :data:`VARIATIONS` is tried alone, to say which it is.
     """
     federation, *_ = subject.recorded
-    if not _as_recorded(subject.varied[0], federation):
+    if differing := _unlike(subject.varied[0], federation):
         alone = {name: {key: make() for key, make in options.items()} for name, options in VARIATIONS.items()}
-        culprits = [name for name, options in alone.items() if not _as_recorded(subject.fit(**options), federation)]
-        raise AssertionError(f"The run is another one when {', or '.join(culprits or ['all of it comes together'])}.")
+        found = {name: _unlike(subject.fit(**options), federation) for name, options in alone.items()}
+        culprits = [name for name, places in found.items() if places]
+        differing = found[culprits[0]] if culprits else differing
+        when = ", or ".join(culprits or ["all of it comes together"])
+        raise AssertionError(f"The run is another one when {when}: {listed(differing)} differ.")
 
 
-def _as_recorded(run: Federation, recorded: Federation) -> bool:
-    """Whether all is the same that both have found, but for the round that they would select, and what measuring has cost."""
-    rows = zip(without_seconds(run.run.history), without_seconds(recorded.run.history), strict=True)
+def _unlike(run: Federation, recorded: Federation) -> list[str]:
+    """In what two runs differ, but for the round that they would select, and what measuring has cost."""
+    rows = zip(without_seconds(recorded.run.history), without_seconds(run.run.history), strict=True)
     other = ("selected/", "adapt/total_")
-    known = all({key: more.get(key) for key in row if not key.startswith(other)}.items() <= row.items() for more, row in rows)
-    return known and same_end(run, recorded)
+    differing = unequal_ends(run, recorded)
+    for row, more in rows:
+        differing += unequal_metrics(row, more, [key for key in row if not key.startswith(other)])
+    return differing
 
 
 def another_seed_gives_other_numbers(subject: Subject, folder: Path) -> None:
     """Something is random."""
     other, federation = subject.fit(rounds=1, seed=1), subject.recorded[0]
-    assert without_seconds(other.run.history)[0] != without_seconds(federation.run.history)[0]
+    one, same_round = without_seconds(federation.run.history)[0], without_seconds(other.run.history)[0]
+    assert one != same_round, "All metrics of the first round are the same with the seeds 0 and 1."
 
 
 def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Path) -> None:
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
     [before, after], [_, participants] = watch.states, watch.participants
-    assert len(participants) == (1 if federation.run.model.centralised else 2)
-    assert before.keys() - participants or not before
-    assert all(same(before[client], after[client]) for client in before.keys() - participants)
-    changed = {client for client in before.keys() & participants if not same(before[client], after[client])}
-    assert changed == {client for client in before.keys() & participants if before[client]}
+    expected = 1 if federation.run.model.centralised else 2
+    assert len(participants) == expected, f"{len(participants)} clients trained in the second round, expected {expected}."
+    absent = before.keys() - participants
+    assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."
+    for client in sorted(before):
+        moved = unequal(before[client], after[client])
+        if client in absent:
+            assert not moved, f"Client {client} took no part in round 2, but its private state has changed: {listed(moved)}."
+        elif before[client]:
+            assert moved, f"Client {client} took part in round 2, but nothing of its private state has changed."
 
 
 def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> None:
     """Being measured leaves nothing behind."""
     _, watch = subject.varied  # in which all are measured after the first round
-    assert len(watch.participants[0]) < len(subject.new_data().clients)
-    assert watch.states[0].keys() <= watch.participants[0]
+    assert len(watch.participants[0]) < len(subject.new_data().clients), "Everybody took part in the first round: nobody is absent."
+    strangers = sorted(watch.states[0].keys() - watch.participants[0])
+    kept = {client: listed(sorted(watch.states[0][client])) for client in strangers}
+    assert not kept, f"After round 1 something is stored of clients that have only been measured: {kept}."
 
 
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
@@ -280,7 +332,9 @@ def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> Non
         for small in (0, math.inf):  # parameters
             with patch("lightning_fed.measure.flops.SMALL", small):
                 costs.append(new_federation(1).fit(subject.make(), data)[0]["compute/flops"])
-        assert costs[0] == costs[1]
+        assert costs[0] == costs[1], (
+            f"A round costs {costs[0]:.0f} FLOPs on the meta device and {costs[1]:.0f} with numbers: say flops_on_meta = False."
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- checkpoints
@@ -298,15 +352,18 @@ def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, fo
 def the_last_checkpoint_is_measured_as_the_run_was(subject: Subject, folder: Path) -> None:
     """``test`` and ``validate`` find what ``fit`` found."""
     run = subject.fit(run_dir=folder).run
-    federation = new_federation(2, run_dir=folder)
+    federation = new_federation(2, run_dir=folder, participation=0.7)
     for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
         metrics = verb(subject.make(), subject.new_data())
-        assert metrics
-        assert metrics == {
+        assert metrics, f"{verb.__name__}() has found nothing."
+        then = {
             key: value
             for key, value in run.history[-1].items()
             if f"/{kind}_" in key and not key.startswith(("before/", "selected/"))
         }
+        _assert_names(metrics.keys(), then.keys(), f"What {verb.__name__}() finds")
+        wrong = [f"{name} {metrics[name]}, not {value}" for name, value in then.items() if metrics[name] != value]
+        assert not wrong, f"{verb.__name__}() finds something else than the run: {listed(wrong)}."
 
 
 def a_clients_module_predicts_what_was_measured(subject: Subject, folder: Path) -> None:
@@ -317,7 +374,10 @@ def a_clients_module_predicts_what_was_measured(subject: Subject, folder: Path) 
         if "test/accuracy" in result and isinstance(data, ClientDataModule):
             inputs, labels = data.data[data.splits[2]]
             guesses = federation.client_module(client).eval()(inputs).argmax(dim=1)
-            assert math.isclose((guesses == labels).float().mean().item(), result["test/accuracy"], rel_tol=1e-6)
+            found, measured = (guesses == labels).float().mean().item(), result["test/accuracy"]
+            assert math.isclose(found, measured, rel_tol=1e-6), (
+                f"client_module({client}) is right on {found:.1%} of the client's test data, but measured were {measured:.1%}."
+            )
 
 
 CHECKS = (

@@ -1,4 +1,6 @@
-"""Whether two states, or two runs, are the same, bit for bit."""
+"""Whether two states, or two runs, are the same, bit for bit; and in what they are not."""
+
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -7,10 +9,19 @@ from lightning_fed.federation import Federation
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.run import Run
 
+SHOWN = 5
+"""How many of what differs a message names."""
+
 
 def same(one: State, other: State) -> bool:
     """Equal names and equal bits."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return not unequal(one, other)
+
+
+def unequal(one: State, other: State) -> list[str]:
+    """The names of tensors that differ, or that only one of two states has."""
+    names = sorted(one.keys() | other.keys())
+    return [name for name in names if name not in one or name not in other or not torch.equal(one[name], other[name])]
 
 
 def private_states(federation: Federation) -> dict[int, State]:
@@ -30,21 +41,50 @@ def kept_states(federation: Federation) -> dict[int, State]:
 
 def assert_same(one: Federation, other: Federation) -> None:
     """Two runs found the same, bit for bit."""
-    assert without_seconds(one.run.history) == without_seconds(other.run.history)
-    assert same_end(one, other)
+    ours, theirs = without_seconds(one.run.history), without_seconds(other.run.history)
+    assert len(ours) == len(theirs), f"One run has {len(ours)} rounds, the other {len(theirs)}."
+    rows = zip(ours, theirs, strict=True)
+    differing = [place for mine, its in rows for place in unequal_metrics(mine, its)] + unequal_ends(one, other)
+    assert not differing, f"The runs differ in {listed(differing)}."
 
 
-def same_end(one: Federation, other: Federation) -> bool:
-    """Whether two runs ended alike, bit for bit: what was measured last, what the server has and keeps, and what clients keep."""
-    pairs = [(states(one), states(other)) for states in (private_states, kept_states)]
-    return (
-        one.run.results == other.run.results
-        and same(one.run.server.state_dict(), other.run.server.state_dict())
-        and all(ours.keys() == theirs.keys() for ours, theirs in pairs)
-        and all(same(ours[client], theirs[client]) for ours, theirs in pairs for client in ours)
-    )
+def unequal_ends(one: Federation, other: Federation) -> list[str]:
+    """In what two runs did not end alike, bit for bit: what was measured last, what the server has and keeps, what clients keep."""
+    differing = [f"{name} of the server" for name in unequal(one.run.server.state_dict(), other.run.server.state_dict())]
+    kinds: list[tuple[str, Callable[[Federation], dict[int, State]]]] = [
+        ("{} of client {}", private_states),
+        ("{} that the server keeps for client {}", kept_states),
+    ]
+    for said, states in kinds:
+        ours, theirs = states(one), states(other)
+        differing += [said.format("all", client) for client in sorted(ours.keys() ^ theirs.keys())]
+        both = sorted(ours.keys() & theirs.keys())
+        differing += [said.format(name, client) for client in both for name in unequal(ours[client], theirs[client])]
+    if one.run.results != other.run.results:
+        clients = sorted(one.run.results.keys() | other.run.results.keys())
+        measured = [client for client in clients if one.run.results.get(client) != other.run.results.get(client)]
+        differing.append(f"what was measured of client {listed(measured)}")
+    return differing
+
+
+def unequal_metrics(one: Metrics, other: Metrics, names: Collection[str] | None = None) -> list[str]:
+    """The metrics in which two rows of one round differ.
+
+    Args:
+        one: a row.
+        other: another.
+        names: of the metrics that count; None: all.
+    """
+    counted = sorted(one.keys() | other.keys()) if names is None else names
+    return [f"{name} in round {one['round']:.0f}" for name in counted if one.get(name) != other.get(name)]
 
 
 def without_seconds(history: list[Metrics]) -> list[Metrics]:
     """The part of the metrics that two runs have in common."""
     return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in history]
+
+
+def listed(places: Sequence[object]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(map(str, places[:SHOWN])) + more

@@ -1,5 +1,8 @@
 """Methods from elsewhere, written with the hooks alone, keep what the package's own keep; and methods that do not are found out."""
 
+import ast
+import inspect
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +21,7 @@ from lightning_fed.module import FederatedModule
 from lightning_fed.nn import BufferDict, jointly
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
-from lightning_fed.testing import Check, check_method, checks_of
+from lightning_fed.testing import Check, check_method, checks, checks_of, compare
 from lightning_fed.testing.checks import CHECKS
 
 
@@ -266,18 +269,49 @@ def failed(group: ExceptionGroup) -> set[str]:
     return {note.removeprefix("Check: ").removesuffix(".") for error in group.exceptions for note in error.__notes__}
 
 
-def test_a_good_method_passes_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+class Torn(FedAvg):
+    """Says of one tensor neither that it travels nor that it stays, and of another one both."""
+
+    def shared_names(self) -> set[str]:
+        return super().shared_names() - {"backbone.fc1.bias"}
+
+    def private_names(self) -> set[str]:
+        return {"backbone.fc2.weight"}
+
+
+def test_a_good_method_passes_and_says_so_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     check_method(FedAvg, optimizer=sgd)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("passed ")] == [
-        f"passed {check.__name__.replace('_', ' ')}" for check in CHECKS
-    ]
+    assert lines == [f"passed {check.__name__.replace('_', ' ')}" for check in CHECKS]
 
 
-def test_a_method_that_sends_what_is_private_is_found_out() -> None:
+def test_a_method_that_sends_what_is_private_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ExceptionGroup, match="checks of Leaking failed") as found:
         check_method(Leaking)
     assert "no private name crosses the wire" in failed(found.value)
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("passed ")]
+    assert len(lines) == len(found.value.exceptions)
+    assert all(line.startswith("FAILED ") and "backbone.head.bias" in line for line in lines)
+
+
+def test_a_tensor_that_is_in_no_part_or_in_two_is_named() -> None:
+    said = {
+        "shared private gathered and frozen are disjoint and cover the state": "frozen of client 0 lacks backbone.fc1.bias.",
+        "no private name crosses the wire": "is in the broadcast to client 1 in round 1: backbone.fc2.weight.",
+    }
+    for check in checks_of(Torn):
+        if str(check) in said:
+            with pytest.raises(AssertionError, match=re.escape(said.pop(str(check)))):
+                check()
+    assert not said
+
+
+def test_a_check_that_fails_says_what_and_where() -> None:
+    """Also where nobody rewrites its assertions."""
+    for module in (checks, compare):
+        asserts = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Assert)]
+        assert asserts
+        assert not [ast.unparse(node) for node in asserts if node.msg is None]
 
 
 def test_a_method_that_carries_something_from_turn_to_turn_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,4 +319,6 @@ def test_a_method_that_carries_something_from_turn_to_turn_is_found_out(capsys: 
         check_method(Remembering)
     [name] = failed(found.value) & {"another order memory and measuring change nothing"}
     assert "states fit back in" not in failed(found.value)
-    assert f"FAILED {name}: The run is another one when played again, or in another order of turns" in capsys.readouterr().out
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"FAILED {name}: ")]
+    assert ": The run is another one when played again, or in another order of turns" in line
+    assert ": backbone.fc1.bias of the server, " in line
