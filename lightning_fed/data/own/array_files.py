@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from lightning_fed.data.own.files import sets_of
 from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
 
 ENDINGS = (".npz", ".pt", ".pth")
 SETS = ("train", "val", "test")
