@@ -1,4 +1,14 @@
-"""The one exception a user can cause."""
+"""The one exception a user can cause, and what is said of the others."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "transformers", "huggingface_hub", "peft", "jsonargparse")
+"""Packages in whose code an error does not say where the user's is."""
+
+LONGEST = 200
+"""Characters of somebody else's message, beyond which it is cut: some list all that they know."""
 
 
 class FederationError(ValueError):
@@ -16,3 +26,23 @@ def require(condition: bool, message: str) -> None:
     """Raise a FederationError unless the condition holds."""
     if not condition:
         raise FederationError(message)
+
+
+def told(error: BaseException) -> str:
+    """What an error says, in one line that is not too long; with its kind where the message alone is no sentence."""
+    said = " ".join(str(error).split())
+    said = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+def place_of(error: BaseException) -> str:
+    """The line of code outside libraries, and outside this package, in which an error arose; nothing if there is none."""
+    package, standard = str(Path(__file__).parent), sysconfig.get_path("stdlib")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((package, "<"))
+        and not set(Path(frame.filename).parts) & set(LIBRARIES)
+        and ("site-packages" in frame.filename or not frame.filename.startswith(standard))
+    ]
+    return f", in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import lightning as L
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.seed import isolate_rng
 
@@ -38,7 +38,7 @@ from lightning_fed.heap import lasting_heap
 from lightning_fed.lean import lean_lightning
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.module import FederatedModule
-from lightning_fed.options import Fraction
+from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals

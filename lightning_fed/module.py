@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, back
 from lightning_fed.models.given import with_weights
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
 from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded

@@ -1,10 +1,17 @@
-"""Types of options that jsonargparse does not bring along."""
+"""Types of numbers that options have. jsonargparse's own whole numbers have no end; those of a tensor's sizes have."""
 
 from typing import TYPE_CHECKING
 
 from jsonargparse.typing import restricted_number_type
 
+LARGEST = 2**32 - 1
+"""The largest whole number that an option takes, that of seeds: larger ones overflow in libraries."""
+
 if TYPE_CHECKING:
+    PositiveInt = int
+    NonNegativeInt = int
     Fraction = float
 else:
+    PositiveInt = restricted_number_type("PositiveCount", int, [(">=", 1), ("<=", LARGEST)], docstring="A whole number from 1.")
+    NonNegativeInt = restricted_number_type("Count", int, [(">=", 0), ("<=", LARGEST)], docstring="A whole number from 0.")
     Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")

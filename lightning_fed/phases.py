@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -185,10 +186,11 @@ class PhasedModule(ContinuedModule):
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
         if self.trainer.num_training_batches != self.progress.batches:
             self._epoch_batches = int(self.trainer.num_training_batches)  # loaders may have been made anew
-        schedule = [phase for phase in self._phases for _ in range(phase.num_epochs(self._epoch_batches, self.batches_per_step))]
-        run, epoch = divmod(self.current_epoch, len(schedule))
-        if epoch == 0 or schedule[epoch] is not schedule[epoch - 1]:
-            self._enter(schedule[epoch], self.rounds_before + run)
+        lengths = [phase.num_epochs(self._epoch_batches, self.batches_per_step) for phase in self._phases]
+        run, epoch = divmod(self.current_epoch, sum(lengths))
+        for phase, begin in zip(self._phases, accumulate(lengths, initial=0), strict=False):
+            if epoch == begin:
+                self._enter(phase, self.rounds_before + run)
         progress = self.progress
         progress.losses, progress.sizes = [], []
         missing = self._epoch_batches

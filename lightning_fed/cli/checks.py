@@ -7,10 +7,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_fed.cli.refusals import BASES, known, parameters_of
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, told
 from lightning_fed.sweep.plan import LARGEST_SEED
 
 
@@ -35,6 +37,32 @@ def check_config(config: Namespace) -> None:
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:
             refuse_nulls(value, key)
+        if isinstance(value, Namespace) and "class_path" in value:
+            refuse_settings(value, key)
+    federation = config.get("federation") or Namespace()
+    for name in takes_no_null("lightning_fed.federation.Federation") & vars(federation).keys():
+        if federation[name] is None:
+            raise FederationError(f"federation.{name} is null: give a value, or leave it out for the default.")
+
+
+def refuse_settings(value: Namespace, key: str) -> None:
+    """Refuse what an optimizer or a schedule of PyTorch takes no such settings of, before there are networks and data."""
+    name = str(value.class_path)
+    try:
+        kind = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return
+    if not name.startswith("torch.optim.") or not isinstance(kind, type) or issubclass(kind, ReduceLROnPlateau):
+        return
+    settings = dict(value.get("init_args") or {})
+    parameter = [torch.nn.Parameter(torch.zeros(1, 1))]
+    try:
+        if issubclass(kind, torch.optim.Optimizer):
+            kind(parameter, **settings)
+        elif issubclass(kind, LRScheduler):
+            kind(torch.optim.SGD(parameter, lr=0.1), **settings)
+    except Exception as error:
+        raise FederationError(f"{key.replace('.init_args', '')}: {kind.__name__} takes no such settings: {told(error)}") from error
 
 
 def refuse_nulls(value: Any, key: str) -> None:

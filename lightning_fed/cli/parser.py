@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import get_loader, set_dumper, set_loader
 from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -37,7 +38,19 @@ def load_strictly(text: str) -> Any:
     return get_loader("yaml")(text)
 
 
+def dump(content: Any) -> str:
+    """A configuration in YAML. An enumeration's member, which is the default of some options of Lightning's, is its text."""
+    return yaml.dump(content, Dumper=Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+class Dumper(yaml.SafeDumper):
+    """PyYAML's, which knows no enumerations."""
+
+
+Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_str(str(member.value)))
+
 set_loader(MODE, load_strictly, (yaml.YAMLError,))
+set_dumper(MODE, dump)
 
 
 class Parser(LightningArgumentParser):

@@ -72,6 +72,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
     of_lightning.LearningRateFinder: "it would train clients to no avail: set the learning rate of --model.init_args.optimizer",
     of_lightning.GradientAccumulationScheduler: "training is manual: set --data.init_args.batch_size",
     BaseFinetuning: "what learns is the method's: choose one that freezes, or a network with frozen parameters",
+    of_lightning.SpikeDetection: "training is manual, and no step hands it a loss: a run whose loss is no number ends by itself",
     of_lightning.ModelPruning: "it renames the tensors that travel",
 }
 """Callbacks that a client's Trainer cannot have, and why, or what to use instead."""

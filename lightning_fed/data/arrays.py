@@ -53,7 +53,10 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
         array: bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where C is 1 or 3.
             Channels are taken to be first where both would do. Floats of 64 bits, NumPy's default, become those of PyTorch's.
     """
-    tensor = torch.from_numpy(np.ascontiguousarray(as_array(array)))
+    array = as_array(array)
+    if array.dtype == np.longdouble:  # which torch has not
+        array = array.astype(np.float64)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
     if tensor.dtype == torch.float64:
         return tensor.to(torch.get_default_dtype())
     if tensor.dtype == torch.uint8 and tensor.dim() == 3:

@@ -7,7 +7,7 @@ from zlib import crc32
 import lightning as L
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -45,6 +45,7 @@ from lightning_fed.data.split import (
 )
 from lightning_fed.errors import FederationError, require
 from lightning_fed.exchange import ClientInfo
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.tasks import TaskName
 
 NUM_CLIENTS = 10

@@ -11,6 +11,9 @@ from lightning_fed.errors import FederationError, require
 LONGEST_FIELD = 2**31 - 1
 """Characters that a field may have. Python's limit, 131,072, is there against files that never end a quotation."""
 
+OTHERS = (".json", ".jsonl", ".parquet", ".arrow")
+"""Endings of files that :class:`lightning_fed.data.HFDataset` reads."""
+
 GZIP = b"\x1f\x8b"
 """What compressed files begin with."""
 
@@ -25,6 +28,7 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
     Raises:
         FederationError: for what is no text in UTF-8, or no CSV.
     """
+    require(path.suffix.lower() not in OTHERS, f"{path} is no CSV, by its name: HFDataset reads such files (--data HFDataset).")
     limit, line = csv.field_size_limit(LONGEST_FIELD), 1
     try:
         with path.open("rb") as start:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from jsonargparse.typing import PositiveInt
-
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.exchange import ClientUpdate, Lost, Turn
+from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
 

@@ -1,7 +1,5 @@
 """Data that a network cannot take: found in the tokens before the first turn, and told in words where a first step fails."""
 
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +7,11 @@ from torch import Tensor
 
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.batches import Inputs
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, place_of
 from lightning_fed.module import FederatedModule
 
 TOKENS = "input_ids"
 """Name, among the inputs, of the numbers of tokens."""
-
-LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "transformers", "peft")
-"""Packages in whose code an error does not say where the user's is."""
 
 
 def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> None:
@@ -67,14 +62,3 @@ def kind_of(data: ClientDataModule) -> str:
         f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape[1:])}" for name, t in (*parts.items(), ("targets", targets))
     ]
     return ", ".join(told)
-
-
-def place_of(error: BaseException) -> str:
-    """The line of code outside libraries, and outside this package, in which an error arose; nothing if there is none."""
-    package = str(Path(__file__).parents[1])
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((package, "<")) and not set(Path(frame.filename).parts) & set(LIBRARIES)
-    ]
-    return f", in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

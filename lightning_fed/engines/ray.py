@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.broadcasts import Broadcasts
@@ -22,6 +22,7 @@ from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Failure, Numerics, WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
 SETTLED = 2.0

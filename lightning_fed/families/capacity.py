@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from lightning_fed.models import Backbone, BackboneFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.masked_loss import mask_absent
 from lightning_fed.nn.static_batch_norm import running_statistics
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
 
 Assignment = Literal["fixed", "redrawn"]
@@ -71,7 +71,10 @@ class CapacityModule(FederatedModule):
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         if not capacities:
-            raise FederationError(f"{type(self).__name__} got an empty list of sizes: give at least one, 1 for the whole model.")
+            raise FederationError(
+                f"{type(self).__name__} got an empty list of sizes (ratios, widths, budgets): give at least one, 1 for the whole "
+                "model."
+            )
         self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
         self.assignment = assignment
         self.masked = masked

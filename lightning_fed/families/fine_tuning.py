@@ -3,7 +3,6 @@
 from typing import Any, Literal, Self
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -12,6 +11,7 @@ from lightning_fed.models.given import transformer_of, with_weights
 from lightning_fed.models.shared import SharedTransformer
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase
 
 

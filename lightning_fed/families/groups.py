@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -17,6 +16,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.fine_tuning import FineTuning, default_adam
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
 
 
@@ -54,7 +54,7 @@ class GroupTuning(FineTuning):
     ) -> None:
         super().__init__(backbone, num_classes, optimizer=optimizer, local_steps=local_steps, **kwargs)
         if not sizes:
-            raise FederationError(f"{type(self).__name__} got an empty list of sizes: give at least one.")
+            raise FederationError(f"{type(self).__name__} got an empty list of sizes (hidden, ranks): give at least one.")
         self.sizes = list(sizes)
         if len(set(sizes)) == 1:
             self.headline_model = "global"

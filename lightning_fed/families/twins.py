@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.joint_optimizer import Share, jointly
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.seeding import branched
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import PositiveInt
 
 PLACES = {"attention": ("attention.o_proj",), "mlp": ("mlp",), "both": ("attention.o_proj", "mlp")}
 """The modules of a block behind which adapters are put."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from lightning_fed.exchange import State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.proximal import half_squared_distance
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 
 

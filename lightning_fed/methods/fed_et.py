@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -18,6 +18,7 @@ from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleSe
 from lightning_fed.kept import BLOCK
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import OfModels, Server
 

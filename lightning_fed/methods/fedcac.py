@@ -6,7 +6,7 @@ from math import floor
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from lightning_fed.kept import Vectors, at_a_time, common_bits, flatten, mixture
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.floor import floor_of
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 

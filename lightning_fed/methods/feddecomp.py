@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.nn.utils import parametrize
@@ -15,6 +15,7 @@ from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.low_rank import Variant, decompose, factors
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -16,6 +16,7 @@ from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleSe
 from lightning_fed.kept import mixtures
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import OfModels, Server
 

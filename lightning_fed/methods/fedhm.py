@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from lightning_fed.nn.factorise import (
     recover,
     unroll,
 )
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 
@@ -124,6 +125,10 @@ class FedHM(CapacityModule):
             raise FederationError(
                 f"layers names {missing[0]!r}, but {type(self.backbone).__name__} has no such layer: take names from "
                 f"named_modules(), such as {', '.join(list(known)[1:4])}."
+            )
+        if other := [name for name in layers if not isinstance(known[name], nn.Conv2d | nn.Linear)]:
+            raise FederationError(
+                f"layers names {other[0]!r}, a {type(known[other[0]]).__name__}: only Conv2d and Linear layers can be factorised."
             )
         frozen = [name for name in layers if not all(p.requires_grad for p in known[name].parameters())]
         if frozen and self.layers is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -17,6 +17,7 @@ from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.methods.fedhm import Decomposed, FedHMServer, exponent
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Energy, Spectrum, layer_weights, recover, unroll
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
 
 

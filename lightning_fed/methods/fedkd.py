@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -19,6 +19,7 @@ from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -15,6 +15,7 @@ from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbones
 from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 from lightning_fed.tasks import TASKS

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.methods.fedper import FedPer
 from lightning_fed.models import Backbones
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.families.twins import TwinModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -13,6 +13,7 @@ from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, default_sgd
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
 
 

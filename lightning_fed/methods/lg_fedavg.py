@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.errors import FederationError
@@ -11,6 +10,7 @@ from lightning_fed.exchange import ClientInfo, check_fits
 from lightning_fed.models import Backbones
 from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
 

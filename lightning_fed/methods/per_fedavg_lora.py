@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.exchange import State
 from lightning_fed.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import PositiveInt
 from lightning_fed.tasks import TASKS
 
 

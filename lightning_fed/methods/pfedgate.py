@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -18,6 +18,7 @@ from lightning_fed.module import FederatedModule
 from lightning_fed.nn.blocks import Blocks
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.switch_norm import SwitchNorm2d
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 

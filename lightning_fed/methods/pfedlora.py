@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from lightning_fed.exchange import ClientInfo
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 

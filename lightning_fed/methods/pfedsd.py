@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.divergence import divergence
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -12,6 +11,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.exchange import State
 from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import NonNegativeInt, PositiveInt
 
 ATTENTION = "lightning_fed_prefix"
 """The name under which transformers finds :func:`attend`."""

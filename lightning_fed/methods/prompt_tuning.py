@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
 class PromptTuning(GroupTuning):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from lightning_fed.exchange import ClientInfo, ClientUpdate, State
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import Server
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
@@ -18,7 +17,7 @@ from lightning_fed.families.fine_tuning import default_adam
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Spectrum
-from lightning_fed.options import Fraction
+from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
 
 Base = Literal["original", "residual"]

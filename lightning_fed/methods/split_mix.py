@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory, Transformer, backbone_of
 from lightning_fed.models.making import name_of
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
 from lightning_fed.models.making import DOTTED, name_of, names_a, network_of
+from lightning_fed.options import LARGEST, PositiveInt
 
 
 class Backbone(nn.Module, ABC):
@@ -120,7 +121,7 @@ class Wrapped(Backbone):
 
     def __init__(
         self,
-        num_classes: int | None = 10,
+        num_classes: PositiveInt | None = 10,
         network: Any = None,
         head: str | None = None,
         cuts: dict[str, int] | None = None,
@@ -265,6 +266,8 @@ def _in_a_row(module: nn.Module, prefix: str) -> Iterator[str]:
 
 def scaled(channels: int, width: float) -> int:
     """Channels of a layer in a network of a relative width, rounded, at least 1."""
+    if not width * channels <= LARGEST:
+        raise FederationError(f"width is {width:g}: give a smaller one.")
     return max(1, round(width * channels))
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 import torch
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
+from lightning_fed.options import PositiveInt
 
 
 class CNN(Backbone):
@@ -23,7 +25,13 @@ class CNN(Backbone):
         width: multiplies all hidden numbers of filters and features.
     """
 
-    def __init__(self, num_classes: int = 10, conv2_filters: int = 32, fc1_width: int = 2000, width: float = 1.0) -> None:
+    def __init__(
+        self,
+        num_classes: PositiveInt = 10,
+        conv2_filters: PositiveInt = 32,
+        fc1_width: PositiveInt = 2000,
+        width: PositiveFloat = 1.0,
+    ) -> None:
         super().__init__()
         first, second, fc1, fc2 = (scaled(channels, width) for channels in (16, conv2_filters, fc1_width, 500))
         self.conv1 = nn.Conv2d(3, first, kernel_size=5)
@@ -60,21 +68,21 @@ class CNN(Backbone):
 class CNN1(CNN):
     """CNN-1: 2,621,558 parameters for 10 classes (10.00 MiB)."""
 
-    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, conv2_filters=32, fc1_width=2000, width=width)
 
 
 class CNN2(CNN):
     """CNN-2: 1,815,142 parameters for 10 classes (6.92 MiB)."""
 
-    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, conv2_filters=16, fc1_width=2000, width=width)
 
 
 class CNN3(CNN):
     """CNN-3: 1,320,558 parameters for 10 classes (5.04 MiB)."""
 
-    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, conv2_filters=32, fc1_width=1000, width=width)
 
 
@@ -84,12 +92,12 @@ class CNN4(CNN):
     The paper prints 3.81 MB, which its own layer widths cannot give; the widths, which the authors' code also uses, are kept.
     """
 
-    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, conv2_filters=32, fc1_width=800, width=width)
 
 
 class CNN5(CNN):
     """CNN-5: 670,058 parameters for 10 classes (2.56 MiB)."""
 
-    def __init__(self, num_classes: int = 10, width: float = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, conv2_filters=32, fc1_width=500, width=width)

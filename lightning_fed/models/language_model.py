@@ -4,7 +4,6 @@ import warnings
 from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.text import Perplexity
@@ -12,6 +11,7 @@ from torchmetrics.text import Perplexity
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Model, Transformer
+from lightning_fed.options import NonNegativeInt, PositiveInt
 
 PADDING = -1
 """Stands left of prompts that are shorter than others; no token has this number."""
@@ -43,7 +43,7 @@ class TransformerLM(Transformer):
 
     def __init__(
         self,
-        num_classes: int = 1,
+        num_classes: PositiveInt = 1,
         name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,

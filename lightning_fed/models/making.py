@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, place_of, told
 
 Maker = Callable[..., nn.Module]
 
@@ -82,12 +82,10 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
         return make(*args, **named)
     except FederationError:
         raise
-    except ValueError as error:
-        raise FederationError(f"{title(make)} builds no network with {_listed(named) or args}: {error}") from error
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+    except Exception as error:
+        if not isinstance(error, ValueError) and place_of(error):
             raise  # inside the factory, whose author will want to see where
-        raise FederationError(f"{title(make)} cannot be called with {_listed(named) or args}: {error}.") from error
+        raise FederationError(f"backbone: {title(make)} builds no network with {_listed(named) or args}: {told(error)}") from error
 
 
 def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -150,6 +148,8 @@ def name_of(network: nn.Module) -> str:
 def title(make: Any) -> str:
     """The name of a factory."""
     make = getattr(make, "func", make)
+    if str(getattr(make, "__module__", "")).startswith("jsonargparse"):  # which made a function of a configuration
+        return "the class given"
     return getattr(make, "__qualname__", None) or type(make).__name__
 
 

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 
 from lightning_fed.models.backbone import Backbone, scaled
+from lightning_fed.options import PositiveInt
 
 
 class MLP(Backbone):

@@ -10,6 +10,7 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Model, Transformer
+from lightning_fed.options import PositiveInt
 
 
 class TransformerQA(Transformer):
@@ -29,11 +30,11 @@ class TransformerQA(Transformer):
 
     def __init__(
         self,
-        num_classes: int = 2,
+        num_classes: PositiveInt = 2,
         name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
-        max_answer_length: int = 30,
+        max_answer_length: PositiveInt = 30,
     ) -> None:
         if num_classes != 2:
             raise FederationError(f"TransformerQA got num_classes={num_classes}, but a span has 2, start and end: give 2.")

@@ -5,12 +5,13 @@ al.'s thin ones for CIFAR.
 from collections.abc import Sequence
 
 import torch
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
+from lightning_fed.options import PositiveInt
 
 
 class ShallowResNet(Backbone):
@@ -54,14 +55,14 @@ class ShallowResNet(Backbone):
 class ResNet8(ShallowResNet):
     """ResNet-8: stages of 64, 128 and 256 channels; 1,235,274 parameters for 10 classes."""
 
-    def __init__(self, num_classes: int = 10, width: PositiveFloat = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, stages=(64, 128, 256), width=width)
 
 
 class ResNet10(ShallowResNet):
     """ResNet-10: stages of 64, 128, 256 and 512 channels; 4,957,092 parameters for 100 classes."""
 
-    def __init__(self, num_classes: int = 100, width: PositiveFloat = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, stages=(64, 128, 256, 512), width=width)
 
 
@@ -107,14 +108,14 @@ class SmallImageResNet(Backbone):
 class ResNet18(SmallImageResNet):
     """ResNet-18 for small images: 11,173,962 parameters for 10 classes."""
 
-    def __init__(self, num_classes: int = 10, width: PositiveFloat = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1, width=width)
 
 
 class ResNet34(SmallImageResNet):
     """ResNet-34 for small images: 21,328,292 parameters for 100 classes."""
 
-    def __init__(self, num_classes: int = 100, width: PositiveFloat = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0) -> None:
         super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7, width=width)
 
 
@@ -131,7 +132,7 @@ class CIFARResNet(SmallImageResNet):
         width: factor of all numbers of channels.
     """
 
-    def __init__(self, num_classes: int = 10, depth: PositiveInt = 20, width: PositiveFloat = 1.0) -> None:
+    def __init__(self, num_classes: PositiveInt = 10, depth: PositiveInt = 20, width: PositiveFloat = 1.0) -> None:
         count, rest = divmod(depth - 2, 6)
         if rest or count < 1:
             raise FederationError(f"depth is {depth}: give 6n + 2, such as 8, 14 or 20.")

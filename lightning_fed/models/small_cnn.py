@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import dropout, max_pool2d, relu
 
 from lightning_fed.errors import FederationError, require
 from lightning_fed.models.backbone import Backbone, scaled
+from lightning_fed.options import PositiveInt
 
 
 class SmallCNN(Backbone):

@@ -1,9 +1,12 @@
 """A small Transformer that classifies sequences of token ids."""
 
 import torch
+from jsonargparse.typing import ClosedUnitInterval
 from torch import Tensor, nn
 
+from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone
+from lightning_fed.options import PositiveInt
 
 
 class TextTransformer(Backbone):
@@ -21,15 +24,17 @@ class TextTransformer(Backbone):
 
     def __init__(
         self,
-        num_classes: int = 4,
-        vocab_size: int = 10000,
-        max_length: int = 64,
-        width: int = 128,
-        heads: int = 4,
-        layers: int = 2,
-        dropout: float = 0.1,
+        num_classes: PositiveInt = 4,
+        vocab_size: PositiveInt = 10000,
+        max_length: PositiveInt = 64,
+        width: PositiveInt = 128,
+        heads: PositiveInt = 4,
+        layers: PositiveInt = 2,
+        dropout: ClosedUnitInterval = 0.1,
     ) -> None:
         super().__init__()
+        if width % heads:
+            raise FederationError(f"TextTransformer got width={width} and heads={heads}: give a width that heads divides.")
         self.tokens = nn.Embedding(vocab_size, width, padding_idx=0)
         self.positions = nn.Embedding(max_length, width)
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True)

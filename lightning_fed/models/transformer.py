@@ -1,20 +1,25 @@
 """Networks of the transformers library, behind the interface of this one."""
 
 import copy
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jsonargparse.typing import register_type
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, told
 from lightning_fed.models.making import names_a
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.tasks import TASKS
+from lightning_fed.wording import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,9 +76,7 @@ class Transformer(nn.Module):
             model: PreTrainedModel = copy.deepcopy(name) if isinstance(name, nn.Module) else name()  # type: ignore[assignment]
             self.network: PreTrainedModel = self._adapted(model, attention, settings)
         elif config is not None:
-            # In one dict: given **settings, the command line would take the arguments of for_model for ours, and require them.
-            made = transformers.AutoConfig.for_model(**(config | settings))
-            self.network = auto.from_config(made, attn_implementation=attention)
+            self.network = built(auto, config, settings, attention)
         else:
             try:
                 load = partial(auto.from_pretrained, attn_implementation=attention, output_loading_info=True, **settings)
@@ -143,6 +146,55 @@ class Transformer(nn.Module):
         return {name for name, _ in self.named_parameters() if not name.startswith(prefix) or name in self.drawn}
 
 
+def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention: str | None) -> "PreTrainedModel":
+    """A model with random weights.
+
+    Args:
+        auto: the class of transformers that builds one for the task.
+        config: its settings, as a user gives them.
+        settings: those that are the task's.
+        attention: implementation of attention.
+
+    Raises:
+        FederationError: naming the setting that is unknown, contradicts the task's, or with which no model can be built.
+    """
+    import transformers
+
+    known = transformers.CONFIG_MAPPING
+    if (kind := config.get("model_type")) not in known:
+        raise FederationError(f"config has model_type {kind!r}, which transformers does not know{nearest(str(kind), list(known))}.")
+    default = known[kind]()
+    for name, value in config.items():
+        if name != "model_type" and not hasattr(default, name):
+            raise FederationError(
+                f"config has {name!r}, which {type(default).__name__} does not know{nearest(name, list(default.to_dict()))}."
+            )
+        if settings.get(name, value) != value:
+            raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")
+
+    def build(given: dict[str, Any]) -> "PreTrainedModel":
+        with warnings.catch_warnings():  # what follows from a size of zero is an error anyway
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+            made: PreTrainedModel = auto.from_config(transformers.AutoConfig.for_model(**given), attn_implementation=attention)
+        return made
+
+    try:
+        return build(config | settings)
+    except Exception as error:
+        wrong = at_fault(config, lambda given: build(given | settings))
+        what = "config:" if wrong is None else f"config has {wrong} {config[wrong]!r}:"
+        raise FederationError(f"{what} no {kind} can be built of it: {told(error)}") from error
+
+
+def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> str | None:
+    """The setting without which a model can be built, on the meta device, which takes no memory; None if it is not one alone."""
+    for wrong in config.keys() - {"model_type"}:
+        with suppress(Exception), torch.device("meta"):
+            build({name: value for name, value in config.items() if name != wrong})
+            return wrong
+    return None
+
+
 class TransformerClassifier(Transformer):
     """A classifier of texts, or of images: pretrained body, new head. Images must have the size that the network is made for.
 
@@ -160,11 +212,11 @@ class TransformerClassifier(Transformer):
 
     def __init__(
         self,
-        num_classes: int = 2,
+        num_classes: PositiveInt = 2,
         name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
-        pad_token_id: int | None = None,
+        pad_token_id: NonNegativeInt | None = None,
         **settings: Any,
     ) -> None:
         padding = {} if pad_token_id is None else {"pad_token_id": pad_token_id}

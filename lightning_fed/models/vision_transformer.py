@@ -8,6 +8,7 @@ from torch.nn.functional import interpolate
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.transformer import Model, TransformerClassifier
+from lightning_fed.options import PositiveInt
 
 
 class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc]  # images are not tokenised texts
@@ -27,7 +28,7 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
 
     def __init__(
         self,
-        num_classes: int = 10,
+        num_classes: PositiveInt = 10,
         name: Model | None = None,
         config: dict[str, Any] | None = None,
         attention: str | None = None,
@@ -37,6 +38,9 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
         super().__init__(num_classes, name, config, attention, **pretrained)
         if (kind := self.network.config.model_type) != "vit":
             raise FederationError(f"VisionTransformer got a network of model_type {kind!r}: give one of model_type 'vit'.")
+        size, patch = self.network.config.image_size, self.network.config.patch_size
+        if not 1 <= patch <= size:
+            raise FederationError(f"config has patch_size {patch} and image_size {size}: give a patch that fits into the image.")
 
     @property
     def head(self) -> nn.Linear:  # type: ignore[override]

@@ -138,8 +138,8 @@ def test_what_works_works() -> None:
         (["--model=FedProx", f"{M}mu=null"], ["model.mu is null"]),
         ([f"{M}optimizer.init_args.lr=null"], ["model.optimizer.lr: got null, expected a number"]),
         ([f"{M}optimizer.init_args.lr=nan"], ["model.optimizer.lr: got nan, expected a number"]),
-        ([f"{M}optimizer.init_args.lr=-1"], ["optimizer of phase 'local'", "Invalid learning rate: -1.0"]),
-        ([f"{M}optimizer.init_args.nesterov=true"], ["optimizer of phase 'local'", "Nesterov momentum requires"]),
+        ([f"{M}optimizer.init_args.lr=-1"], ["model.optimizer: SGD takes no such settings", "Invalid learning rate: -1.0"]),
+        ([f"{M}optimizer.init_args.nesterov=true"], ["model.optimizer: SGD", "Nesterov momentum requires"]),
         ([f"{M}optimizer=torch.optim.LBFGS"], ["is LBFGS", "SGD or AdamW"]),
         ([f"{M}optimizer=torch.optim.SparseAdam"], ["the first step failed", "does not support dense gradients"]),
         (

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,9 +14,11 @@ from lightning_fed.data.own.files import sets_of
 from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
 
 ENDINGS = (".npz", ".pt", ".pth")
 SETS = ("train", "val", "test")
+NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class ArrayFiles(TableData):
@@ -119,6 +120,8 @@ class ArrayFiles(TableData):
             f"{file} has {size} {prefix}{self.input} and {prefix}{self.target} of shape "
             f"{arrays[f'{prefix}{self.target}'].shape}: give one per example.",
         )
+        kind = arrays[f"{prefix}{self.target}"].dtype
+        require(kind.kind in "buifUS", f"{file} has {prefix}{self.target} of {kind}: give classes, as names or numbers.")
         columns = {name: values.reshape(size) for name, values in table.items() if name != self.input and values.size == size}
         of_set = prefix.removesuffix("_") or of_file
         return columns | {self.input: table[self.input], "file": np.full(size, file.stem), "set": np.full(size, of_set)}
@@ -133,15 +136,33 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as opened:
-                return dict(opened)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+                found = dict(opened)
+        else:
+            found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # zipfile's, pickle's, torch's and NumPy's own
         raise FederationError(
             f"Could not read {file} ({type(error).__name__}: {' '.join(str(error).split())}): expected what numpy.savez writes of "
             "arrays of numbers or strings, or torch.save of a dict of tensors."
         ) from error
+    if file.suffix == ".npz":
+        other = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), None)
+        require(other is None, f"{file} holds {other!r}, which is no array: write it with numpy.savez.")
+        return found
     require(
         isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values()),
         f"{file} has a {type(found).__name__}: expected a dict of tensors, as torch.save({{'images': …, 'labels': …}}, …) writes.",
     )
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    other = next((name for name in found if not isinstance(name, str)), None)
+    require(other is None, f"{file} has a tensor by the name {other!r}, a {type(other).__name__}: name tensors by strings.")
+    return {name: _as_numpy(tensor, f"{file} has {name}") for name, tensor in found.items()}
+
+
+def _as_numpy(tensor: Tensor, what: str) -> NDArray[Any]:
+    """A tensor as an array. What has fewer bits than any float of NumPy's is widened, which changes no number."""
+    if tensor.is_floating_point() and tensor.dtype not in NUMPY_FLOATS:
+        tensor = tensor.float()
+    try:
+        return tensor.numpy(force=True)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        said = " ".join(str(error).split())
+        raise FederationError(f"{what}, of which there is no array ({said:.100}): save ordinary tensors of numbers.") from error

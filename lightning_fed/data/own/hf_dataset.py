@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, resized, told_of_image
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 """What reads a file, by how its name ends."""

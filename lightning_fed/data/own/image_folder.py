@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveInt
 
 from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 CLASS, SET, FILE = "class", "split", "file"
 """Names of a folder's levels that mean something, and of the column that an image always has."""

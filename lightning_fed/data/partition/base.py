@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.pools import Indices, by_class, cut, finish, table_stream
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 
 class Partitioner:

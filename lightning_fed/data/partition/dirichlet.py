@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveFloat
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices, by_class, cut, finish, table_stream
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
 
 MAX_DRAWS = 10
 """Tables that DirichletPerClass tries before it gives up."""

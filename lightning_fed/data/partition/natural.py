@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jsonargparse.typing import PositiveInt
 
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveInt
 from torch import Tensor
 
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import csv_rows
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 PADDING, UNKNOWN = 0, 1
 CLASSES = ("1", "2", "3", "4")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse.typing import PositiveInt
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,6 +16,7 @@ from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.data.lines import csv_rows, refuse_doubles
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
 
 CHUNK = 250
 """Texts that are tokenised at once and padded to the longest of them: less padding, and little memory besides the result."""

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -16,6 +15,7 @@ from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.classification import CHUNK, load_tokenizer
 from lightning_fed.data.text.scores import SCORES, Score, check_scores, score_texts
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 IGNORED = -100
 """The target of a token whose successor is not to be learned; cross-entropy leaves it out."""

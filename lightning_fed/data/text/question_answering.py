@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torchmetrics.functional.text import squad
 
@@ -16,6 +15,7 @@ from lightning_fed.data.batches import EXAMPLE, TARGETS, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, require
+from lightning_fed.options import NonNegativeInt, PositiveInt
 
 OFFSETS = "offsets"
 """Name, among the inputs, of each token's first character in the context and the one behind its last, shape (N, L, 2): 0 and 0 for

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jsonargparse.typing import ClosedUnitInterval, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -17,7 +17,8 @@ from lightning_fed.data.checked import as_labels, checked_inputs, pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, require, told
+from lightning_fed.options import PositiveInt
 
 
 class InMemory(FederatedDataModule):
@@ -260,7 +261,10 @@ class CIFAR100(ImageFiles):
 def resize(images: Tensor, size: int) -> Tensor:
     """Bilinear (antialiased when shrinking) to ``size`` by ``size`` pixels and three channels; uint8 stays uint8."""
     if images.shape[-2:] != (size, size):
-        images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+        try:
+            images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+        except RuntimeError as error:  # more pixels than there is memory for, or than can be counted
+            raise FederationError(f"image_size is {size}, of which {len(images)} images cannot be made: {told(error)}") from error
     return images.expand(-1, 3, -1, -1)
 
 

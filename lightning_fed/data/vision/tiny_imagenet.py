@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveInt
 from torch import Tensor
 
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.vision.images import resize
 from lightning_fed.data.vision.parquet import decode
 from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
 
 
 class TinyImageNet(FederatedDataModule):

@@ -1,5 +1,7 @@
 """Tables of numbers and arrays in files."""
 
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from tiny_files import CLASS_NAMES, USERS, rows, write_arrays, write_csv
+from torch import nn
 
-from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory
+from lightning_fed.data import IID, ArrayFiles, CSVFiles, FederatedDataModule, InMemory, TextFiles
 from lightning_fed.data.arrays import as_tensor
 from lightning_fed.errors import FederationError
 
@@ -86,6 +89,17 @@ def test_files_that_are_missing_or_differ_are_refused() -> None:
         CSVFiles("folder", target="b").setup()
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet", ".arrow"])
+def test_files_of_other_kinds_say_what_reads_them(ending: str) -> None:
+    Path(f"t{ending}").write_text('{"text": "the dog", "label": "a"}\n')
+    for make in (
+        lambda: CSVFiles(f"t{ending}", target="label").setup(),
+        lambda: TextFiles(f"t{ending}", ["a", "b"], tokenizer="none").examples(),
+    ):
+        with pytest.raises(FederationError, match=rf"t{ending} is no CSV, by its name: HFDataset reads such files"):
+            make()
+
+
 # ---------------------------------------------------------------------------------------------------------------- arrays
 
 
@@ -147,6 +161,60 @@ def test_only_tensors_are_unpickled() -> None:
     torch.save({"images": Path()}, "object.pt")
     with pytest.raises(FederationError, match=r"Could not read object.pt \(UnpicklingError"):
         ArrayFiles("object.pt").setup()
+
+
+X, Y = torch.arange(120.0).reshape(40, 3) / 120, torch.arange(40) % 2
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (X.bfloat16(), Y),
+        (X.to(torch.float8_e4m3fn), Y),
+        (nn.Parameter(X), Y),
+        (torch.complex(X, X).conj().imag, Y),  # whose minus is a bit that says so
+        (X, Y.bfloat16()),
+    ],
+    ids=["bfloat16", "float8", "parameter", "negative", "labels"],
+)
+def test_tensors_that_numpy_has_in_another_form(images: torch.Tensor, labels: torch.Tensor) -> None:
+    torch.save({"images": images, "labels": labels}, "a.pt")
+    found, classes = everything(ArrayFiles("a.pt", partition=IID(), num_clients=2))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, images.detach().float())
+    assert torch.equal(classes, Y)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (lambda: {"images": X.to_sparse(), "labels": Y}, r"a.pt has images, of which there is no array \(.*to_dense\(\)"),
+        (lambda: {"images": torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "labels": Y}, "a.pt has images, .*QUInt8"),
+        (lambda: {"images": X, "labels": Y, "other": X.to_sparse_csr()}, "a.pt has other, of which there is no array"),
+        (lambda: {"images": X.to("meta"), "labels": Y}, r"a.pt has images, .*no data"),
+        (lambda: {"images": torch.complex(X, X).conj(), "labels": Y}, "images of a.pt are complex64"),
+        (lambda: {"images": X, "labels": Y.to(torch.complex64)}, "a.pt has labels of complex64: give classes"),
+        (lambda: {0: X, "labels": Y}, "a.pt has a tensor by the name 0, a int: name tensors by strings"),
+    ],
+    ids=["sparse", "quantised", "unused", "meta", "conjugate", "complex labels", "number"],
+)
+@pytest.mark.filterwarnings("ignore:.*beta state", "ignore:.*deprecated", "ignore:.*invariants")
+def test_tensors_that_are_no_arrays_are_refused(tensors: Callable[[], dict[Any, torch.Tensor]], message: str) -> None:
+    torch.save(tensors(), "a.pt")
+    with pytest.raises(FederationError, match=message):
+        ArrayFiles("a.pt").setup()
+
+
+def test_a_member_that_is_no_array_is_refused() -> None:
+    np.savez("a.npz", images=X.numpy(), labels=Y.numpy())
+    with zipfile.ZipFile("a.npz", "a") as archive:
+        archive.writestr("README.txt", "hello")
+    with pytest.raises(FederationError, match=r"a.npz holds 'README.txt', which is no array"):
+        ArrayFiles("a.npz").setup()
+
+
+def test_numbers_of_more_bits_than_those_of_torch() -> None:
+    assert as_tensor(X.numpy().astype(np.longdouble)).tolist() == X.tolist()
 
 
 # ------------------------------------------------------------------------------------------------------------- in memory

@@ -1,0 +1,60 @@
+"""Whatever a configuration says: a run that plays, or one line that names the option, exit code 2, and nothing left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile.corpus import MLP, VIT, Bases, Start, of, starts
+from hostile.judge import fault
+
+HUGE = 10**30
+M = "--model.init_args."
+
+
+def network(block: dict[str, Any]) -> str:
+    return f"{M}backbone={json.dumps(block)}"
+
+
+def settings(**changed: Any) -> str:
+    return network(of("VisionTransformer", config=VIT["init_args"]["config"] | changed))
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "names"),
+    [
+        ("Ditto", [f"{M}personal_optimizer={json.dumps(of('torch.optim.SGD', lr=-1))}"], ["personal_optimizer"]),
+        ("FedAvg", [f"{M}lr_scheduler={json.dumps(of('torch.optim.lr_scheduler.StepLR', step_size='a'))}"], ["lr_scheduler"]),
+        ("FedAvg", ["--federation.logger=null"], ["logger"]),
+        ("FedAvg", ["--federation.callbacks=lightning_fed.callbacks.Summary"], ["callbacks"]),
+        ("FedAvg", ["--trainer.callbacks+=SpikeDetection"], ["callbacks"]),
+        ("FedAvg", [f"--data.init_args.eval_batch_size={HUGE}"], ["eval_batch_size"]),
+        ("FedAvg", ["--data.init_args.image_size=10000000"], ["image_size"]),
+        ("FedAvg", [f"{M}epochs={HUGE}"], ["epochs"]),
+        ("FedAvg", [network(MLP | {"init_args": {"inputs": 192, "width": 1e30}})], ["width"]),
+        ("FedAvg", [network(of("TextTransformer", width=10, heads=4))], ["heads"]),
+        ("FedHM", [network(VIT), f'{M}layers=["network.vit.layernorm"]'], ["layers"]),
+        ("FedAvg", [settings(hidden_siz=8)], ["hidden_siz"]),
+        ("FedAvg", [settings(hidden_size=0)], ["hidden_size"]),
+        ("FedAvg", [settings(hidden_act="foo")], ["hidden_act"]),
+        ("FedAvg", [settings(patch_size=100)], ["patch_size"]),
+        ("FedAvg", [settings(num_labels=7)], ["num_labels"]),
+        ("FedAvg", [settings(model_type="vitt")], ["model_type"]),
+        ("AdapterTuning", [f"{M}hidden=[]"], ["hidden"]),
+    ],
+)
+def test_a_few(method: str, args: list[str], names: list[str], tmp_path: Path) -> None:
+    assert fault(Start(Bases(tmp_path).method(method), tuple(args), tuple(names))) == ""
+
+
+@pytest.mark.parametrize("args", ["--trainer.callbacks=Timer", "--trainer.callbacks+=Timer"])
+def test_a_callback_whose_default_is_of_an_enumeration(args: str, tmp_path: Path) -> None:
+    assert fault(Start(Bases(tmp_path).method("FedAvg"), (args,))) == ""
+    assert "interval: step" in Path("runs/version_0/config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_all(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for start in starts(tmp_path):
+        with subtests.test(str(start)):
+            assert fault(start) == ""
