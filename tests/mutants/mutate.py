@@ -6,8 +6,8 @@
     python tests/mutants/mutate.py --csv mutants.csv --survivors    # again, those that survived, against all default tests
 
 What is mutated lies in ``mutants.yaml``. A mutant is ``killed`` by the first test that fails, ``survived`` if none does, ``not
-applicable`` if what it replaces is not found exactly once, and an ``error`` if its tests could not be run. A tree is copied once for
-each of ``--workers`` and its own tests are run in it. Exit code 1 if any survived or is not applicable.
+applicable`` if what it replaces is not found exactly once, and an ``error`` if its tests could not be run. A tree is copied once
+for each of ``--workers`` and its own tests are run in it. Exit code 1 if any survived or is not applicable.
 """
 
 import argparse
@@ -96,9 +96,7 @@ def mutants(package: Path) -> list[Mutant]:
     found = []
     for entry in content["mutants"]:
         names = [test.split(" ", 1) for test in entry["tests"]]
-        entry["tests"] = tuple(
-            " ".join([files.get(name, name), *map(lambda o: with_words(o, words), more)]) for name, *more in names
-        )
+        entry["tests"] = tuple(" ".join([files.get(name, name), *(with_words(o, words) for o in more)]) for name, *more in names)
         mutant = Mutant(**entry)
         if words and not mutant.places(package):
             mutant = Mutant(
