@@ -23,7 +23,7 @@ def found(given: Path | str, ending: str = "") -> Path:
 
     Args:
         given: a path, or a name of :func:`shipped`.
-        ending: what a name may leave out: ``.sweep`` where a comparison is asked for.
+        ending: what a name without ``.yaml`` may leave out: ``.sweep`` where a comparison is asked for.
 
     Raises:
         FederationError: if there is neither.
@@ -32,7 +32,7 @@ def found(given: Path | str, ending: str = "") -> Path:
     if path.is_file():
         return path
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    for candidate in (f"{name}{ending}", name):
+    for candidate in (name,) if path.suffix == ".yaml" else (f"{name}{ending}", name):
         if candidate in files:
             return files[candidate]
     alike = difflib.get_close_matches(name, files, n=3) or [known for known in files if known.startswith(f"{name}/")][:3]

@@ -32,6 +32,7 @@ def test_a_name_is_found_in_whatever_form(given: str | Path) -> None:
 
 def test_a_comparison_is_found_where_one_is_asked_for() -> None:
     assert found("quickstart", ".sweep") == found("quickstart.sweep") == ROOT / "configs/quickstart.sweep.yaml"
+    assert found("quickstart.yaml", ".sweep") == ROOT / "configs/quickstart.yaml"  # a file's name is not to be guessed at
     assert found("fedprox/cifar10", ".sweep") == ROOT / "configs/fedprox/cifar10.yaml"  # which then is refused for what it lacks
 
 

@@ -1,5 +1,6 @@
 """Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.report.files import read_facts, read_settings
 from lightning_fed.sweep.plan import Sweep, read_sweep
 from lightning_fed.sweep.settings import SEED, Settings, differences, plain
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+"""A number in a name."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,21 @@ def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
     return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))
 
 
-def _place(run: RunFolder) -> tuple[str, int, int, str, str, int]:
+def _place(run: RunFolder) -> tuple[Any, ...]:
     """Where a run stands: as in its sweep, runs of none before."""
     if run.sweep is None:
-        return "", 0, 0, run.setting, run.method, run.seed
+        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.seed
     root, sweep = run.sweep
     settings, methods = list(sweep.settings), list(sweep.methods)
-    setting = next((index for index, name in enumerate(settings) if run.setting.startswith(name)), 0)
-    return str(root), setting, methods.index(run.method), run.setting, run.method, run.seed
+    whole = f"{run.setting}, "  # alpha=1 is no beginning of alpha=10
+    setting = next((index for index, name in enumerate(settings) if not name or whole.startswith(f"{name}, ")), 0)
+    return str(root), setting, methods.index(run.method), by_numbers(run.setting), by_numbers(run.method), run.seed
+
+
+def by_numbers(name: str) -> list[tuple[str, float]]:
+    """What to sort names by, so that the numbers in them are in order: 0.5 before 10."""
+    texts, numbers = NUMBER.split(name), NUMBER.findall(name)
+    return list(zip(texts, [*map(float, numbers), 0.0], strict=True))
 
 
 def _refuse_doubles(runs: Iterable[RunFolder]) -> None:

@@ -9,6 +9,14 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+TEX = str.maketrans(
+    {sign: rf"\{sign}" for sign in "%&#_${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "*": "{*}"}  # the latter two mean something after a line's end
+    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}
+)
+"""How LaTeX writes what means something else to it, and signs that a plain font lacks."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -42,10 +50,15 @@ class Layout:
     def markdown(self) -> str:
         """For GitHub and Sphinx."""
         marks = ["---", *["---:"] * (len(self.columns) - 1)]
-        texts = [[f"**{entry.text}**" if entry.bold and entry.text else entry.text for entry in row] for row in self.rows]
-        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in ([*self.columns], *texts)]
+        texts = [
+            [f"**{said}**" if entry.bold and (said := _markdown(entry.text)) else _markdown(entry.text) for entry in row]
+            for row in self.rows
+        ]
+        header = [_markdown(column) for column in self.columns]
+        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in (header, *texts)]
         table = "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
-        return "\n\n".join(filter(None, (f"**{self.title}**" if self.title else "", table, " ".join(self.notes)))) + "\n"
+        title, notes = _markdown(self.title), _markdown(" ".join(self.notes))
+        return "\n\n".join(filter(None, (f"**{title}**" if title else "", table, notes))) + "\n"
 
     def latex(self) -> str:
         """For a paper that loads booktabs."""
@@ -53,7 +66,7 @@ class Layout:
         body = [" & ".join(row) + r" \\" for row in texts]
         header = " & ".join(map(_tex, self.columns)) + r" \\"
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule", header, r"\midrule", *body]
-        comments = [f"% {line}" for line in filter(None, (self.title, *self.notes))]
+        comments = [f"% {' '.join(line.split())}" for line in filter(None, (self.title, *self.notes))]
         return "\n".join([*comments, *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def html(self) -> str:
@@ -109,7 +122,9 @@ def _html(entry: Entry) -> str:
 
 def _tex(text: str) -> str:
     """Text with LaTeX's own characters escaped."""
-    escaped = re.sub(r"([%&#_$])", r"\\\1", text)
-    for sign, command in {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}.items():
-        escaped = escaped.replace(sign, command)
-    return escaped
+    return " ".join(text.split()).translate(TEX)
+
+
+def _markdown(text: str) -> str:
+    """Text with Markdown's own characters escaped, of underscores those that are not inside a word."""
+    return re.sub(r"[\\|*`<\[\]~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))

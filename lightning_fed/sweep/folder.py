@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -94,19 +95,38 @@ class CellFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-            else:
-                yield descriptor
+            held = _lock(descriptor, fcntl.LOCK_EX)
+            while not held and _lock(descriptor, fcntl.LOCK_SH):
+                # Who plays the cell would have left no room for this either: somebody only asks for its status.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                time.sleep(0.001)
+                held = _lock(descriptor, fcntl.LOCK_EX)
+            yield descriptor if held else None
         finally:
             os.close(descriptor)
 
     @property
     def status(self) -> str:
         """``waiting`` before the first attempt, ``playing`` while somebody holds it, else what became of it."""
-        if self.outcome is None:
+        outcome = self.outcome
+        if outcome is None:
             return "waiting"
-        with self.locked() as lock:
-            return "playing" if lock is None else self.outcome.status
+        if outcome.status == "finished":
+            return "finished"  # and nobody plays it again
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            if not _lock(descriptor, fcntl.LOCK_SH):
+                return "playing"
+            outcome = self.outcome  # of who may have held it until now
+        finally:
+            os.close(descriptor)
+        return outcome.status if outcome else "waiting"
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Take a lock of a kind, shared or not, on an open file; False if it cannot be had now."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 from written_runs import write_run, write_sweep
 
@@ -99,17 +100,42 @@ def test_unfinished_runs_are_left_out_and_named() -> None:
 
 
 def test_a_table_per_point_of_the_grid() -> None:
-    for alpha in (0.1, 1.0):
-        write_run(Path(f"runs/{alpha}"), [alpha / 2], alpha=alpha)
+    for alpha, value in ((0.1, 0.05), (2.0, 0.2), (10.0, 0.5)):
+        write_run(Path(f"runs/{alpha}"), [value], alpha=alpha)
     layouts = tables(load_runs("runs", vary=["model.alpha"]))
-    assert [(layout.title, layout.rows[0][1].text) for layout in layouts] == [("alpha=0.1", "5.00"), ("alpha=1.0", "50.00")]
+    assert [(layout.title, layout.rows[0][1].text) for layout in layouts] == [
+        ("alpha=0.1", "5.00"),
+        ("alpha=2.0", "20.00"),
+        ("alpha=10.0", "50.00"),
+    ]
 
 
 LAYOUT = Layout("a & b", ["", "x (%)"], [[Entry("one_two"), Entry("1 ± 2", bold=True)], [Entry("<b>"), Entry("")]], ["Read."])
 
 
 def test_markdown() -> None:
-    assert LAYOUT.markdown() == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| <b> | |\n\nRead.\n"
+    assert LAYOUT.markdown() == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| \\<b> | |\n\nRead.\n"
+
+
+STRANGE = ["_top_", "a|b", "*", r"\x{y}", "a~b^c", "[1]", "`<b>`", "$a_b$", "two\nlines"]
+
+
+def test_names_with_signs_of_markdown_stay_what_they_are() -> None:
+    """Read by another program than writes them, the one that makes the documentation's pages."""
+    layout = Layout("|*|", ["", *STRANGE], [[Entry(name) for name in ["", *STRANGE]]], ["_a_"])
+    page = MarkdownIt().enable(["table", "strikethrough"]).parse(layout.markdown())
+    texts = ["".join(child.content for child in token.children or ()) for token in page if token.type == "inline"]
+    names = [" ".join(name.split()) for name in STRANGE]
+    assert texts == ["|*|", "", *names, "", *names, "_a_"]
+    assert not any(child.type.startswith(("em", "code", "link", "html")) for token in page for child in token.children or ())
+
+
+def test_names_with_signs_of_latex_stay_what_they_are() -> None:
+    written = Layout("two\nlines", ["", *STRANGE], [[Entry("[1]"), *map(Entry, STRANGE)]]).latex()
+    cells = r"\_top\_ & a\textbar{}b & {*} & \textbackslash{}x\{y\} & a\textasciitilde{}b\textasciicircum{}c & {[}1{]} & "
+    assert written.splitlines()[0] == "% two lines"
+    assert "\n{[}1] & " + cells.replace("{]}", "]") in written
+    assert r" & `\textless{}b\textgreater{}` & \$a\_b\$ & two lines \\" in written
 
 
 def test_latex() -> None:

@@ -77,6 +77,17 @@ def test_rows_stand_in_the_order_of_the_sweep_wherever_it_lies() -> None:
     assert len(load_runs("elsewhere/FedAvg")) == 2
 
 
+def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.5]}, grid={"model.mu": [1, 0.5, 10]})
+    for mu in (10, 1, 0.5):
+        cell = sweep / f"mu={mu}/FedAvg/seed_0"
+        write_run(cell / "version_0", [0.5], mu=mu)
+        (cell / "cell.json").write_text("{}")
+        write_run(Path(f"alone/{mu}"), [0.5], mu=mu)
+    assert load_runs("sweep")["setting"].tolist() == ["mu=1", "mu=0.5", "mu=10"]
+    assert load_runs("alone", vary=["model.mu"])["setting"].tolist() == ["mu=0.5", "mu=1", "mu=10"]
+
+
 def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does_not() -> None:
     sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
     cell = sweep / "FedAvg/seed_0"

@@ -109,6 +109,31 @@ def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFi
     assert "A/seed_0: is being played by another sweep" in capsys.readouterr().out
 
 
+def test_a_cell_whose_status_is_asked_for_is_free() -> None:
+    """Another sweep on the folder asks for it whenever it writes its table."""
+    folder = CellFolder(Path("cell").absolute())
+    with folder.locked():
+        folder.record(FACTS)
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            assert folder.status in ("interrupted", "playing")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    taken = []
+    for _ in range(200):
+        with folder.locked() as lock:
+            taken.append(lock is not None)
+    over.set()
+    asking.join()
+    assert all(taken)
+    with folder.locked():
+        assert folder.status == "playing"
+    assert folder.status == "interrupted"
+
+
 def test_a_run_holds_its_cell_when_its_sweep_is_gone() -> None:
     folder = CellFolder(Path("cell").absolute())
     with folder.locked() as lock:
