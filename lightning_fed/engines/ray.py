@@ -28,6 +28,9 @@ from lightning_fed.storage.client_store import ClientStore
 SETTLED = 2.0
 """Seconds after which Ray has found room for workers, if there is any."""
 
+LOOK = 1.0
+"""Seconds after which it is looked again whether the cluster is still there."""
+
 STARTED = 300.0
 """Seconds after which a worker that has not said a word is given up."""
 
@@ -100,7 +103,7 @@ class Ray(Engine):
             ordered = the_package().put((packed, Numerics.of_this_process(self.threads)))
             share = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
             share = {name: amount for name, amount in share.items() if amount}
-            crew = _Actors(self.workers, share, self.wait, ordered, self.turn_timeout)
+            crew = _Actors(cluster, self.workers, share, self.wait, ordered, self.turn_timeout)
         except BaseException:
             cluster.close()
             raise
@@ -149,6 +152,7 @@ class _Actors(Crew):
     """Actors, each in a reservation of its own: where there is room for one is then known before it starts.
 
     Args:
+        cluster: where they are.
         workers: how many; None: as many as there is room for.
         share: what is set aside for each, by Ray's names.
         wait: seconds to wait for room.
@@ -158,8 +162,17 @@ class _Actors(Crew):
 
     remedy = "set federation.engine.init_args.cpus_per_worker higher, so that fewer share a machine"
 
-    def __init__(self, workers: int | None, share: dict[str, float], wait: float, ordered: Any, turn_timeout: float | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: int | None,
+        share: dict[str, float],
+        wait: float,
+        ordered: Any,
+        turn_timeout: float | None,
+    ) -> None:
         super().__init__(turn_timeout)
+        self._cluster = cluster
         ray = the_package()
         self._ray = ray
         known = ray.exceptions
@@ -174,6 +187,7 @@ class _Actors(Crew):
         self._told = 0
 
     def muster(self) -> list[int]:
+        self._cluster.check()
         self._end_idle_where_machines_left()
         wanted = self._workers or max(1, self._room())
         new = wanted - len(self._reserved)
@@ -197,6 +211,7 @@ class _Actors(Crew):
         return ready
 
     def send(self, worker: int, job: Job) -> None:
+        self._cluster.check()
         member = self._members.get(worker) or self._start(worker)
         number, broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * len(self._reserved))
         turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=Carried)
@@ -212,9 +227,10 @@ class _Actors(Crew):
         members = {worker: self._members[worker] for worker in busy}
         heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
         ends = [max(0.0, member.until - time.monotonic()) for member in members.values() if member.until is not None]
-        ends += [] if seconds is None else [seconds]
+        ends += [LOOK] if seconds is None else [LOOK, seconds]
         # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
-        done, _ = wait_for(heads, min(ends, default=None), FIRST_COMPLETED)
+        done, _ = wait_for(heads, min(ends), FIRST_COMPLETED)
+        self._cluster.check()
         answers: list[tuple[int, Outcome | Exception | Died]] = []
         for head in done:
             member = members[heads[head]]
@@ -265,7 +281,9 @@ class _Actors(Crew):
         self.end_turns()
         self.drop(list(self._members))
         while self._reserved:
-            self._ray.util.remove_placement_group(self._reserved.pop())
+            reserved = self._reserved.pop()
+            if not self._cluster.is_lost:
+                self._ray.util.remove_placement_group(reserved)
         self.broadcasts.clear()
         self._ordered = None
 

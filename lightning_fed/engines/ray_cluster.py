@@ -2,13 +2,17 @@
 
 import logging
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import NoReturn
 
 from lightning_fed.errors import FederationError
 
@@ -17,6 +21,9 @@ SILENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # older versions warn that this will be so; workers see to it themselves
 }
 """What Ray does not do unless it is asked to: report what it is used for, and warn."""
+
+PATIENCE = 30.0
+"""Seconds in which the cluster's head may be started again. Ray gives it a minute, and then ends this process."""
 
 PROBE = """
 import logging, sys
@@ -53,6 +60,9 @@ class Cluster:
         wait: seconds to wait for an answer.
         log_to_driver: whether what Ray and the workers print is printed here.
 
+    Attributes:
+        is_lost: whether it is there no more: it must not be asked for anything.
+
     Raises:
         FederationError: if there is no answer, or none that is of use.
     """
@@ -61,7 +71,11 @@ class Cluster:
         self._ray = the_package()
         self._ours = not self._ray.is_initialized()
         self._environment = dict(os.environ)
+        self._raylet: socket.socket | None = None
+        self._head, self._next_look = "", 0.0
+        self.is_lost = False
         if not self._ours:
+            self._watch()
             return
         if address is not None:
             _ask(address, wait)
@@ -77,9 +91,42 @@ class Cluster:
             self.close()
             raise
         self._ray._private.worker._worker_logs_enabled = log_to_driver  # which it otherwise is of deaths, with a page about each
+        self._watch()
+
+    def check(self) -> None:
+        """See that the cluster is still there. Where it is not, Ray ends this process as soon as it is asked for something, without
+        a word or with words of its own.
+
+        Raises:
+            FederationError: if it is not.
+        """
+        if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:  # which says nothing while it lives
+            self._refuse("Ray's process on this machine (raylet) has ended, perhaps for lack of memory")
+        if time.monotonic() < self._next_look:
+            return
+        host, _, port = self._head.rpartition(":")
+        since = time.monotonic()
+        while not _answers(host, int(port)):
+            if time.monotonic() - since > PATIENCE:
+                self._refuse(f"The head of Ray's cluster (GCS, {self._head}) has not answered for {PATIENCE:g} s")
+            time.sleep(0.5)
+        self._next_look = time.monotonic() + 1
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.is_lost = True
+        raise FederationError(f"{why}. The last checkpoint is from before this round: continue with --ckpt_path last.")
+
+    def _watch(self) -> None:
+        self._head = self._ray.get_runtime_context().gcs_address
+        node = self._ray._private.worker._global_node
+        if node is not None and hasattr(socket, "AF_UNIX"):
+            self._raylet = socket.socket(socket.AF_UNIX)
+            self._raylet.connect(node.raylet_socket_name)
 
     def close(self) -> None:
         """End it, if it is ours."""
+        if self._raylet is not None:
+            self._raylet.close()
         if not self._ours:
             return
         self._ray.shutdown()
@@ -89,6 +136,14 @@ class Cluster:
                 os.environ[name] = self._environment[name]
             else:
                 os.environ.pop(name, None)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

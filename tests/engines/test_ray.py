@@ -173,6 +173,17 @@ def test_a_worker_that_is_killed_is_replaced(stage: str, cluster: None, capfd: p
     assert_same(federation, undisturbed)
 
 
+def test_a_worker_that_stands_still_is_replaced_after_the_timeout(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+    federation = new_federation(2, engine=Ray(turn_timeout=15), evaluate_every=1)
+    federation.fit(dying("fit", 1, 1, of=signal.SIGSTOP), new_data(3))
+    said = r"Round 1: the turn of client 1 \(fit\) has taken 1[5-9][\d.]* s in a worker on [\d.]+.* It is taken for dead\."
+    assert re.search(said, capsys.readouterr().out)
+    undisturbed = new_federation(2, engine=InProcess(threads=1), evaluate_every=1)
+    undisturbed.fit(dying("", 0, 0), new_data(3))
+    assert_same(federation, undisturbed)
+    assert free() == {"CPU": 2, "GPU": 1}
+
+
 def test_two_deaths_end_the_run_with_client_round_machine_and_remedy(cluster: None) -> None:
     with pytest.raises(
         FederationError,
@@ -300,6 +311,27 @@ def test_a_stopped_command_leaves_nothing_but_its_checkpoints(number: int, code:
         own = ["--federation.rounds", str(newest + 1), "--federation.run_dir", run_dir, "--ckpt_path", "last"]
         main(["fit", "--config", "config.yaml", *own])
     assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+@pytest.mark.parametrize(
+    ("of_ray", "said"),
+    [
+        (b"raylet", r"Ray's process on this machine \(raylet\) has ended, perhaps for lack of memory\."),
+        (b"gcs_server", r"The head of Ray's cluster \(GCS, [\d.]+:\d+\) has not answered for 30 s\."),
+    ],
+)
+def test_a_cluster_that_is_lost_is_one_line(of_ray: bytes, said: str) -> None:
+    """Ray's own processes are killed."""
+    with Path("output").open("wb") as output:
+        process = subprocess.Popen(command(), stdout=output, stderr=output, env=environment(), start_new_session=True)
+        until(lambda: has_round(2), process)
+        programs = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in family(process.pid)}
+        (killed,) = [pid for pid, program in programs.items() if program.endswith(b"/" + of_ray)]
+        os.kill(killed, signal.SIGKILL)
+        assert process.wait(90) == 2, Path("output").read_text()
+    assert re.search(rf"error: {said} The last checkpoint .* continue with --ckpt_path last\.$", Path("output").read_text(), re.M)
+    assert gone_within(process.pid, 120)
 
 
 class Node:
