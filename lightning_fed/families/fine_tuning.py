@@ -109,5 +109,5 @@ class FineTuning(FederatedModule):
 
     def phases(self) -> list[Phase]:
         """``local_steps`` steps, or ``epochs`` epochs, on what is trained."""
-        length = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
+        length: dict[str, Any] = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
         return [Phase("local", self.trainable(), self.client_loss, self.optimizer, persistent=self.persistent, **length)]
