@@ -173,8 +173,8 @@ def test_stores_of_two_owners_share_a_folder(tmp_path: Path) -> None:
         ours.put(client, {"x": torch.tensor([1.0])}, 1)
         theirs.put(client, {"x": torch.tensor([2.0])}, 1)
     assert list(ours) == list(theirs) == [2, 7]
-    changed, _ = theirs.flush()
-    assert {record["file"] for record in changed.values()} == {
+    assert theirs.flush() == {2, 7}
+    assert {record["file"] for record in theirs.records.values()} == {
         "server_000002_round_000001.safetensors",
         "server_000007_round_000001.safetensors",
     }
