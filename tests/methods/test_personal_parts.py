@@ -44,7 +44,7 @@ def client_states(federation: Federation) -> list[State]:
     ("method", "floats"), [(FedPer, 2_616_548), (FedRep, 2_616_548), (LGFedAvg, 5_010), (FedBN, 2_621_558), (FedAvg, 2_621_558)]
 )
 def test_payload_of_cnn1(method: type[FederatedModule], floats: int) -> None:
-    assert count_floats(method(CNN1).for_client(INFO).shared_state()) == floats
+    assert count_floats(method(CNN1, 10).for_client(INFO).shared_state()) == floats
 
 
 @pytest.mark.parametrize(

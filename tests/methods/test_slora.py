@@ -144,8 +144,8 @@ def test_masks_follow_the_server() -> None:
 @pytest.mark.parametrize("gradient_clip", [None, 0.1])
 def test_entries_outside_the_mask_keep_their_bits(gradient_clip: float | None) -> None:
     """In spite of weight decay, momentum and everything else that an optimizer may do; what is frozen is in memory once."""
-    method = method_of(gradient_clip=gradient_clip)
-    federation = fit(rounds=2, method=method)
+    federation = fit(rounds=2, method=method_of(gradient_clip=gradient_clip))
+    method: Any = federation.run.model
     masks = draw_masks(method.shapes, 0.25, federation.run.server.state[MASK_SEED])
     module = module_of(federation)
     assert module.sparse
@@ -252,10 +252,9 @@ def test_ranks_that_were_not_learned_start_as_loras() -> None:
 
 def test_nothing_learned_starts_as_lora() -> None:
     still = partial(torch.optim.SGD, lr=0.0)
-    method = method_of(optimizer=still)
-    federation = fit(rounds=2, method=method)
+    federation = fit(rounds=2, method=method_of(optimizer=still))
     assert all("server/energy" not in row for row in federation.run.history)
-    assert same(stage(federation, 3).state, method.shared_state())
+    assert same(stage(federation, 3).state, federation.run.model.shared_state())
 
 
 @pytest.mark.parametrize("base", ["original", "residual"])
