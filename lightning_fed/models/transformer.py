@@ -161,8 +161,8 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     import transformers
 
     known = transformers.CONFIG_MAPPING
-    if (kind := config.get("model_type")) not in known:
-        raise FederationError(f"config has model_type {kind!r}, which transformers does not know{nearest(str(kind), list(known))}.")
+    if (kind := str(config.get("model_type"))) not in known:
+        raise FederationError(f"config has model_type {kind!r}, which transformers does not know{nearest(kind, list(known))}.")
     default = known[kind]()
     for name, value in config.items():
         if name != "model_type" and not hasattr(default, name):
