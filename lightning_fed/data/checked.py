@@ -130,7 +130,10 @@ def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> 
         column: the name of the one that is wanted.
     """
     known = ", ".join(columns) or "none"
-    require(column in columns, f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column.")
+    require(
+        column in columns,
+        f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column, client and split_column.",
+    )
     return columns[column]
 
 

@@ -109,5 +109,7 @@ class FineTuning(FederatedModule):
 
     def phases(self) -> list[Phase]:
         """``local_steps`` steps, or ``epochs`` epochs, on what is trained."""
-        length: dict[str, Any] = {"epochs": self.epochs} if self.local_steps is None else {"steps": self.local_steps}
-        return [Phase("local", self.trainable(), self.client_loss, self.optimizer, persistent=self.persistent, **length)]
+        epochs = self.epochs if self.local_steps is None else None
+        return [
+            Phase("local", self.trainable(), self.client_loss, self.optimizer, epochs, self.local_steps, persistent=self.persistent)
+        ]

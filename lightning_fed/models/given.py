@@ -114,7 +114,8 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
         kind = (load(str(folder)) if folder.is_dir() else from_hub_or_cache(load, name)).model_type
     except (OSError, ValueError, FederationError) as error:
         raise FederationError(
-            f"No model {name!r} could be loaded: give a local folder, a name on the hub, or one of TransformerClassifier, "
+            f"No model {name!r} could be loaded: give as backbone a local folder, a name on the hub, or one of "
+            f"TransformerClassifier, "
             f"TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"
         ) from error
     return VisionTransformer(num_classes, name) if kind == "vit" else TransformerClassifier(num_classes, name)

@@ -18,7 +18,8 @@ def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
     if not place.is_dir():
         raise FederationError(f"Found neither a file nor a folder {place.absolute()}: check the path in --data.init_args.")
     found = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.is_file())
-    require(len(found) > 0, f"The folder {place.absolute()} has no files that end in {' or '.join(endings)}.")
+    kinds = " or ".join(endings)
+    require(len(found) > 0, f"The folder {place.absolute()} has no files that end in {kinds}: check the path in --data.init_args.")
     return found
 
 

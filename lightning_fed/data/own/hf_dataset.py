@@ -84,7 +84,10 @@ class HFDataset(TableData):
         with quiet_datasets() as datasets:
             rows = datasets.concatenate_datasets(list(found.values()))
             lacking = [name for name in (*self.input, self.target) if name not in rows.features]
-            require(not lacking, f"{self.path} has the columns {', '.join(rows.features)}, but no {', '.join(lacking)}.")
+            require(
+                not lacking,
+                f"{self.path} has the columns {', '.join(rows.features)}, but no {', '.join(lacking)}: check input and target.",
+            )
             feature = rows.features[self.target]
             names = list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
             single = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
