@@ -23,7 +23,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed import models
-from lightning_fed.exchange import ClientInfo, ClientUpdate
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods.fedhm import FedHM
 from lightning_fed.server import Server
 

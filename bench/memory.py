@@ -91,7 +91,7 @@ def run(method: str, clients: int) -> None:
     import torch
 
     from lightning_fed import Federation
-    from lightning_fed.exchange import count_bytes
+    from lightning_fed.tensors import count_bytes
 
     torch.set_num_threads(1)
     model, data = texts_for(clients) if method == "PF2LoRA" else images_for(method, clients)

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, kl_div, mse_loss, one_hot
 
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import Turn, pack_bits
+from lightning_fed.exchange import Turn
 from lightning_fed.lean import lean_lightning
 from lightning_fed.methods.fd import FD
 from lightning_fed.methods.fedamp import FedAMP
@@ -42,6 +42,7 @@ from lightning_fed.module import FederatedModule
 from lightning_fed.nn.energy import compressed
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.tensors import pack_bits
 
 GOAL = 1.15
 SAMPLES, BATCH, EPOCHS = 500, 50, 2

@@ -28,8 +28,9 @@ from torchmetrics.regression import R2Score
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.batches import TARGETS
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.pools import Indices
-from lightning_fed.exchange import ClientInfo, ClientUpdate
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.federation import Federation
 from lightning_fed.methods import PF2LoRA

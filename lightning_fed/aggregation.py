@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State, check_dtypes, check_finite, check_fits, shown
+from lightning_fed.exchange import ClientUpdate
+from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
+from lightning_fed.wording import shown
 
 
 class WeightedMean:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lightning_fed.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, State, Turn
+from lightning_fed.exchange import Broadcast, ClientUpdate, Turn
 from lightning_fed.measure.meters import Metrics, private_shares, spread_all
 from lightning_fed.module import FederatedModule
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 CarryOut = Callable[[Iterable[Turn]], Iterator[tuple[Turn, ClientUpdate]]]
 """Turns and what comes of them, without those that were lost."""

@@ -6,10 +6,11 @@ from typing import Any
 import safetensors.torch
 
 from lightning_fed.adapting import AdaptedModule
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.models import Backbone, Transformer, Wrapped
 from lightning_fed.models.making import NETWORK
+from lightning_fed.tensors import State
 
 
 class ExportedModule(AdaptedModule):

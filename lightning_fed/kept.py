@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_fed.exchange import State, unpack_bits
+from lightning_fed.tensors import State, unpack_bits
 
 BLOCK = 2**23
 """Numbers that are in memory at once, of each kind: 64 MiB in float64. What is computed depends on it in its last bits."""

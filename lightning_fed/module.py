@@ -12,8 +12,9 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.data.client import ClientDataModule
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, State, check_dtypes, check_fits
+from lightning_fed.exchange import Broadcast
 from lightning_fed.exported import ExportedModule
 from lightning_fed.hparams import StoredHyperparameters
 from lightning_fed.measured import Loss, Metrics
@@ -27,6 +28,7 @@ from lightning_fed.schedules import Interval
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.server import Server
 from lightning_fed.tasks import TaskName
+from lightning_fed.tensors import State, check_dtypes, check_fits
 
 OUTPUTS = "outputs"
 """The name of what a model says of public examples, ``(M, C)``."""

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.aggregation import check_form
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
@@ -24,14 +25,7 @@ from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.evaluation import Evaluation
-from lightning_fed.exchange import (
-    SERVER,
-    Broadcast,
-    ClientInfo,
-    ClientUpdate,
-    Turn,
-    check_finite,
-)
+from lightning_fed.exchange import Broadcast, ClientUpdate, Turn
 from lightning_fed.measure.meters import (
     BestRound,
     Metrics,
@@ -51,6 +45,7 @@ from lightning_fed.storage.continuing import check_goes_on
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Setting
 from lightning_fed.storage.settings import settings_of
+from lightning_fed.tensors import check_finite
 
 
 class Run:

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from lightning_fed.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.kept import Kept, Scratch
+from lightning_fed.tensors import State
 
 ServerVerb = Literal["predict", "learn", "evaluate"]
 """What can be done with a model of the server's."""

@@ -1,5 +1,6 @@
 """Numbers and questions as people read them."""
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -36,3 +37,15 @@ def nearest(name: str, names: Iterable[str], dashes: str = "") -> str:
     """A question that names what is spelt most alike; nothing if nothing is."""
     found = get_close_matches(name, list(names), 1)
     return f" (did you mean {dashes}{found[0]}?)" if found else ""
+
+
+def shown(value: object) -> str:
+    """A value in an error's sentence: as Python writes it, in at most 80 characters and one line."""
+    text = " ".join(reprlib.repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def escaped(text: str, longest: int = 1000) -> str:
+    """Somebody else's words as they can be printed: in one line, cut, and without anything that a terminal would obey."""
+    words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: longest + 1])
+    return words if len(words) <= longest else f"{words[:longest]}…"

@@ -10,7 +10,8 @@ from tiny import same
 
 from lightning_fed.aggregation import EntryMean, WeightedMean, check_update, weighted_mean
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
+from lightning_fed.tensors import State
 
 
 def random_state(seed: int, dtype: torch.dtype = torch.float32) -> State:

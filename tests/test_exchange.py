@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_fed.exchange import count_bytes, count_floats, pack_bits, unpack_bits
+from lightning_fed.tensors import count_bytes, count_floats, pack_bits, unpack_bits
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])

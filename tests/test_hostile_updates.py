@@ -13,8 +13,9 @@ from torch import Tensor
 from lightning_fed.aggregation import check_form, check_update
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.federation import Federation
+from lightning_fed.tensors import State
 
 Tampering = Callable[[ClientUpdate], ClientUpdate | None]
 """Makes another update of one; None if it has nothing to be changed so."""

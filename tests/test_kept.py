@@ -10,12 +10,14 @@ import torch
 from tiny import CLASSES, Net, assert_same_end, final_kept, kept_states, new_data, new_federation, same, sgd
 
 import lightning_fed.kept
-from lightning_fed.exchange import ClientInfo, ClientUpdate, pack_bits
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.kept import Vectors, common_bits, flatten, mixtures, squared_distances, squared_norms, unflatten
 from lightning_fed.methods import FedAvg
 from lightning_fed.server import Server
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.tensors import pack_bits
 
 N, LENGTH = 5, 37
 

@@ -14,14 +14,16 @@ from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federa
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientUpdate, Lost, State, Turn, count_bytes
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
+from lightning_fed.tensors import State, count_bytes
 
 each_method = pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 no_sgd = partial(torch.optim.SGD, lr=0.0)

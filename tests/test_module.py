@@ -26,9 +26,9 @@ from tiny_frozen import frozen, new_case, projected
 from torch import Tensor, nn
 
 from lightning_fed.data import IID, InMemory
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo
 from lightning_fed.methods import FedAvg, PFedLoRA, Standalone
 from lightning_fed.models import Backbone, Transformer
 from lightning_fed.module import FederatedModule

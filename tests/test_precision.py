@@ -26,8 +26,8 @@ from tiny import (
 from transformers import BertConfig, BertForSequenceClassification
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.models import TransformerClassifier
+from lightning_fed.tensors import State
 
 DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64, "bf16-mixed": torch.float32}
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.exchange import count_floats
 from lightning_fed.families.lora import CLIENT
 from lightning_fed.federation import Federation
+from lightning_fed.tensors import count_floats
 
 
 def load() -> ModuleType:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.families.fine_tuning import FineTuning
+from lightning_fed.tensors import State
 
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
 

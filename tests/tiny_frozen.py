@@ -7,9 +7,9 @@ from tiny import CLASSES, PIXELS, Net, WideNet, new_data, new_texts, sgd, tiny_t
 from torch import Tensor, nn
 
 from lightning_fed.data import InMemory
-from lightning_fed.exchange import State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import State
 
 
 class Projected(FederatedModule):

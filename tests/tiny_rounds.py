@@ -7,7 +7,8 @@ from tiny import new_data, new_federation
 
 from lightning_fed.aggregation import check_update
 from lightning_fed.data import ClassesPerClient, InMemory
-from lightning_fed.exchange import ClientInfo, ClientUpdate
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.module import FederatedModule

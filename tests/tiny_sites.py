@@ -11,7 +11,6 @@ from tiny import data_for, new_federation, new_method, new_trainer
 
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.lean import lean_lightning
 from lightning_fed.module import FederatedModule
@@ -21,6 +20,7 @@ from lightning_fed.sites.engine import Sites
 from lightning_fed.sites.link import Broken, Link
 from lightning_fed.sites.messages import Study, unpack
 from lightning_fed.sites.site import OneClient, Site
+from lightning_fed.tensors import State
 
 STUDY = Study.of({"model.class_path": "Tiny", "seed_everything": 0})
 NAMES = ("FedAvg", "PFedLoRA", "FedHM", "PF2LoRA")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fed.data.batches import Batch, BatchTransform, LoneExample, SharedTensors
-from lightning_fed.exchange import ClientInfo
+from lightning_fed.data.client_info import ClientInfo
 
 
 class ClientDataModule(L.LightningDataModule):

@@ -26,6 +26,7 @@ from lightning_fed.data.batches import (
 )
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.partition.natural import by_name
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of
@@ -44,7 +45,6 @@ from lightning_fed.data.split import (
     union,
 )
 from lightning_fed.errors import FederationError, require
-from lightning_fed.exchange import ClientInfo
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.tasks import TaskName
 

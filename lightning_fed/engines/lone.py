@@ -9,8 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.batches import num_batches
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientInfo
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 

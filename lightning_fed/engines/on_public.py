@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import State
 
 
 class OutputsPass(L.LightningModule):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Outcome, State, Turn
+from lightning_fed.exchange import ClientUpdate, Outcome, Turn
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.tensors import State
 
 WAITING = 2
 """Turns that a worker has at a time: the one that it carries out, and the next."""

@@ -12,11 +12,11 @@ from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
 from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.lean import lean_lightning
 from lightning_fed.module import FederatedModule
 from lightning_fed.quiet import quiet_lightning
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import State
 
 
 @dataclass(frozen=True)

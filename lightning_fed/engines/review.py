@@ -4,9 +4,9 @@ from typing import Any
 
 import lightning as L
 
-from lightning_fed.exchange import State
 from lightning_fed.measure.flops import FlopMeter
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import State
 
 
 class Review(L.LightningModule):

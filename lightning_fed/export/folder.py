@@ -7,10 +7,10 @@ from typing import Any, Literal
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.text.classification import load_tokenizer
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import shown
 from lightning_fed.export.config import label_names, model_config
 from lightning_fed.export.onnx import write_onnx
 from lightning_fed.module import FederatedModule
+from lightning_fed.wording import shown
 
 Format = Literal["safetensors", "onnx"]
 

@@ -11,14 +11,16 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.aggregation import EntryMean
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.models import Backbone, BackboneFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.nn.masked_loss import mask_absent
 from lightning_fed.nn.static_batch_norm import running_statistics
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 Assignment = Literal["fixed", "redrawn"]
 

@@ -10,8 +10,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.aggregation import check_payload
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.families.groups import GroupServer
 from lightning_fed.kept import Vectors
 from lightning_fed.models import Backbones
@@ -19,6 +20,7 @@ from lightning_fed.module import OUTPUTS, FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import OfModels
+from lightning_fed.tensors import State
 
 TARGETS = "targets/"
 """What the names of the teachers' words begin with, on their way to a student."""

@@ -6,13 +6,13 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from lightning_fed.exchange import State
 from lightning_fed.models.given import transformer_of, with_weights
 from lightning_fed.models.shared import SharedTransformer
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.module import FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase
+from lightning_fed.tensors import State
 
 
 def default_adamw(parameters: Any) -> torch.optim.Optimizer:

@@ -12,12 +12,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fed.aggregation import WeightedMean
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.families.fine_tuning import FineTuning, default_adam
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 
 class GroupTuning(FineTuning):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import RANK, State
+from lightning_fed.exchange import RANK
 from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.models.making import NETWORK, name_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
@@ -19,6 +19,7 @@ from lightning_fed.module import FederatedModule
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import PositiveInt
+from lightning_fed.tensors import State
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from lightning_fed.exchange import PRIVATE_SHARE, Broadcast, ClientUpdate, count_bytes, count_floats
+from lightning_fed.exchange import PRIVATE_SHARE, Broadcast, ClientUpdate
+from lightning_fed.tensors import count_bytes, count_floats
 
 T = TypeVar("T")
 Metrics = dict[str, float]

@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.aggregation import WeightedMean, check_payload
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, Broadcast, ClientInfo, ClientUpdate, State, check_fits
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.module import OUTPUTS, FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import OfModels, Server
+from lightning_fed.tensors import State, check_fits
 
 PROBABILITIES = "open/probabilities"
 """What goes up: what a client's model says of the round's open examples, ``(n, C)``."""

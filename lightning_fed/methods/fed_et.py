@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from lightning_fed.aggregation import WeightedMean
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.kept import BLOCK
 from lightning_fed.models import Backbones
@@ -21,6 +22,7 @@ from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase, default_optimizer
 from lightning_fed.server import OfModels, Server
+from lightning_fed.tensors import State
 
 LABELS, OTHERS, DISAGREED = f"{TARGETS}labels", f"{TARGETS}others", f"{TARGETS}disagreed"
 """What the large model learns from: a label of each public example ``(M,)``; the logits of those who said something else

@@ -11,7 +11,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.aggregation import WeightedMean
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits, pack_bits, unpack_bits
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.kept import Vectors, at_a_time, common_bits, flatten, mixtures, unflatten
 from lightning_fed.models import Backbones
 from lightning_fed.module import FederatedModule
@@ -19,6 +20,7 @@ from lightning_fed.nn.floor import floor_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
+from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
 
 CRITICAL = "critical"
 """The mask of critical entries on the wire, and as it is kept: a bit for each, tensor after tensor."""

@@ -9,8 +9,9 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
 from lightning_fed.models import BackboneFactory
 from lightning_fed.models.making import name_of
@@ -28,6 +29,7 @@ from lightning_fed.nn.factorise import (
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 Weights = Literal["paper", "uniform", "official"]
 Anchor = Literal["never", "missing_largest", "always"]

@@ -9,8 +9,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.families.capacity import Assignment
 from lightning_fed.families.fine_tuning import default_adam
 from lightning_fed.families.lora import COMMON, LoRAModule
@@ -19,6 +20,7 @@ from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Energy, Spectrum, layer_weights, recover, unroll
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 
 class Matrix(NamedTuple):

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from lightning_fed.aggregation import WeightedMean
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, check_fits
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.families.twins import SHARED, TwinModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
@@ -22,6 +23,7 @@ from lightning_fed.nn.joint_optimizer import Share
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.phases import default_optimizer
 from lightning_fed.server import Server
+from lightning_fed.tensors import State, check_fits
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""

@@ -8,13 +8,14 @@ from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, State
 from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, default_sgd
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 
 class HeteroFL(CapacityModule):

@@ -10,14 +10,16 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFl
 from torch import Tensor
 
 from lightning_fed.aggregation import WeightedMean
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.floor import floor_of
 from lightning_fed.options import PositiveInt
 from lightning_fed.phases import Phase
 from lightning_fed.server import Server
+from lightning_fed.tensors import State
 
 
 class HETLoRA(LoRAModule):

@@ -7,8 +7,8 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.models.making import name_of
 from lightning_fed.module import FederatedModule

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.families.groups import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.tensors import State
 
 ATTENTION = "lightning_fed_prefix"
 """The name under which transformers finds :func:`attend`."""

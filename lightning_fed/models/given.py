@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import check_finite, check_fits
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.making import DOTTED, NETWORK, aliased, name_of, network_of
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.transformer import Transformer, TransformerClassifier
 from lightning_fed.models.vision_transformer import VisionTransformer
+from lightning_fed.tensors import check_finite, check_fits
 
 
 def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:

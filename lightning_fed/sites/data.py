@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.batches import SharedTensors
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo
 from lightning_fed.module import FederatedModule
 from lightning_fed.sites.messages import Described
 

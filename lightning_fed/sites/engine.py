@@ -13,15 +13,18 @@ from torchmetrics import Metric
 
 from lightning_fed.aggregation import check_form, check_update
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER, ClientInfo, ClientUpdate, Lost, State, Turn, escaped
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.sites.data import DataAtSites
 from lightning_fed.sites.link import Broken, Link
 from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
 from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.tensors import State
+from lightning_fed.wording import escaped
 
 TRIES = 2
 """How often a site is asked that answers with an error, or not at all."""

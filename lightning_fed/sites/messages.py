@@ -17,9 +17,12 @@ import torch
 
 from lightning_fed import __version__
 from lightning_fed.aggregation import is_count
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, Turn, shown
+from lightning_fed.exchange import Broadcast, ClientUpdate, Turn
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import State
+from lightning_fed.wording import shown
 
 PROTOCOL = 1
 """Number of the language; both sides must speak the same."""

@@ -12,10 +12,11 @@ from lightning_fed.engines.lone import refuse_lone_examples
 from lightning_fed.engines.misfits import refuse_unknown_tokens
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, escaped
 from lightning_fed.module import FederatedModule
 from lightning_fed.sites.messages import Described, Errand, Study, counted, frozen_checksum, pack, pack_update, unpack
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
+from lightning_fed.tensors import State
+from lightning_fed.wording import escaped
 
 
 class OneClient(FederatedDataModule):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.exchange import State
 from lightning_fed.measure.meters import Best, Metrics, Target
 from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
 from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, Entry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Setting, read_manifest, round_named, write_manifest
+from lightning_fed.tensors import State
 
 Keep = Literal["all", "last", "none"]
 """Which checkpoints stay when a run is finished."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, check_dtypes, check_finite, check_fits
 from lightning_fed.storage.checkpoint import Checkpoint
 from lightning_fed.storage.manifest import Setting
 from lightning_fed.storage.settings import differences, optimizer_of
+from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
 
 
 def check_goes_on(

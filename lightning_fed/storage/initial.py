@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.storage.client_store import tensors_in
 from lightning_fed.storage.run_folder import load_checkpoint
+from lightning_fed.tensors import State
 
 NETWORK = "backbone."
 """What names of a server's tensors begin with that are the network's; others are the method's own."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.exchange import shown
 from lightning_fed.measure.meters import Best, Metrics
 from lightning_fed.storage.client_store import FileRecord, file_record
 from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.fields import Fields, numbers, parse
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.index import number_of
+from lightning_fed.wording import shown
 
 FORMAT = 4
 """3 had a journal, which all checkpoints of a run shared."""

@@ -12,10 +12,11 @@ from unittest.mock import patch
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
+from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
     listed,

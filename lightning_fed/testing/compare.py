@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from lightning_fed.exchange import State
 from lightning_fed.federation import Federation
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.run import Run
+from lightning_fed.tensors import State
 
 SHOWN = 5
 """How many of what differs a message names."""

@@ -21,13 +21,13 @@ import lightning_fed
 from lightning_fed.__main__ import main
 from lightning_fed.data import Digits, InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, count_floats
 from lightning_fed.export.config import network_config
 from lightning_fed.methods import FedAvg
 from lightning_fed.methods.pfedlora import build_adapter
 from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer, Wrapped
 from lightning_fed.nn.low_rank import factors
 from lightning_fed.storage.initial import initial_network
+from lightning_fed.tensors import State, count_floats
 
 NET = f"{Net.__module__}.Net"
 

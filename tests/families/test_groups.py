@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.families.groups import GroupServer, GroupTuning
 from lightning_fed.federation import Federation
 from lightning_fed.methods import AdapterTuning
 from lightning_fed.models import VisionTransformer
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import State
 
 SIZES = {"AdapterTuning": "hidden", "PromptTuning": "tokens", "PrefixTuning": "hidden"}
 """What a method calls its sizes."""

@@ -23,9 +23,9 @@ from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, wit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
+from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER
 from lightning_fed.methods import FedDF, FedET
 from lightning_fed.methods.fed_et import consensus, sureness
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.kept
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, State, count_bytes, count_floats
+from lightning_fed.exchange import Broadcast
 from lightning_fed.federation import Federation
 from lightning_fed.kept import flatten
 from lightning_fed.methods import FedAMP, Standalone
@@ -33,6 +34,7 @@ from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
 from lightning_fed.models import CNN1
 from lightning_fed.module import FederatedModule
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.tensors import State, count_bytes, count_floats
 
 INFO = new_data().clients[1]
 LIVELY = {"alpha": 1.0, "sigma": 5.0}

@@ -9,8 +9,8 @@ import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, assert_same, momentum, new_data, new_federation, same, sgd, without_seconds
 
 from lightning_fed.data import InMemory
+from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import SERVER
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, FedRep, PF2LoRA
 from lightning_fed.module import FederatedModule

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.kept
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientInfo, ClientUpdate, State, count_bytes, count_floats, pack_bits, unpack_bits
+from lightning_fed.exchange import Broadcast, ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.kept import flatten
 from lightning_fed.methods import FedAvg, FedCAC
@@ -23,6 +24,7 @@ from lightning_fed.methods.fedcac import CRITICAL, VALUES, CollaborationServer, 
 from lightning_fed.models import CNN1
 from lightning_fed.module import FederatedModule
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, unpack_bits
 
 INFO = new_data().clients[1]
 

@@ -31,10 +31,11 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, State, Turn
+from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.methods import FedDF
 from lightning_fed.methods.feddf import said_by
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
+from lightning_fed.tensors import State
 
 
 def new(**options: Any) -> FedDF:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
 from lightning_fed.data import InMemory
-from lightning_fed.exchange import ClientInfo, ClientUpdate, State
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedHM, FedHMDelta
 from lightning_fed.methods.fedhm_delta import FedHMDeltaServer
 from lightning_fed.models import ResNet8
 from lightning_fed.nn.factorise import unroll
+from lightning_fed.tensors import State
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 without_decay = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -17,13 +17,14 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, State, Turn
+from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Turn
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedProto, Standalone
 from lightning_fed.methods.fedproto import COUNT, PROTOTYPE, PrototypeServer
 from lightning_fed.models import CNN1, CNN5
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import State
 
 TWO = [Net, WideNet]
 

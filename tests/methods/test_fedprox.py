@@ -10,10 +10,11 @@ from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new
 from torch import Tensor
 
 from lightning_fed.engines.worker import QUIET
-from lightning_fed.exchange import Broadcast, count_bytes
+from lightning_fed.exchange import Broadcast
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedProx
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import count_bytes
 
 INFO = new_data().clients[1]
 

@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedRoD
 from lightning_fed.models import CNN1
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
+from lightning_fed.tensors import count_floats
 
 INFO = new_data().clients[0]
 

@@ -12,11 +12,12 @@ from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import HeteroFL
 from lightning_fed.methods.heterofl import leading
 from lightning_fed.models import ResNet8, ResNet18, ResNet34
+from lightning_fed.tensors import count_floats
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 

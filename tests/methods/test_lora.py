@@ -30,13 +30,13 @@ from transformers import RobertaConfig, RobertaModel
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.families.lora import COMMON, LoRAModule
 from lightning_fed.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
 from lightning_fed.models.given import classifier_from
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.phases import MOMENTS
+from lightning_fed.tensors import State
 
 tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
 still = partial(TransformerClassifier, config=tiny_config | NO_DROPOUT | {"initializer_range": 0.5})

@@ -10,12 +10,12 @@ from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federa
 from torch import nn
 
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, count_floats
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Standalone
 from lightning_fed.models import CNN1, ResNet8
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
+from lightning_fed.tensors import State, count_floats
 
 INFO = new_data().clients[0]
 

@@ -15,13 +15,14 @@ from torch.nn.utils import clip_grad_norm_
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, count_floats, unpack_bits
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, PFedGate
 from lightning_fed.methods.pfedgate import MOVED
 from lightning_fed.models import CNN1, ResNet8
 from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import count_floats, unpack_bits
 
 SMALL: dict[str, Any] = {"input_shape": (3, 4, 4)}
 INFO = new_data().clients[1]

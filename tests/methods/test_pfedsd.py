@@ -16,12 +16,13 @@ from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import InMemory
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, State
+from lightning_fed.exchange import ClientUpdate
 from lightning_fed.federation import Federation
 from lightning_fed.methods import FedAvg, PFedSD
 from lightning_fed.module import FederatedModule
 from lightning_fed.run import Run
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import State
 
 INFO = new_data().clients[1]
 BATCH = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES

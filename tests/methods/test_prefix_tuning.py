@@ -12,10 +12,11 @@ from often import mostly_slow
 from tiny import CLASSES, TINY_VIT, new_data, new_federation, same
 from torch import Tensor
 
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import PrefixTuning
 from lightning_fed.models import VisionTransformer
+from lightning_fed.tensors import count_floats
 
 strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
 """With weights so large that all parts of it matter."""

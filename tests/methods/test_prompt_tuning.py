@@ -9,9 +9,10 @@ import torch
 from tiny import CLASSES, TINY_VIT
 from torch import Tensor
 
-from lightning_fed.exchange import ClientInfo, count_floats
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import PromptTuning
 from lightning_fed.models import VisionTransformer
+from lightning_fed.tensors import count_floats
 
 strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
 """With weights so large that all parts of it matter."""

@@ -11,13 +11,14 @@ from tiny_rounds import UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.data import ClassesPerClient
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, State, count_floats
 from lightning_fed.methods import FedAvg, SplitMix
 from lightning_fed.methods.split_mix import renamed
 from lightning_fed.models import ResNet18
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import State, count_floats
 
 Narrow = partial(Net, width=0.6)
 no_sgd = partial(torch.optim.SGD, lr=0.0)

@@ -17,12 +17,13 @@ from torch.nn.functional import cross_entropy
 import lightning_fed.methods
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientInfo, count_floats
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerLM
 from lightning_fed.module import FederatedModule
+from lightning_fed.tensors import count_floats
 
 END = 0
 tiny_lm = partial(TransformerLM, config=TINY_GPT2, num_beams=3, max_new_tokens=12)

@@ -9,12 +9,13 @@ from often import mostly_slow
 from tiny import tiny_transformer
 from torch import Tensor
 
-from lightning_fed.exchange import ClientInfo, count_floats
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.methods.hetlora import HETLoRAServer
 from lightning_fed.models.shared import SharedTransformer
 from lightning_fed.models.transformer import TransformerClassifier
+from lightning_fed.tensors import count_floats
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # peft, of each Conv1D of GPT-2, and sets it
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.exchange import count_floats
 from lightning_fed.models import CNN1, CNN5
 from lightning_fed.nn.energy import FACTORS, compressed, compressed_shapes, energy_factors, restored
+from lightning_fed.tensors import count_floats
 
 SHARES = [0.3, 0.5, 0.9, 0.95, 0.98, 0.999]
 SHAPES = [(7, 4), (4, 7), (6, 6), (1, 5), (12, 3, 2, 2), (2, 5, 3, 3)]

@@ -18,11 +18,11 @@ from tiny import assert_same_end, new_data, new_federation, new_method, same, wi
 import lightning_fed.storage.checkpoint
 import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State
 from lightning_fed.measure.meters import Best
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, read_state
 from lightning_fed.storage.index import CLIENTS, Index
+from lightning_fed.tensors import State
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}
 IDENTITY = {"method": "PFedLoRA", "seed": 0, "clients": 500, "data": "0123abcd"}

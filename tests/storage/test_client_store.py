@@ -10,8 +10,8 @@ from tiny import same
 
 import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import State, count_bytes
 from lightning_fed.storage.client_store import ClientStore, read_state, write_state
+from lightning_fed.tensors import State, count_bytes
 
 SIZE = 4 * 100 + 8
 """Bytes of a state below."""
