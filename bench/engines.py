@@ -35,10 +35,10 @@ from lightning_fed import FederatedModule, Federation
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines import Engine, InProcess, Processes, Ray
-from lightning_fed.heap import lasting_heap
+from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PF2LoRA, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, TransformerClassifier
-from lightning_fed.run import Run
 
 SAMPLES, BATCH = 400, 64
 TRANSFORMER = {"model_type": "roberta", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2}

@@ -23,10 +23,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed import models
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods.fedhm import FedHM
-from lightning_fed.server import Server
 
 RATIOS, PARTICIPANTS = (1, 1 / 2, 1 / 4, 1 / 8), 10
 

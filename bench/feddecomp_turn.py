@@ -22,16 +22,16 @@ import lightning as L
 import torch
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import Broadcast, Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import Broadcast, Turn
-from lightning_fed.lean import lean_lightning
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.methods.feddecomp import FedDecomp
 from lightning_fed.models import CNN5, BackboneFactory, ResNet8
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.low_rank import decompose, factors
-from lightning_fed.quiet import quiet_lightning
 
 SAMPLES, BATCH, LORA_EPOCHS, GLOBAL_EPOCHS = 500, 100, 2, 3
 

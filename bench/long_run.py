@@ -39,9 +39,9 @@ def run(clients: int, rounds: int) -> None:
     from lightning_fed import Federation
     from lightning_fed.callbacks import FederationCallback
     from lightning_fed.data import DirichletPerClient, InMemory
+    from lightning_fed.federation.run import Run
     from lightning_fed.methods import FedPer
     from lightning_fed.models import Backbone
-    from lightning_fed.run import Run
 
     torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.families.lora import LoRAModule
 from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA, PF2LoRA
+from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models import TransformerClassifier
 
 ROBERTA = {

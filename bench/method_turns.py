@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, kl_div, mse_loss, one_hot
 
+from lightning_fed.core.messages import Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import Turn
-from lightning_fed.lean import lean_lightning
 from lightning_fed.methods.fd import FD
 from lightning_fed.methods.fedamp import FedAMP
 from lightning_fed.methods.fedcac import FedCAC
@@ -38,9 +40,7 @@ from lightning_fed.methods.fml import FML
 from lightning_fed.methods.pfedgate import PFedGate
 from lightning_fed.methods.pfedsd import PFedSD
 from lightning_fed.models import CNN1, CNN5, ResNet8
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.energy import compressed
-from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.tensors import pack_bits
 

@@ -28,16 +28,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed import Federation
-from lightning_fed.aggregation import WeightedMean, check_update
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.aggregation import WeightedMean, check_update
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import IID, FederatedDataModule, InMemory
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import QUIET
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.lean import lean_lightning
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1, Backbone
-from lightning_fed.quiet import quiet_lightning
-from lightning_fed.run import Run
 
 CLIENTS = 10
 

@@ -2,7 +2,7 @@
 
     python bench/startup.py
 
-``import torch, lightning`` and ``import lightning_fed.federation, lightning_fed.methods`` (all that a run from Python needs), each
+``import torch, lightning`` and ``import lightning_fed.federation.federation, lightning_fed.methods`` (all that a run from Python needs), each
 in a process of its own, in turns. What counts is the ratio of their medians. Then the imports of the package that take longest by
 themselves, as Python counts them (``-X importtime``).
 """
@@ -14,7 +14,7 @@ import sys
 from time import perf_counter
 
 BASE = "import torch, lightning"
-OURS = "import torch, lightning; import lightning_fed.federation, lightning_fed.methods"
+OURS = "import torch, lightning; import lightning_fed.federation.federation, lightning_fed.methods"
 
 
 def seconds(code: str) -> float:

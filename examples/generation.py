@@ -27,11 +27,11 @@ from transformers.utils.logging import disable_progress_bar
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.text.generation import Example
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.federation import Federation
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
+from lightning_fed.methods.families.adapter_module import FineTuning
 from lightning_fed.models import TransformerLM
-from lightning_fed.quiet import quiet_lightning
 
 END = "<|endoftext|>"
 trainer = partial(L.Trainer, accelerator="cpu", devices=1)

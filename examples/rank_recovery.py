@@ -26,19 +26,19 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import R2Score
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.server import Server
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.batches import TARGETS
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.pools import Indices
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import PF2LoRA
+from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRA, HETLoRAServer
 from lightning_fed.models import Transformer
 from lightning_fed.nn.rank import spectral_rank
-from lightning_fed.run import Run
-from lightning_fed.server import Server
 
 SIZE, TRAIN, TEST = 10, 700, 300
 NOISE = (0.1, 0.2)

@@ -6,11 +6,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Federation": "lightning_fed.federation",
-    "FederatedModule": "lightning_fed.module",
-    "Phase": "lightning_fed.phases",
-    "PhasedModule": "lightning_fed.phases",
-    "Server": "lightning_fed.server",
+    "Federation": "lightning_fed.federation.federation",
+    "FederatedModule": "lightning_fed.core.module",
+    "Phase": "lightning_fed.core.phase",
+    "PhasedModule": "lightning_fed.core.phased_module",
+    "Server": "lightning_fed.core.server",
     "FederationError": "lightning_fed.errors",
 }
 

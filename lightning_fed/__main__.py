@@ -46,8 +46,8 @@ def main(args: Sequence[str] | None = None) -> None:
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
     from lightning_fed.errors import FederationError
+    from lightning_fed.formatting import nearest
     from lightning_fed.signals import Terminated
-    from lightning_fed.wording import nearest
 
     try:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.errors import FederationError
-from lightning_fed.wording import shown
+from lightning_fed.formatting import shown
 
 State = dict[str, Tensor]
 """A payload or a part of a state dict: tensors by name."""

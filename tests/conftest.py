@@ -28,11 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
     from lightning.fabric.utilities import registry
 
-    import lightning_fed.lean
+    import lightning_fed.engines.turn_loop
 
     torch.set_num_threads(1)
     # Thousands of Trainers look for plugins. Installed is while tests run what was installed before.
-    lightning_fed.lean.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
+    lightning_fed.engines.turn_loop.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

@@ -14,13 +14,13 @@ import transformers
 from tiny import CLASSES, TINY_BERT, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same
 from tiny_texts import save_tokenizer
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.cli.rehearsal import read, rehearse
+from lightning_fed.cli.dry_run import read, rehearse
+from lightning_fed.core.aggregation import WeightedMean
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import Digits
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
 from lightning_fed.models import CNN5, ResNet8, TransformerClassifier
-from lightning_fed.module import FederatedModule
 from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]

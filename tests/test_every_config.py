@@ -14,9 +14,9 @@ from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e
 
 import lightning_fed.data
 from lightning_fed.__main__ import main
-from lightning_fed.cli.rehearsal import read, rehearse
+from lightning_fed.cli.dry_run import read, rehearse
 from lightning_fed.data import FederatedDataModule, InMemory
-from lightning_fed.sweep.settings import read_yaml
+from lightning_fed.experiments.sweep.settings import read_yaml
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if not path.name.endswith(".sweep.yaml"))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.module import FederatedModule
-from lightning_fed.run import Run
+from lightning_fed.federation.run import Run
+from lightning_fed.methods.families.adapter_module import FineTuning
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.checks import Subject
 

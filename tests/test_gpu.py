@@ -11,8 +11,8 @@ from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federa
 
 import lightning_fed.methods
 from lightning_fed.engines import InProcess, Processes
-from lightning_fed.families.capacity import CapacityModule
-from lightning_fed.families.fine_tuning import FineTuning
+from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.capacity import CapacityModule
 from lightning_fed.models import TransformerClassifier
 
 pytestmark = [

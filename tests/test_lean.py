@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor, nn
 
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import _is_on, lean_lightning
 from lightning_fed.engines.worker import QUIET
-from lightning_fed.lean import _is_on, lean_lightning
-from lightning_fed.quiet import quiet_lightning
 
 
 class Listens(L.LightningModule):

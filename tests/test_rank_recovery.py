@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.families.lora import CLIENT
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.methods.families.lora import CLIENT
 from lightning_fed.tensors import count_floats
 
 

@@ -49,7 +49,7 @@ def name_of(path: Path) -> str:
 
 SOURCES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = sorted(SOURCES)
-assert {"lightning_fed", "lightning_fed.run", "lightning_fed.data.vision.images"} <= SOURCES.keys()
+assert {"lightning_fed", "lightning_fed.federation.run", "lightning_fed.data.vision.images"} <= SOURCES.keys()
 
 
 @cache
@@ -104,7 +104,7 @@ def reach(module: str) -> set[str]:
 def test_every_room_is_on_a_side() -> None:
     rooms = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert rooms - {"__init__"} == MACHINERY | METHODS | OTHERS
-    assert imports("lightning_fed.callbacks.base") == {"lightning_fed.exchange", "lightning_fed.run"}
+    assert imports("lightning_fed.callbacks.base") == {"lightning_fed.core.messages", "lightning_fed.federation.run"}
 
 
 def test_imports_go_in_no_circle() -> None:
@@ -149,7 +149,7 @@ def test_nothing_below_the_federation_imports_callbacks() -> None:
 def test_phases_know_no_federation() -> None:
     """They are of use to any LightningModule."""
     below = {f"lightning_fed.{name}" for name in ("errors", "phase", "resuming", "schedules", "seeding")}
-    assert reach("lightning_fed.phases") == below
+    assert reach("lightning_fed.core.phased_module") == below
     assert imports("lightning_fed") == set()  # the package itself, which comes with each of its modules
 
 

@@ -15,7 +15,7 @@ from generators import api, gallery, links, options
 
 import lightning_fed
 from lightning_fed import methods
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

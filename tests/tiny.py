@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 import lightning_fed.methods
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
-from lightning_fed.families.capacity import CapacityModule
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.measure.meters import Metrics
+from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.capacity import CapacityModule
 from lightning_fed.models import VisionTransformer
 from lightning_fed.models.transformer import TransformerClassifier
-from lightning_fed.module import FederatedModule
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.client_store import read_state
+from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import assert_same, kept_states, private_states, same, without_seconds
 from lightning_fed.testing.toys import (

@@ -6,9 +6,9 @@ import torch
 from tiny import CLASSES, PIXELS, Net, WideNet, new_data, new_texts, sgd, tiny_transformer
 from torch import Tensor, nn
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
-from lightning_fed.families.lora import COMMON, LoRAModule
-from lightning_fed.module import FederatedModule
+from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.tensors import State
 
 

@@ -7,12 +7,12 @@ import torch
 from tiny import CLASSES, Recording, new_data, new_federation
 from torch import Tensor
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.module import OUTPUTS, FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
-from lightning_fed.federation import Federation
-from lightning_fed.module import OUTPUTS, FederatedModule
+from lightning_fed.federation.federation import Federation
 from lightning_fed.seeding import derive_seed
 
 PROXY = torch.randn(50, 3, 4, 4, generator=torch.Generator().manual_seed(9))

@@ -5,14 +5,14 @@ from typing import Any
 
 from tiny import new_data, new_federation
 
-from lightning_fed.aggregation import check_update
+from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.server import Server
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
-from lightning_fed.module import FederatedModule
-from lightning_fed.server import Server
 
 
 class UniformFedAvg(FedAvg):

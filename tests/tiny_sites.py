@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from tiny import data_for, new_federation, new_method, new_trainer
 
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.deployment.data import DataAtSites
+from lightning_fed.deployment.engine import Sites
+from lightning_fed.deployment.link import Broken, Link
+from lightning_fed.deployment.site import OneClient, Site
+from lightning_fed.deployment.wire import Study, unpack
 from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
-from lightning_fed.lean import lean_lightning
-from lightning_fed.module import FederatedModule
-from lightning_fed.quiet import quiet_lightning
-from lightning_fed.sites.data import DataAtSites
-from lightning_fed.sites.engine import Sites
-from lightning_fed.sites.link import Broken, Link
-from lightning_fed.sites.messages import Study, unpack
-from lightning_fed.sites.site import OneClient, Site
+from lightning_fed.federation.federation import Federation
 from lightning_fed.tensors import State
 
 STUDY = Study.of({"model.class_path": "Tiny", "seed_everything": 0})

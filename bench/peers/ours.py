@@ -11,9 +11,9 @@ from lightning_fed import Federation
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1
-from lightning_fed.run import Run
 
 
 class Line(FederationCallback):

@@ -15,14 +15,18 @@ from pathlib import Path
 
 import lightning_fed
 
-MODULES = ("aggregation", "exchange", "kept", "measured", "run", "schedules", "tasks")
+MODULES = (
+    *("core.aggregation", "core.client_state", "core.measured", "core.messages", "core.schedules"),
+    *("experiments.report", "federation.run", "storage.export"),
+)
 """Modules beside the packages from which a method or a callback imports."""
 
 
 def packages() -> list[str]:
     """The package, and those in it that say what they export."""
     inside = [f"lightning_fed.{found.name}" for found in pkgutil.iter_modules(lightning_fed.__path__) if found.ispkg]
-    return ["lightning_fed", *(name for name in inside if getattr(importlib.import_module(name), "__all__", None))]
+    first = ["lightning_fed", "lightning_fed.core"]
+    return first + [name for name in inside if name not in first and getattr(importlib.import_module(name), "__all__", None)]
 
 
 def pages() -> list[str]:
@@ -31,10 +35,19 @@ def pages() -> list[str]:
 
 
 def names(module: str) -> list[str]:
-    """The public names of a module, sorted without regard to case."""
+    """The public names of a module that no page before its own has, sorted without regard to case."""
+    before = pages()[: pages().index(module)] if module in pages() else []
+    known = {id(getattr(importlib.import_module(page), name)) for page in before for name in exported(page)}
     home = importlib.import_module(module)
-    exported = getattr(home, "__all__", None)
-    return sorted(exported or (name for name, value in vars(home).items() if defines(home, name, value)), key=str.lower)
+    return [name for name in exported(module) if id(getattr(home, name)) not in known]
+
+
+@cache
+def exported(module: str) -> list[str]:
+    """All public names of a module, sorted without regard to case."""
+    home = importlib.import_module(module)
+    said = getattr(home, "__all__", None)
+    return sorted(said or (name for name, value in vars(home).items() if defines(home, name, value)), key=str.lower)
 
 
 def defines(home: types.ModuleType, name: str, value: object) -> bool:

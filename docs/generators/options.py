@@ -16,10 +16,10 @@ from lightning_fed.callbacks import FederationCallback
 from lightning_fed.cli.completion import OTHERS, Parsers
 from lightning_fed.cli.fit import VERBS
 from lightning_fed.cli.trainer import REFUSED
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
 from lightning_fed.models import Backbone
-from lightning_fed.module import FederatedModule
 
 CLASSES = {
     "methods": ("methods", FederatedModule),

@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.table import write_table
-from lightning_fed.exchange import PRIVATE_SHARE, RANK
-from lightning_fed.run import Run
+from lightning_fed.core.messages import PRIVATE_SHARE, RANK
+from lightning_fed.federation.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,13 +1,13 @@
 """Hooks into the rounds of a run."""
 
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.run import Run
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.federation.run import Run
 
 
 class FederationCallback:
     """Does something at certain moments of a run; every hook does nothing by default.
 
-    What there is to look at is in :class:`lightning_fed.run.Run`: ``run.round``, ``.history`` (a dict of metrics per round),
+    What there is to look at is in :class:`lightning_fed.federation.run.Run`: ``run.round``, ``.history`` (a dict of metrics per round),
     ``.results`` (the last measured metrics by client), ``.clients``, ``.data``, ``.server``, ``.folder`` (the run's folder, or
     None) and ``.loggers``.
     """

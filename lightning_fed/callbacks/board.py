@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.hyperparameters import Word, columns, hyperparameters
-from lightning_fed.run import Run
+from lightning_fed.federation.run import Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

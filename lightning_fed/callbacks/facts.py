@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.phases import Phase
-from lightning_fed.run import Run
+from lightning_fed.core.phased_module import Phase
+from lightning_fed.federation.run import Run
 
 
 class RunFacts(FederationCallback):

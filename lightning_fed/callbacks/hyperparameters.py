@@ -7,8 +7,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
 from lightning_fed.callbacks.lines import networks
-from lightning_fed.phases import Phase
-from lightning_fed.run import Run
+from lightning_fed.core.phased_module import Phase
+from lightning_fed.federation.run import Run
 
 Word = bool | int | float | str
 """What every logger can take."""

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.federation.run import Run
 from lightning_fed.models.backbone import Wrapped
-from lightning_fed.models.making import name_of
-from lightning_fed.run import Run
+from lightning_fed.models.factory import name_of
 
 
 class StartLine(FederationCallback):

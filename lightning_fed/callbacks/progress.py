@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.run import Run
-from lightning_fed.wording import amount, grouped, ordinal
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.federation.run import Run
+from lightning_fed.formatting import amount, grouped, ordinal
 
 
 class ProgressBar(FederationCallback):

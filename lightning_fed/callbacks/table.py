@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.run import Run
+from lightning_fed.federation.run import Run
 from lightning_fed.storage.disk import make_way, naming
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.run import Run
+from lightning_fed.federation.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_fed.cli.refusals import BASES, known, parameters_of
 from lightning_fed.errors import FederationError, told
-from lightning_fed.sweep.plan import LARGEST_SEED
+from lightning_fed.experiments.sweep.plan import LARGEST_SEED
 
 
 def check_config(config: Namespace) -> None:
@@ -40,7 +40,7 @@ def check_config(config: Namespace) -> None:
         if isinstance(value, Namespace) and "class_path" in value:
             refuse_settings(value, key)
     federation = config.get("federation") or Namespace()
-    for name in takes_no_null("lightning_fed.federation.Federation") & vars(federation).keys():
+    for name in takes_no_null("lightning_fed.federation.federation.Federation") & vars(federation).keys():
         if federation[name] is None:
             raise FederationError(f"federation.{name} is null: give a value, or leave it out for the default.")
 

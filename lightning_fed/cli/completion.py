@@ -12,7 +12,7 @@ from lightning_fed.cli.help import choices_of, spelled, wanted
 from lightning_fed.cli.options import Options
 from lightning_fed.cli.refusals import known
 from lightning_fed.errors import FederationError
-from lightning_fed.shipped import shipped
+from lightning_fed.experiments.configs import shipped
 
 TEXT = 'Print what a shell completes. For bash, a line in ~/.bashrc: eval "$(lightning-fed completion bash)"'
 

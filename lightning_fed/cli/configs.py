@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, say
-from lightning_fed.shipped import about, found, shipped
+from lightning_fed.experiments.configs import about, found, shipped
 
 TEXT = "List the configurations that come with the package, or print one: lightning-fed configs quickstart > my.yaml"
 

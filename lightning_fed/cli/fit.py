@@ -19,14 +19,14 @@ from lightning_fed.cli.environment import PREFIX, check_variables
 from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
 from lightning_fed.cli.refusals import shorten
 from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
-from lightning_fed.module import FederatedModule
-from lightning_fed.quiet import quiet_lightning
-from lightning_fed.run import Run
-from lightning_fed.shipped import found
+from lightning_fed.experiments.configs import found
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 
 VERBS = ["fit", "validate", "test", "export"]
 

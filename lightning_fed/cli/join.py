@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.options import Options, positive
+from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
-from lightning_fed.flower import commands
 
 TEXT = """Take part in a study with data that stay here. Further options are those of fit; the configuration is that of the server,
 but for where the data are and the trainer. docs/deployment.md begins at the beginning."""

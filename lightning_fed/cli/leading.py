@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.study import StudyCLI
-from lightning_fed.export.folder import refuse_others, write
-from lightning_fed.flower.link import linked
-from lightning_fed.sites.data import DataAtSites
-from lightning_fed.sites.engine import Sites
+from lightning_fed.deployment.data import DataAtSites
+from lightning_fed.deployment.engine import Sites
+from lightning_fed.deployment.flower.link import linked
+from lightning_fed.storage.export.folder import refuse_others, write
 
 
 class Leading(StudyCLI):

@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fed.cli.help import HelpAction, page
 from lightning_fed.cli.refusals import known, shorten
 from lightning_fed.errors import FederationError
-from lightning_fed.sweep.settings import read_yaml, refuse_doubles
+from lightning_fed.experiments.sweep.settings import read_yaml, refuse_doubles
 
 MODE = "strict yaml"
 """How values and files are read: as jsonargparse reads YAML, but for keys that are given twice, which are refused."""

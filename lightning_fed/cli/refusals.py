@@ -12,11 +12,11 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
+from lightning_fed.formatting import nearest
 from lightning_fed.models import Backbone
-from lightning_fed.module import FederatedModule
-from lightning_fed.wording import nearest
 
 HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
 

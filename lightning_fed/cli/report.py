@@ -35,7 +35,7 @@ def run(args: Sequence[str]) -> None:
     given = parser().parse_args(args[1:])
     if missing := [name for name in ("pandas", "scipy") if importlib.util.find_spec(name) is None]:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
-    from lightning_fed.report.report import report_on
+    from lightning_fed.experiments.report.report import report_on
 
     asked = {key: getattr(given, key) for key in ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "room")}
     report = report_on(given.folders, **asked)

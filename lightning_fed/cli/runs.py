@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
-from lightning_fed.sweep.settings import flat, read_yaml
-from lightning_fed.wording import sized
+from lightning_fed.experiments.sweep.settings import flat, read_yaml
+from lightning_fed.formatting import sized
 
 TEXT = "List runs: method, seed, rounds, headline, size on disk, folder. Nothing of theirs is loaded or changed."
 UNKNOWN = "?"

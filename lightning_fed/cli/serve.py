@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.options import Options, positive
+from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
-from lightning_fed.flower import commands
 
 TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
 Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""

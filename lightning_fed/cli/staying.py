@@ -4,15 +4,15 @@ import tempfile
 from pathlib import Path
 
 from lightning_fed.cli.study import StudyCLI
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
+from lightning_fed.deployment.flower import commands
+from lightning_fed.deployment.flower.node import answer_all
+from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.export.folder import refuse_others, write
-from lightning_fed.flower import commands
-from lightning_fed.flower.node import answer_all
-from lightning_fed.module import FederatedModule
 from lightning_fed.signals import stopped_by_signals
-from lightning_fed.sites.site import OneClient, Site
+from lightning_fed.storage.export.folder import refuse_others, write
 
 
 class Staying(StudyCLI):

@@ -6,10 +6,10 @@ from typing import Any
 from zlib import crc32
 
 from lightning_fed.cli.fit import FederationCLI
-from lightning_fed.federation import Federation
-from lightning_fed.sites.messages import Study, pack
+from lightning_fed.deployment.wire import Study, pack
+from lightning_fed.experiments.sweep.settings import SEED, flat, within
+from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.sweep.settings import SEED, flat, within
 
 OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "lone_example", "augment", "mean", "std")
 """What of the data must be the same everywhere, whatever data they are."""

@@ -10,14 +10,14 @@ from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive
 from lightning_fed.errors import FederationError
-from lightning_fed.shipped import SWEEP, found
+from lightning_fed.experiments.configs import SWEEP, found
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.plan import Asked, Sweep, arguments, read_sweep
+from lightning_fed.experiments.sweep.player import CellJob, play
+from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.experiments.sweep.provenance import commit, machine, versions
+from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, flat, read_yaml
 from lightning_fed.signals import Terminated
-from lightning_fed.sweep.folder import CellFolder, CellRecord
-from lightning_fed.sweep.plan import Asked, Sweep, arguments, read_sweep
-from lightning_fed.sweep.player import CellJob, play
-from lightning_fed.sweep.progress import SweepProgress
-from lightning_fed.sweep.provenance import commit, machine, versions
-from lightning_fed.sweep.settings import SEED, Settings, differences, flat, read_yaml
 
 TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
 
@@ -85,7 +85,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
     built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
     with console.status("Checking the runs…"):
-        from lightning_fed.cli.rehearsal import read, rehearse  # waits for torch
+        from lightning_fed.cli.dry_run import read, rehearse  # waits for torch
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)

@@ -1,15 +1,14 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
-from lightning_fed.data.beyond_classes import Diabetes, DigitAttributes
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
+from lightning_fed.data.files.array_files import ArrayFiles
+from lightning_fed.data.files.csv_files import CSVFiles
+from lightning_fed.data.files.hf_dataset import HFDataset
+from lightning_fed.data.files.image_folder import ImageFolder
+from lightning_fed.data.files.table import Table, TableData
 from lightning_fed.data.lazy import LazyInputs
-from lightning_fed.data.own.array_files import ArrayFiles
-from lightning_fed.data.own.csv_files import CSVFiles
-from lightning_fed.data.own.hf_dataset import HFDataset
-from lightning_fed.data.own.image_folder import ImageFolder
-from lightning_fed.data.own.table import Table, TableData
 from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
 from lightning_fed.data.partition.given_shares import GivenShares
@@ -18,6 +17,7 @@ from lightning_fed.data.partition.similarity import BySimilarity
 from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.public import PublicShare
+from lightning_fed.data.tabular.scikit_learn import Diabetes, DigitAttributes
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
 from lightning_fed.data.text.e2e import E2E

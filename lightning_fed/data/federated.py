@@ -46,7 +46,7 @@ from lightning_fed.data.split import (
 )
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.tasks import TaskName
+from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10
 """How many clients examples are dealt to if nobody says."""
@@ -97,7 +97,7 @@ class FederatedDataModule(L.LightningDataModule):
     """
 
     problem: TaskName = "multiclass"
-    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
+    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks.task`. Labels or numbers
     are the inputs' targets, and ``num_classes`` says how many there are.
     """
 

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.storage.client_store import ClientStore
 
 

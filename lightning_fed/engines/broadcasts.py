@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from lightning_fed.exchange import Broadcast
+from lightning_fed.core.messages import Broadcast
 
 Sent = TypeVar("Sent")
 

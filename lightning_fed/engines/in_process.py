@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 

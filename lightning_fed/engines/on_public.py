@@ -8,9 +8,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_fed.core.flops import FlopMeter
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
-from lightning_fed.measure.flops import FlopMeter
-from lightning_fed.module import FederatedModule
 from lightning_fed.tensors import State
 
 

@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.engines.base import Engine
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 
 Check = Callable[[Turn, ClientUpdate], None]
 """Raises a :class:`FederationError` for what a turn should not have given."""

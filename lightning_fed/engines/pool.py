@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lightning_fed.core.messages import ClientUpdate, Outcome, Turn
 from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Outcome, Turn
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
 

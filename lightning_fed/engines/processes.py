@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 import torch
 from jsonargparse.typing import PositiveFloat
 
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.broadcasts import Broadcasts
@@ -23,12 +24,11 @@ from lightning_fed.engines.packing import Packed, pack, unpack
 from lightning_fed.engines.pool import WAITING, Crew, Died, Job
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
+from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.options import PositiveInt
-from lightning_fed.quiet import quiet_lightning
 from lightning_fed.storage.client_store import ClientStore
 
 NAME = "lightning-fed worker"

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines.alone import refuse_several_processes
 from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
+from lightning_fed.engines.preflight.one_process import refuse_several_processes
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.lean import lean_lightning
-from lightning_fed.module import FederatedModule
-from lightning_fed.quiet import quiet_lightning
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Room, pack, unpack
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import lightning as L
 
-from lightning_fed.measure.flops import FlopMeter
-from lightning_fed.module import FederatedModule
+from lightning_fed.core.flops import FlopMeter
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.tensors import State
 
 

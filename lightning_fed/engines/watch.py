@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_fed.exchange import Turn
+from lightning_fed.core.messages import Turn
 
 FIRST = 600.0
 """Seconds that may pass without a word while no turn of a kind has ended."""

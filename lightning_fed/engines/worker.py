@@ -9,17 +9,17 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError, Tensor
 
+from lightning_fed.core.flops import FlopMeter
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
+from lightning_fed.core.module import OUTPUTS, FederatedModule
+from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
-from lightning_fed.engines.misfits import misfit
 from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
+from lightning_fed.engines.preflight.shape_mismatch import misfit
 from lightning_fed.engines.review import Review
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Outcome, Turn
-from lightning_fed.measure.flops import FlopMeter
-from lightning_fed.module import OUTPUTS, FederatedModule
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.phases import Phase
 from lightning_fed.seeding import ADAPT, LESSON, PUBLIC, TURN, seed_all
 from lightning_fed.tensors import State, check_finite
 

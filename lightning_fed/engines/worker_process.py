@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
+from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Pipe, ReusedBlocks
+from lightning_fed.engines.malloc import lasting_heap
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
-from lightning_fed.exchange import Broadcast
-from lightning_fed.heap import lasting_heap
-from lightning_fed.lean import lean_lightning
-from lightning_fed.quiet import quiet_lightning
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 
 
 @dataclass(frozen=True)

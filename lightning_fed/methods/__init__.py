@@ -5,7 +5,7 @@ in a configuration (``--model FedAvg``) and are picked up by the tests.
 import importlib
 import pkgutil
 
-from lightning_fed.module import FederatedModule
+from lightning_fed.core import FederatedModule
 
 for _module in pkgutil.iter_modules(__path__):
     _found = importlib.import_module(f"{__name__}.{_module.name}")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from lightning_fed.families.groups import GroupTuning
+from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import PositiveInt
 

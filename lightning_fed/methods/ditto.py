@@ -9,12 +9,10 @@ from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from lightning_fed.core import FederatedModule, Phase, State, default_optimizer
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.tensors import State
 
 
 class Ditto(FederatedModule):

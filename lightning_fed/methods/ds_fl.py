@@ -10,17 +10,26 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.aggregation import WeightedMean, check_payload
-from lightning_fed.data.client_info import SERVER, ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
+from lightning_fed.core import (
+    OUTPUTS,
+    SERVER,
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    OfModels,
+    Phase,
+    Server,
+    State,
+    WeightedMean,
+    check_fits,
+    check_payload,
+    default_optimizer,
+)
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
-from lightning_fed.module import OUTPUTS, FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import OfModels, Server
-from lightning_fed.tensors import State, check_fits
 
 PROBABILITIES = "open/probabilities"
 """What goes up: what a client's model says of the round's open examples, ``(n, C)``."""

@@ -9,16 +9,22 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.kept import move
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    Server,
+    State,
+    check_fits,
+    default_optimizer,
+    move,
+    pack_bits,
+    unpack_bits,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
 
 ROWS, LABELS, COUNTS = "outputs/rows", "outputs/labels", "outputs/counts"
 """What travels: mean outputs, a row for each label that there is one for; which labels these are, a bit for each; and, up only, of

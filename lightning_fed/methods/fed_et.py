@@ -11,18 +11,23 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import SERVER, ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
-from lightning_fed.kept import BLOCK
+from lightning_fed.core import (
+    SERVER,
+    ClientInfo,
+    ClientUpdate,
+    FederationError,
+    OfModels,
+    Phase,
+    Server,
+    State,
+    WeightedMean,
+    default_optimizer,
+)
+from lightning_fed.core.client_state import BLOCK
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import OfModels, Server
-from lightning_fed.tensors import State
 
 LABELS, OTHERS, DISAGREED = f"{TARGETS}labels", f"{TARGETS}others", f"{TARGETS}disagreed"
 """What the large model learns from: a label of each public example ``(M,)``; the logits of those who said something else
@@ -226,7 +231,7 @@ class LargeServer(EnsembleServer):
     """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
 
     Args:
-        states: the initial models, by the number of their architecture; :data:`~lightning_fed.exchange.SERVER` is the large one's.
+        states: the initial models, by the number of their architecture; :data:`~lightning_fed.core.messages.SERVER` is the large one's.
         groups: which one each client has, by id.
         names: of the models.
         weighting: within an architecture, and of the heads.

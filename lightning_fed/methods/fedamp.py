@@ -8,17 +8,29 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFl
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.kept import Vectors, at_a_time, flatten, mixtures, move, squared_distances, squared_norms, unflatten
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    Phase,
+    Server,
+    State,
+    Vectors,
+    at_a_time,
+    check_fits,
+    default_optimizer,
+    flatten,
+    mixtures,
+    move,
+    squared_distances,
+    squared_norms,
+    unflatten,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State, check_fits
 
 MODEL = "model/"
 """What the names of parameters on the wire begin with: a client's own on their way up, its cloud model's on their way down."""

@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629), Algorithm 1."""
 
-from lightning_fed.module import FederatedModule
+from lightning_fed.core import FederatedModule
 
 
 class FedAvg(FederatedModule):

@@ -4,10 +4,10 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 
+from lightning_fed.core import default_optimizer
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
 
 
 class FedAvgFT(FedAvg):

@@ -2,7 +2,7 @@
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_fed.module import FederatedModule
+from lightning_fed.core import FederatedModule
 
 
 class FedBN(FederatedModule):

@@ -10,17 +10,28 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.kept import Vectors, at_a_time, common_bits, flatten, mixtures, unflatten
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    Server,
+    State,
+    Vectors,
+    WeightedMean,
+    at_a_time,
+    check_fits,
+    common_bits,
+    default_optimizer,
+    flatten,
+    mixtures,
+    pack_bits,
+    unflatten,
+    unpack_bits,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.floor import floor_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
 
 CRITICAL = "critical"
 """The mask of critical entries on the wire, and as it is kept: a bit for each, tensor after tensor."""
@@ -176,7 +187,7 @@ class CollaborationServer(Server):
 
     Args:
         state: the initial parameters.
-        weighting: of the mean for everybody; see :class:`lightning_fed.server.Server`.
+        weighting: of the mean for everybody; see :class:`lightning_fed.core.server.Server`.
         beta: see :class:`FedCAC`.
     """
 

@@ -9,17 +9,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lightning_fed.aggregation import weighted_mean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
+from lightning_fed.core import ClientInfo, ClientUpdate, FederatedModule, Phase, Server, State, default_optimizer, weighted_mean
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.low_rank import Variant, decompose, factors
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 class FedDecomp(FederatedModule):

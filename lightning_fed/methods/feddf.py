@@ -10,16 +10,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.families.ensembles import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
-from lightning_fed.kept import mixtures
+from lightning_fed.core import ClientInfo, FederationError, OfModels, Phase, Server, State, default_optimizer, mixtures
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import OfModels, Server
-from lightning_fed.tensors import State
 
 DistillLoss = Literal["avg_logits", "avg_losses"]
 

@@ -9,12 +9,10 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
+from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Phase, Server, State
+from lightning_fed.methods.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
 from lightning_fed.models import BackboneFactory
-from lightning_fed.models.making import name_of
+from lightning_fed.models.factory import name_of
 from lightning_fed.nn.factorise import (
     Energy,
     Factorised,
@@ -27,9 +25,6 @@ from lightning_fed.nn.factorise import (
     unroll,
 )
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 Weights = Literal["paper", "uniform", "official"]
 Anchor = Literal["never", "missing_largest", "always"]
@@ -47,7 +42,7 @@ class FedHM(CapacityModule):
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
        participants.
 
-    Batch norm is static and the loss masked: see :class:`lightning_fed.families.capacity.CapacityModule`.
+    Batch norm is static and the loss masked: see :class:`lightning_fed.methods.families.capacity.CapacityModule`.
 
     Readings. The paper's text has a learning rate of 0.1, its Table 3 has 0.01, which is merely a default in the authors' code;
     their CIFAR scripts pass 0.1, momentum 0.9 and weight decay 1e-4, and so do the configurations here. "γ = {1, 2, 4, 8}" in the

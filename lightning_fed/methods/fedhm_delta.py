@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from lightning_fed.exchange import ClientUpdate
+from lightning_fed.core import ClientUpdate, State
 from lightning_fed.methods.fedhm import FedHM, FedHMServer
-from lightning_fed.tensors import State
 
 
 class FedHMDelta(FedHM):

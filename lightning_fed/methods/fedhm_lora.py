@@ -9,18 +9,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.capacity import Assignment
-from lightning_fed.families.fine_tuning import default_adam
-from lightning_fed.families.lora import COMMON, LoRAModule
+from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Server, State
+from lightning_fed.methods.families.adapter_module import default_adam
+from lightning_fed.methods.families.capacity import Assignment
+from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.methods.fedhm import Decomposed, FedHMServer, exponent
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Energy, Spectrum, layer_weights, recover, unroll
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 class Matrix(NamedTuple):
@@ -72,7 +68,7 @@ class FedHMLoRA(LoRAModule):
         lora_dropout: dropout before the adapter.
         optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It starts afresh in each turn: the factors do, too.
         local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
-        **kwargs: see :class:`lightning_fed.families.fine_tuning.FineTuning`.
+        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
     """
 
     headline_model = "global"

@@ -10,20 +10,25 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError, require
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.families.twins import SHARED, TwinModule
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederationError,
+    Server,
+    State,
+    WeightedMean,
+    check_fits,
+    default_optimizer,
+)
+from lightning_fed.errors import require
+from lightning_fed.methods.families.mutual_learning import SHARED, TwinModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State, check_fits
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""

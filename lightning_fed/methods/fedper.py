@@ -4,10 +4,9 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 
+from lightning_fed.core import FederatedModule, default_optimizer
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
 
 
 class FedPer(FederatedModule):

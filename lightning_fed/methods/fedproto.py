@@ -9,18 +9,21 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    Server,
+    State,
+    WeightedMean,
+    default_optimizer,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.models.making import name_of
-from lightning_fed.module import FederatedModule
+from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tasks import TASKS
-from lightning_fed.tensors import State
+from lightning_fed.tasks.task import TASKS
 
 PROTOTYPE = "prototypes/"
 """What the name of a class's prototype on the wire begins with; the class's number follows."""

@@ -10,14 +10,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast
+from lightning_fed.core import Broadcast, ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
 
 
 class FedRoD(FederatedModule):

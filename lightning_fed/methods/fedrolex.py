@@ -5,11 +5,8 @@ from typing import Any
 
 import torch
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
+from lightning_fed.core import ClientInfo, ClientUpdate, Server, State
 from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 class FedRolex(HeteroFL):

@@ -6,12 +6,11 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.errors import FederationError
-from lightning_fed.families.twins import TwinModule
+from lightning_fed.core import FederationError, default_optimizer
+from lightning_fed.methods.families.mutual_learning import TwinModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
 
 
 class FML(TwinModule):

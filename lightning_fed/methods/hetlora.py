@@ -9,17 +9,11 @@ import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.families.lora import COMMON, LoRAModule
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean
+from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.floor import floor_of
 from lightning_fed.options import PositiveInt
-from lightning_fed.phases import Phase
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 class HETLoRA(LoRAModule):
@@ -48,7 +42,7 @@ class HETLoRA(LoRAModule):
         lora_alpha: scaling is ``lora_alpha / r_max`` for every rank; None: 1.
         penalty: :math:`\lambda`. PF2LoRA's paper: 5e-3 (CoLA: 1e-3, generation: 5e-4).
         keep: :math:`\gamma`, the part of the ranks that is not the tail. PF2LoRA's paper: 0.99, which makes the tail one rank.
-        **kwargs: see :class:`lightning_fed.families.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
+        **kwargs: see :class:`lightning_fed.methods.families.lora.LoRAModule`. PF2LoRA's paper: AdamW, lr 2e-3 (CoLA, SQuAD: 5e-3).
     """
 
     def __init__(

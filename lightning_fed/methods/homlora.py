@@ -1,6 +1,6 @@
 """HOMLoRA: federated averaging of a LoRA adapter, the baseline of HETLoRA (Cho et al. 2024) and PF2LoRA (Hao et al. 2025)."""
 
-from lightning_fed.families.lora import LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule
 
 
 class HOMLoRA(LoRAModule):

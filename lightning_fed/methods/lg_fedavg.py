@@ -5,15 +5,10 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
+from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Server, check_fits, default_optimizer
 from lightning_fed.models import Backbones
-from lightning_fed.models.making import name_of
-from lightning_fed.module import FederatedModule
+from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import check_fits
 
 
 class LGFedAvg(FederatedModule):

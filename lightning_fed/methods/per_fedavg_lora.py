@@ -9,11 +9,11 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed.families.lora import LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.core import State
+from lightning_fed.methods.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import PositiveInt
-from lightning_fed.tasks import TASKS
-from lightning_fed.tensors import State
+from lightning_fed.tasks.task import TASKS
 
 
 class PerFedAvgLoRA(LoRAModule):

@@ -7,12 +7,11 @@ import torch
 from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 
-from lightning_fed.exchange import PRIVATE_SHARE
-from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.core import PRIVATE_SHARE, State
+from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import product_norm
 from lightning_fed.options import PositiveInt
-from lightning_fed.tensors import State
 
 Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
 

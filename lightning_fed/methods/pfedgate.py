@@ -10,19 +10,25 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    Phase,
+    Server,
+    State,
+    WeightedMean,
+    default_optimizer,
+    pack_bits,
+    unpack_bits,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.blocks import Blocks
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.switch_norm import SwitchNorm2d
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State, pack_bits, unpack_bits
 
 MOVED = "moved_blocks"
 """The mask on the wire: a bit per block."""

@@ -7,14 +7,10 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
+from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.models.making import name_of
-from lightning_fed.module import FederatedModule
+from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
 
 
 class PFedLoRA(FederatedModule):

@@ -10,14 +10,10 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.core import ClientInfo, FederatedModule, Phase, Server, State, default_optimizer
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 class PFedSD(FederatedModule):

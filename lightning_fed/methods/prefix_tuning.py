@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_fed.errors import FederationError
-from lightning_fed.families.groups import GroupTuning
+from lightning_fed.core import FederationError, State
+from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.tensors import State
 
 ATTENTION = "lightning_fed_prefix"
 """The name under which transformers finds :func:`attend`."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.families.groups import GroupTuning
+from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 

@@ -9,17 +9,21 @@ from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.aggregation import WeightedMean, check_update
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
+from lightning_fed.core import (
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    Phase,
+    Server,
+    State,
+    WeightedMean,
+    check_update,
+    default_optimizer,
+)
 from lightning_fed.models import Backbones
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase, default_optimizer
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 CONTROL = "control/"
 """What the names of control variates on the wire begin with."""

@@ -10,17 +10,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from lightning_fed.aggregation import WeightedMean
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.families.fine_tuning import default_adam
-from lightning_fed.families.lora import COMMON, LoRAModule
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
+from lightning_fed.methods.families.adapter_module import default_adam
+from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorise import Spectrum
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 Base = Literal["original", "residual"]
 

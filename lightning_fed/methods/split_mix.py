@@ -9,16 +9,11 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.families.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State
+from lightning_fed.methods.families.capacity import Assignment, CapacityModule, CapacityServer
 from lightning_fed.models import BackboneFactory, Transformer, backbone_of
-from lightning_fed.models.making import name_of
+from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.phases import Phase
-from lightning_fed.server import Server
-from lightning_fed.tensors import State
 
 
 def slow_sgd(parameters: Any) -> torch.optim.Optimizer:

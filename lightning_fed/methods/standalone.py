@@ -1,6 +1,6 @@
 """Standalone: every client trains alone; the reference that a federation must beat."""
 
-from lightning_fed.module import FederatedModule
+from lightning_fed.core import FederatedModule
 
 
 class Standalone(FederatedModule):

@@ -2,9 +2,9 @@
 
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.models.given import backbone_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.mlp import MLP, SoftmaxMLP
+from lightning_fed.models.pretrained import backbone_of
 from lightning_fed.models.question_answering import TransformerQA
 from lightning_fed.models.resnet import CIFARResNet, ResNet8, ResNet10, ResNet18, ResNet34, ShallowResNet, SmallImageResNet
 from lightning_fed.models.small_cnn import FedAvgCNN, FedProtoCNN, LeNet5, SmallCNN

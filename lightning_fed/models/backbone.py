@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.models.making import DOTTED, name_of, names_a, network_of
+from lightning_fed.models.factory import DOTTED, name_of, names_a, network_of
 from lightning_fed.options import LARGEST, PositiveInt
 
 

@@ -16,10 +16,10 @@ from torchmetrics import Metric
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError, told
-from lightning_fed.models.making import names_a
+from lightning_fed.formatting import nearest
+from lightning_fed.models.factory import names_a
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.tasks import TASKS
-from lightning_fed.wording import nearest
+from lightning_fed.tasks.task import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

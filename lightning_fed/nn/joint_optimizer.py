@@ -23,7 +23,7 @@ def jointly(*shares: Share) -> OptimizerCallable:
         *shares: pairs of what builds an optimizer and the parameters that it gets.
 
     Returns:
-        A builder for :class:`lightning_fed.phases.Phase`. It raises :class:`FederationError` if the parameters of the phase are not
+        A builder for :class:`lightning_fed.core.phased_module.Phase`. It raises :class:`FederationError` if the parameters of the phase are not
         those of the shares.
     """
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.measure.meters import Best, Metrics, Target
 from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
 from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, Entry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
-from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Setting, read_manifest, round_named, write_manifest
+from lightning_fed.storage.manifest import SERVER_FILE, Best, Manifest, Metrics, Setting, read_manifest, round_named, write_manifest
 from lightning_fed.tensors import State
 
 Keep = Literal["all", "last", "none"]
@@ -108,7 +107,8 @@ class Checkpoints:
         best: Best | None = None,
         kept: ClientStore | None = None,
         settings: Mapping[str, Setting] | None = None,
-        target: Target | None = None,
+        target: float | None = None,
+        reached: Metrics | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -123,7 +123,8 @@ class Checkpoints:
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
             kept: what the server keeps for each client, in the folder of the private states.
             settings: see :class:`Manifest`.
-            target: what the headline is to reach.
+            target: see :class:`Manifest`.
+            reached: see :class:`Manifest`.
 
         Raises:
             OSError: if the disk refuses; what was there before is still there.
@@ -135,9 +136,7 @@ class Checkpoints:
             self._write_index(store, since, kept)
             written = write_state(aside / SERVER_FILE, server)
             rows, names = history[self._round - round :], dict(self._names)
-            manifest = Manifest(round, identity, threads, written, names, rows, best, settings=dict(settings or {}))
-            if target is not None:
-                manifest = replace(manifest, target=target.target, reached=target.reached)
+            manifest = Manifest(round, identity, threads, written, names, rows, best, target, reached or {}, dict(settings or {}))
             write_manifest(aside / "manifest.json", manifest)
             for folder in (self.clients_folder, self.index.folder, self.run_folder, aside):
                 if folder.is_dir():

@@ -15,10 +15,10 @@ import safetensors.torch
 from torch import Tensor
 
 from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.formatting import shown
 from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.fields import Fields
 from lightning_fed.tensors import State, count_bytes
-from lightning_fed.wording import shown
 
 
 class FileRecord(TypedDict):

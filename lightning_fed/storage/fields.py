@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lightning_fed.errors import FederationError
-from lightning_fed.wording import shown
+from lightning_fed.formatting import shown
 
 T = TypeVar("T")
 LARGEST = 2**63 - 1

@@ -14,20 +14,37 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.measure.meters import Best, Metrics
+from lightning_fed.formatting import shown
 from lightning_fed.storage.client_store import FileRecord, file_record
 from lightning_fed.storage.disk import write_synced
 from lightning_fed.storage.fields import Fields, numbers, parse
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.index import number_of
-from lightning_fed.wording import shown
 
 FORMAT = 4
 """3 had a journal, which all checkpoints of a run shared."""
 
 SERVER_FILE = "server.safetensors"
+Metrics = dict[str, float]
+"""Numbers by name: the columns of a round."""
+
 Setting = bool | int | float | str | None
 NAME = re.compile(r"round_(\d{6,})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round that was best on validation data.
+
+    Args:
+        round: which one, the first among equals.
+        val: its headline on validation data.
+        test: on test data.
+    """
+
+    round: int
+    val: float
+    test: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Manifest:
         rows: the metrics of the rounds since the checkpoint before, at least of its own.
         best: the round that was best on validation data so far; None: nothing was measured on such data.
         target: the value that the headline was to reach; None: there was none.
-        reached: what it took, see :class:`lightning_fed.measure.meters.Target`.
+        reached: what it took to reach the target: ``target/…``.
         settings: what else the run was made with, by name: a run that continues it says where it differs.
     """
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
-from lightning_fed.module import FederatedModule
+from lightning_fed.formatting import shown
 from lightning_fed.storage.manifest import Setting
-from lightning_fed.wording import shown
 
 
 def settings_of(model: FederatedModule, data: FederatedDataModule, participation: float) -> dict[str, Setting]:

@@ -27,9 +27,9 @@ if "pytest" in sys.modules:  # so that it says what was compared
 
     pytest.register_assert_rewrite("lightning_fed.testing.checks", "lightning_fed.testing.compare")
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.module import FederatedModule
 from lightning_fed.testing.checks import CHECKS, OF_ANY_NETWORK, Subject
 from lightning_fed.testing.toys import CLASSES, Net, WideNet, momentum, new_data
 

@@ -10,12 +10,12 @@ from typing import Any
 from unittest.mock import patch
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
-from lightning_fed.module import FederatedModule
-from lightning_fed.run import Run
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
@@ -331,7 +331,7 @@ def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> Non
         data = subject.data(num_clients=1, size=20)
         costs = []
         for small in (0, math.inf):  # parameters
-            with patch("lightning_fed.measure.flops.SMALL", small):
+            with patch("lightning_fed.core.flops.SMALL", small):
                 costs.append(new_federation(1).fit(subject.make(), data)[0]["compute/flops"])
         assert costs[0] == costs[1], (
             f"A round costs {costs[0]:.0f} FLOPs on the meta device and {costs[1]:.0f} with numbers: say flops_on_meta = False."

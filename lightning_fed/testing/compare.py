@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from lightning_fed.federation import Federation
-from lightning_fed.measure.meters import Metrics
-from lightning_fed.run import Run
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
+from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 
 SHOWN = 5

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout, relu
 
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices, cut
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.models import Backbone
 from lightning_fed.models.backbone import scaled
 

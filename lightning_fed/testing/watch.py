@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterable, Iterator
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.storage.client_store import ClientStore
 
 

@@ -13,8 +13,8 @@ from tiny import data_for, new_federation, new_method, private_states, same, wit
 
 from lightning_fed.callbacks import AdapterRanks
 from lightning_fed.callbacks.adapter_ranks import rank_figure, short_names
-from lightning_fed.exchange import RANK
-from lightning_fed.federation import Federation
+from lightning_fed.core.messages import RANK
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PF2LoRA
 
 LAYERS = [f"backbone.network.roberta.encoder.layer.0.attention.self.{layer}" for layer in ("query", "value")]

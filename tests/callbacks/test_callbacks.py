@@ -12,10 +12,10 @@ from tiny import new_data, new_federation, new_method
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.callbacks.table import write_table
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
-from lightning_fed.measure.meters import Metrics
-from lightning_fed.run import Run
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
+from lightning_fed.storage.manifest import Metrics
 
 PROMISED = [
     "train/local_loss",

@@ -16,7 +16,7 @@ from lightning_fed.__main__ import main
 from lightning_fed.callbacks.board import page
 from lightning_fed.callbacks.hyperparameters import columns, hyperparameters
 from lightning_fed.callbacks.progress import where_to_look
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 
 
 class Noted(Logger):

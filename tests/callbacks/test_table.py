@@ -14,8 +14,8 @@ from tiny import new_data, new_federation, new_method, without_seconds
 
 from lightning_fed.callbacks import FederationCallback, MetricsTable
 from lightning_fed.callbacks.table import append_row, write_table
-from lightning_fed.federation import Federation
-from lightning_fed.run import Run
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 
 TABLE = Path("metrics.csv")
 

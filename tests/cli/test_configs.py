@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lightning_fed.__main__ import main
-from lightning_fed.shipped import about, shipped
+from lightning_fed.experiments.configs import about, shipped
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:

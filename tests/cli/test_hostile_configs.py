@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from tiny import Net, new_data, new_federation
 
 from lightning_fed.__main__ import main
-from lightning_fed.cli.rehearsal import read, rehearse
+from lightning_fed.cli.dry_run import read, rehearse
 from lightning_fed.cli.trainer import REFUSED, settings_of
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg

@@ -15,10 +15,10 @@ from tiny_sites import Clock, Memory
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli.join import run
+from lightning_fed.deployment.site import Site
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.errors import FederationError
-from lightning_fed.lean import lean_lightning
-from lightning_fed.quiet import quiet_lightning
-from lightning_fed.sites.site import Site
 
 STUDY: dict[str, Any] = {
     "seed_everything": 0,
@@ -37,7 +37,7 @@ Joining = Callable[..., Site]
 @pytest.fixture
 def join(monkeypatch: pytest.MonkeyPatch) -> Joining:
     """Starts a site as the command line does, and hands it over before it would answer."""
-    monkeypatch.setattr("lightning_fed.flower.commands.need_flower", lambda: None)
+    monkeypatch.setattr("lightning_fed.deployment.flower.commands.need_flower", lambda: None)
     Path("study.yaml").write_text(yaml.safe_dump(STUDY))
     Path("key").touch()
     Path("ca.crt").touch()
@@ -69,7 +69,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Memory]:
                 yield link
 
         monkeypatch.setattr("lightning_fed.cli.leading.linked", linked)
-        monkeypatch.setattr("lightning_fed.sites.engine.time", Clock())
+        monkeypatch.setattr("lightning_fed.deployment.engine.time", Clock())
         for client in range(len(sites)):
             (Path("sites") / f"{client}.pub").touch()
         main(["serve", "--config", "study.yaml", "--sites", "sites", "--certificates", "certificates", *options])
@@ -217,7 +217,7 @@ def test_a_key_of_another_user_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
     def forbidden(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr("lightning_fed.flower.commands.need_flower", lambda: None)
+    monkeypatch.setattr("lightning_fed.deployment.flower.commands.need_flower", lambda: None)
     monkeypatch.setattr(Path, "is_file", forbidden)
     args = ["--server=localhost:1", "--client=0", "--key=/of/another/user", "--root_certificates=ca.crt", "--without_supernode"]
     with pytest.raises(FederationError, match="Got without_supernode and no socket"):  # which comes after the files
@@ -242,8 +242,8 @@ def test_keys_are_read_as_flower_has_them() -> None:
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+    from lightning_fed.deployment.flower.link import keys_in_pem
     from lightning_fed.errors import FederationError
-    from lightning_fed.flower.link import keys_in_pem
 
     keys = [ec.generate_private_key(ec.SECP384R1()).public_key(), ec.generate_private_key(ec.SECP256R1()).public_key()]
     other = ed25519.Ed25519PrivateKey.generate().public_key()

@@ -18,15 +18,15 @@ from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli import rehearsal
-from lightning_fed.cli.rehearsal import read, rehearse, told_of
+from lightning_fed.cli.dry_run import read, rehearse, told_of
 from lightning_fed.data import IID, InMemory
-from lightning_fed.federation import Federation
+from lightning_fed.experiments.report import load_clients, load_runs
+from lightning_fed.experiments.sweep import player
+from lightning_fed.experiments.sweep.plan import Cell, arguments, read_sweep
+from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_yaml
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import SoftmaxMLP, TransformerClassifier, VisionTransformer
-from lightning_fed.report import load_clients, load_runs
-from lightning_fed.sweep import player
-from lightning_fed.sweep.plan import Cell, arguments, read_sweep
-from lightning_fed.sweep.settings import Settings, flat, plain, read_yaml
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs").rglob("*.sweep.yaml"))

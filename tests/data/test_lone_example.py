@@ -24,15 +24,15 @@ from tiny import (
 from torch import Tensor, nn
 
 import lightning_fed.methods
+from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ByColumn, InMemory, Partitioner, ShuffledBatches
 from lightning_fed.data.batches import LoneExample, batches_of, num_batches
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.families.fine_tuning import FineTuning
 from lightning_fed.methods import FedAvg, Standalone
-from lightning_fed.phases import Phase
+from lightning_fed.methods.families.adapter_module import FineTuning
 
 ON_ANY_NETWORK = [name for name in METHODS if not issubclass(getattr(lightning_fed.methods, name), FineTuning)]
 assert {"FedAvg", "PFedLoRA", "SplitMix"} <= {*ON_ANY_NETWORK}
@@ -230,7 +230,7 @@ def test_a_batch_norm_that_is_in_eval_mode_does_not_matter() -> None:
 
 
 def test_what_is_refused_would_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fed.run.refuse_lone_examples", lambda *args: None)
+    monkeypatch.setattr("lightning_fed.federation.run.refuse_lone_examples", lambda *args: None)
     for data in (data_of(20, 1), data_of(17, lone_example="keep"), data_of(4, batch_size=1)):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             new_federation(1).fit(new_method("FedAvg", backbone=NoisyNet), data)
@@ -254,5 +254,5 @@ def test_looking_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [new_federation(1) for _ in range(2)]
     for federation in runs:
         federation.fit(FedAvg(Convolutional, CLASSES, momentum), data_of(20, 1, 20))
-        monkeypatch.setattr("lightning_fed.run.refuse_lone_examples", lambda *args: None)
+        monkeypatch.setattr("lightning_fed.federation.run.refuse_lone_examples", lambda *args: None)
     assert_same(*runs)

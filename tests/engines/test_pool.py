@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import watch
 from lightning_fed.engines.pool import Crew, Died, Job
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Outcome, Turn
 from lightning_fed.storage.client_store import ClientStore
 
 

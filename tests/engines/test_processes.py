@@ -35,16 +35,16 @@ from tiny_sessions import family, gone_within
 from torch import Tensor
 
 from lightning_fed.__main__ import main
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess, Processes, block
 from lightning_fed.engines.processes import NAME
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
-from lightning_fed.server import Server
 from lightning_fed.storage.client_store import ClientStore
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")

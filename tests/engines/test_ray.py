@@ -25,13 +25,13 @@ from lightning_fed.__main__ import main
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.data import Digits
 from lightning_fed.engines import Engine, InProcess, Ray
-from lightning_fed.engines.ray_cluster import SILENT
+from lightning_fed.engines.ray.cluster import SILENT
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.run import Run
 
 ray = pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
 pytestmark = pytest.mark.slow  # a cluster takes seconds to start, and so do the workers of each run

@@ -20,9 +20,9 @@ from lightning_fed import __version__
 from lightning_fed.__main__ import main
 from lightning_fed.engines import Ray
 from lightning_fed.engines.packing import pack, unpack
-from lightning_fed.engines.ray import _Actors, _Member
-from lightning_fed.engines.ray_cluster import _ask, _own_signals
-from lightning_fed.engines.ray_worker import Carried, Lasting, new_actor
+from lightning_fed.engines.ray.cluster import _ask, _own_signals
+from lightning_fed.engines.ray.engine import _Actors, _Member
+from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 
@@ -152,8 +152,8 @@ class Machines:
 
 def crew(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | None = None, wait: float = 0.3) -> _Actors:
     pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
-    monkeypatch.setattr("lightning_fed.engines.ray.the_package", lambda: machines)
-    monkeypatch.setattr("lightning_fed.engines.ray.SETTLED", 0.1)
+    monkeypatch.setattr("lightning_fed.engines.ray.engine.the_package", lambda: machines)
+    monkeypatch.setattr("lightning_fed.engines.ray.engine.SETTLED", 0.1)
     return _Actors(workers, {"CPU": 2.0, "GPU": 0.3}, wait, None)
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from lightning_fed.core.messages import Broadcast, Turn
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.watch import FIRST, LEAST, START, TIMES, Watch
-from lightning_fed.exchange import Broadcast, Turn
 
 
 def turn(verb: Any = "fit") -> Turn:

@@ -32,16 +32,16 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.phased_module import Phase
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Outcome, Turn
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer, FedProx
-from lightning_fed.module import FederatedModule
-from lightning_fed.phases import Phase
-from lightning_fed.run import Run
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
 

@@ -23,8 +23,8 @@ import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
 from lightning_fed.cli.refusals import known, parameters_of
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.methods.families.adapter_module import FineTuning
 
 VALUES = {"type": "foo", "sign": -1, "zero": 0, "huge": 10**30, "null": None, "list": [1, 2], "nan": "nan"}
 """What an option is given, by what is wrong with it."""

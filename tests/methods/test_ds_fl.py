@@ -26,10 +26,10 @@ from tiny_public import PROXY, Losing, fit, public, public_epochs, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.methods import DSFL, Standalone
 from lightning_fed.methods.ds_fl import OpenServer, entropy, era
 from lightning_fed.seeding import INITIAL, LESSON, PUBLIC, SERVER_ROUND, seeded

@@ -24,15 +24,15 @@ from tiny_loops import batches
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.aggregation import check_update
+from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
 from lightning_fed.methods.fd import COUNTS, LABELS, ROWS, DistillationServer, labels_of
-from lightning_fed.module import FederatedModule
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 

@@ -22,17 +22,17 @@ from tiny_loops import batches, fixed
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import lightning_fed.kept
+import lightning_fed.core.client_state
+from lightning_fed.core.client_state import flatten
+from lightning_fed.core.messages import Broadcast
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast
-from lightning_fed.federation import Federation
-from lightning_fed.kept import flatten
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAMP, Standalone
 from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
 from lightning_fed.models import CNN1
-from lightning_fed.module import FederatedModule
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.tensors import State, count_bytes, count_floats
 
@@ -176,7 +176,7 @@ def test_who_has_sent_nothing_counts_for_nobody_and_has_the_first_model(models: 
 
 def test_participants_a_few_at_a_time(models: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = clouds(new_server(models, tmp_path / "whole"))
-    monkeypatch.setattr(lightning_fed.kept, "BLOCK", 4)  # two vectors at a time, and a column
+    monkeypatch.setattr(lightning_fed.core.client_state, "BLOCK", 4)  # two vectors at a time, and a column
     server = new_server(models, tmp_path / "parts")
     for client in (4, 0, 1, 2, 3, 4):
         assert len(server._ready) <= 2

@@ -9,14 +9,14 @@ from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federa
 from tiny_rounds import checked
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.server import Server
 from lightning_fed.data import IID, InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1
-from lightning_fed.module import FederatedModule
-from lightning_fed.server import Server
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:

@@ -8,12 +8,12 @@ import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, assert_same, momentum, new_data, new_federation, same, sgd, without_seconds
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, FedRep, PF2LoRA
-from lightning_fed.module import FederatedModule
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:

@@ -13,16 +13,16 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import lightning_fed.kept
+import lightning_fed.core.client_state
+from lightning_fed.core.client_state import flatten
+from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.federation import Federation
-from lightning_fed.kept import flatten
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedCAC
 from lightning_fed.methods.fedcac import CRITICAL, VALUES, CollaborationServer, collaborators, critical_entries, overlap_threshold
 from lightning_fed.models import CNN1
-from lightning_fed.module import FederatedModule
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, unpack_bits
 
@@ -140,7 +140,7 @@ def info(client: int) -> ClientInfo:
 @pytest.mark.parametrize("block", [1, 2**23])
 def test_what_a_client_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Its critical entries from its collaborators, the others from all."""
-    monkeypatch.setattr(lightning_fed.kept, "BLOCK", block)
+    monkeypatch.setattr(lightning_fed.core.client_state, "BLOCK", block)
     torch.manual_seed(0)
     vectors, server = torch.randn(3, 17), new_server(tmp_path)
     masks = torch.zeros(3, 17).bool()

@@ -9,11 +9,11 @@ import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
 
-from lightning_fed.federation import Federation
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDecomp
 from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
 

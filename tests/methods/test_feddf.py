@@ -28,10 +28,10 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
 from lightning_fed.methods import FedDF
 from lightning_fed.methods.feddf import said_by
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded

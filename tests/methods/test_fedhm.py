@@ -32,19 +32,19 @@ from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate, Lost, Turn
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.factorise import Factorised, recover, unroll
-from lightning_fed.run import Run
 from lightning_fed.tensors import State, check_fits, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 

@@ -13,10 +13,10 @@ from tiny import CLASSES, Net, assert_same, momentum, new_data, new_federation, 
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedHM, FedHMDelta
 from lightning_fed.methods.fedhm_delta import FedHMDeltaServer
 from lightning_fed.models import ResNet8

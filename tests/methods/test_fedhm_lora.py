@@ -15,12 +15,12 @@ from tiny_rounds import checked
 from torch import Tensor
 
 from lightning_fed.__main__ import main
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.lora import COMMON
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedHMLoRA
+from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.methods.fedhm_lora import FedHMLoRAServer
 from lightning_fed.models import VisionTransformer
 from lightning_fed.tensors import State, count_floats

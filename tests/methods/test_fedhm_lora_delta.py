@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny import CLASSES, assert_same, new_data, new_federation, same, tiny_vit
 
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods import FedHMLoRA, FedHMLoRADelta
 from lightning_fed.methods.fedhm_lora_delta import FedHMLoRADeltaServer
 

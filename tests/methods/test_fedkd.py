@@ -14,15 +14,15 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
+from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedKD, Standalone
 from lightning_fed.methods.fedkd import CHANGE, MENTEE, MenteeServer, energy_in_round
 from lightning_fed.models import CNN1, CNN5
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn.energy import FACTORS, compressed, restored
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State, count_bytes, count_floats

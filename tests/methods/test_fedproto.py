@@ -14,15 +14,15 @@ from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Turn
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate, Lost, Turn
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedProto, Standalone
 from lightning_fed.methods.fedproto import COUNT, PROTOTYPE, PrototypeServer
 from lightning_fed.models import CNN1, CNN5
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 

@@ -9,11 +9,11 @@ from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, new_trainer, same, sgd, without_seconds
 from torch import Tensor
 
+from lightning_fed.core.messages import Broadcast
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.worker import QUIET
-from lightning_fed.exchange import Broadcast
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedProx
-from lightning_fed.module import FederatedModule
 from lightning_fed.tensors import count_bytes
 
 INFO = new_data().clients[1]

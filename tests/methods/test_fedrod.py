@@ -9,12 +9,12 @@ from tiny import CLASSES, Net, new_data, new_federation, same, sgd
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedRoD
 from lightning_fed.models import CNN1
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
 from lightning_fed.tensors import count_floats
 

@@ -9,12 +9,12 @@ from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd, tiny_vit
 from tiny_rounds import UniformFedAvg, fit, two_classes_each
 from torch import Tensor
 
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods import FedRolex, HeteroFL
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, ResNet8
-from lightning_fed.module import FederatedModule
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(3)]

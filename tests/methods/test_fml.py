@@ -13,13 +13,13 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, kl_div, log_softmax
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FML, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 
 HETEROGENEOUS = [Net, WideNet]

@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.phased_module import MOMENTS
+from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.families.lora import COMMON
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import HETLoRA
+from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
-from lightning_fed.phases import MOMENTS
-from lightning_fed.run import Run
-from lightning_fed.server import Server
 from lightning_fed.tensors import State
 
 adam = partial(torch.optim.AdamW, lr=0.02)

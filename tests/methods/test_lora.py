@@ -27,15 +27,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import RobertaConfig, RobertaModel
 
+from lightning_fed.core.phased_module import MOMENTS
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
-from lightning_fed.families.lora import COMMON, LoRAModule
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
-from lightning_fed.models.given import classifier_from
+from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.models.pretrained import classifier_from
 from lightning_fed.models.transformer import TransformerClassifier
-from lightning_fed.phases import MOMENTS
 from lightning_fed.tensors import State
 
 tiny_config: dict[str, Any] = tiny_transformer.keywords["config"]
@@ -413,7 +413,7 @@ def test_a_revision_on_the_hub_is_asked_for_as_such(monkeypatch: pytest.MonkeyPa
         return SimpleNamespace(model_type="bert")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", found)
-    monkeypatch.setattr("lightning_fed.models.given.TransformerClassifier", lambda classes, name: name)
+    monkeypatch.setattr("lightning_fed.models.pretrained.TransformerClassifier", lambda classes, name: name)
     assert classifier_from("owner/name@v2", CLASSES) == "owner/name@v2"
     assert asked == [("owner/name", "v2")]
 

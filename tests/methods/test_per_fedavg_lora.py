@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.families.lora import LoRAModule
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PerFedAvgLoRA
+from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.seeding import TURN, derive_seed
 from lightning_fed.tensors import State
 

@@ -9,11 +9,11 @@ import torch
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd, tiny_vit
 from torch import nn
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Standalone
 from lightning_fed.models import CNN1, ResNet8
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
 

@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
-from lightning_fed.families.lora import CLIENT, COMMON
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
+from lightning_fed.methods.families.lora import CLIENT, COMMON
 from lightning_fed.models.transformer import TransformerClassifier
-from lightning_fed.module import FederatedModule
 from lightning_fed.tensors import State
 
 Batch = tuple[dict[str, Tensor], Tensor]

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, relu
 from torch.nn.utils import clip_grad_norm_
 
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, PFedGate
 from lightning_fed.methods.pfedgate import MOVED
 from lightning_fed.models import CNN1, ResNet8
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import count_floats, unpack_bits
 

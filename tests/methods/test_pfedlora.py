@@ -12,17 +12,17 @@ from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federa
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.server import Server
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PFedLoRA, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
-from lightning_fed.server import Server
 from lightning_fed.tensors import State
 
 HETEROGENEOUS = [Net, WideNet]

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PFedSD
-from lightning_fed.module import FederatedModule
-from lightning_fed.run import Run
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 

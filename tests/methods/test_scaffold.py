@@ -11,14 +11,14 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.messages import Broadcast
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import SCAFFOLD, FedAvg, Standalone
 from lightning_fed.methods.scaffold import CONTROL
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_bytes, count_floats
 

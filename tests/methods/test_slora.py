@@ -15,14 +15,14 @@ from tiny_rounds import checked
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import Broadcast, ClientUpdate
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
-from lightning_fed.run import Run
 from lightning_fed.tensors import State, count_floats
 
 adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)

@@ -10,6 +10,7 @@ from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trai
 from tiny_rounds import UniformFedAvg, fit
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.worker import QUIET
@@ -17,7 +18,6 @@ from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, SplitMix
 from lightning_fed.methods.split_mix import renamed
 from lightning_fed.models import ResNet18
-from lightning_fed.module import FederatedModule
 from lightning_fed.tensors import State, count_floats
 
 Narrow = partial(Net, width=0.6)

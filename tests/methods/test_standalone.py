@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from tiny import CLASSES, Net, WideNet, momentum, new_data, new_federation, same
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, Standalone
-from lightning_fed.module import FederatedModule
 from lightning_fed.seeding import seeded
 
 

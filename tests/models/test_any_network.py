@@ -32,9 +32,9 @@ import lightning_fed.methods
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
+from lightning_fed.methods.families.adapter_module import FineTuning
 from lightning_fed.models import Backbone, VisionTransformer, Wrapped, backbone_of
 
 torchvision_vit = partial(

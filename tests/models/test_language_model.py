@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.client_info import ClientInfo
@@ -22,7 +23,6 @@ from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerLM
-from lightning_fed.module import FederatedModule
 from lightning_fed.tensors import count_floats
 
 END = 0

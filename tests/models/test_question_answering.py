@@ -18,8 +18,8 @@ from lightning_fed.data import BySimilarity, SQuAD
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.text.question_answering import OFFSETS
 from lightning_fed.errors import FederationError
-from lightning_fed.families.lora import CLIENT
 from lightning_fed.methods import FedAvg, HOMLoRA, PF2LoRA
+from lightning_fed.methods.families.lora import CLIENT
 from lightning_fed.models import TransformerQA
 from lightning_fed.tensors import State
 

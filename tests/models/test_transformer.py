@@ -10,10 +10,10 @@ from tiny import tiny_transformer
 from torch import Tensor
 
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
+from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRAServer
-from lightning_fed.models.shared import SharedTransformer
+from lightning_fed.models.frozen import SharedTransformer
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import count_floats
 

@@ -8,10 +8,10 @@ import torch
 from tiny import new_trainer
 from torch import Tensor, nn
 
+from lightning_fed.core.phased_module import Phase, PhasedModule
 from lightning_fed.engines.worker import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.nn import jointly
-from lightning_fed.phases import Phase, PhasedModule
 
 sgd, adam = partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)
 

@@ -18,10 +18,10 @@ from tiny import assert_same_end, new_data, new_federation, new_method, same, wi
 import lightning_fed.storage.checkpoint
 import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
-from lightning_fed.measure.meters import Best
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, read_state
 from lightning_fed.storage.index import CLIENTS, Index
+from lightning_fed.storage.manifest import Best
 from lightning_fed.tensors import State
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}

@@ -13,10 +13,10 @@ from tiny import assert_same_end, new_data, new_federation, new_method
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.callbacks.table import append_row, write_table
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.federation import Federation
-from lightning_fed.run import Run
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.run_folder import load_checkpoint

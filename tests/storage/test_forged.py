@@ -15,12 +15,11 @@ from tiny import Net, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.measure.meters import Best
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.storage.index import Index
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.manifest import FORMAT
+from lightning_fed.storage.manifest import FORMAT, Best
 from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
 
 IDENTITY = {"method": "FedAvg", "seed": 0, "clients": 4, "data": "0123abcd"}

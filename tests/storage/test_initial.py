@@ -7,12 +7,12 @@ import pytest
 import torch
 from tiny import Net, WideNet, distance, new_data, new_federation, new_method, same, sgd
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
-from lightning_fed.families.fine_tuning import FineTuning
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, LGFedAvg, SplitMix, Standalone
-from lightning_fed.module import FederatedModule
+from lightning_fed.methods.families.adapter_module import FineTuning
 from lightning_fed.storage.client_store import write_state
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State

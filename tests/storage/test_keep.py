@@ -8,8 +8,8 @@ from tiny import final_checkpoint, new_data, new_federation, new_method, same
 
 from lightning_fed.callbacks import FederationCallback
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
-from lightning_fed.run import Run
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
 from lightning_fed.storage.checkpoint import Keep
 
 FOLDER = Path("runs/version_0")

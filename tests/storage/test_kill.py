@@ -20,10 +20,10 @@ import pytest
 from tiny import assert_same_end, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.on_public import OutputsPass
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
-from lightning_fed.module import FederatedModule
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.client_store import ScratchStore
 

@@ -13,9 +13,9 @@ from tiny import assert_same_end, new_data, new_federation, new_method
 
 import lightning_fed.storage.owner
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
-from lightning_fed.exchange import ClientUpdate
-from lightning_fed.run import Run
+from lightning_fed.federation.run import Run
 from lightning_fed.storage.owner import only_writer, temporary_folder
 
 HOLD = """

@@ -11,7 +11,7 @@ from tiny import Net, assert_same_end, new_data, new_federation, new_method, pri
 
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.federation import Federation
+from lightning_fed.federation.federation import Federation
 
 
 def fit(method: str, rounds: int, run_dir: str, ckpt_path: Path | str | None = None) -> Federation:

@@ -13,15 +13,15 @@ from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, new_feder
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from lightning_fed.aggregation import check_update
+from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess, Processes
-from lightning_fed.exchange import ClientUpdate
 from lightning_fed.methods import Ditto, FedAvg
-from lightning_fed.module import FederatedModule
 from lightning_fed.nn import BufferDict, jointly
-from lightning_fed.phases import Phase
-from lightning_fed.server import Server
 from lightning_fed.tensors import State
 from lightning_fed.testing import Check, check_method, checks, checks_of, compare
 from lightning_fed.testing.checks import CHECKS

@@ -1,0 +1,101 @@
+"""What a method is: all that the file of a method imports, in one line.
+
+A name is imported when it is first used, so that parts of this package can be used without the others: phases know no federation.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, weighted_mean
+    from lightning_fed.core.client_state import (
+        Kept,
+        Scratch,
+        Vectors,
+        at_a_time,
+        common_bits,
+        flatten,
+        mixtures,
+        move,
+        squared_distances,
+        squared_norms,
+        unflatten,
+    )
+    from lightning_fed.core.messages import PRIVATE_SHARE, RANK, Broadcast, ClientUpdate
+    from lightning_fed.core.module import OUTPUTS, FederatedModule
+    from lightning_fed.core.phase import Phase
+    from lightning_fed.core.phased_module import PhasedModule, default_optimizer
+    from lightning_fed.core.server import OfModels, Server
+    from lightning_fed.data.client_info import SERVER, ClientInfo
+    from lightning_fed.errors import FederationError
+    from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
+
+_HOMES = {
+    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
+    "core.client_state": (
+        "Kept",
+        "Scratch",
+        "Vectors",
+        "at_a_time",
+        "common_bits",
+        "flatten",
+        "mixtures",
+        "move",
+        "squared_distances",
+        "squared_norms",
+        "unflatten",
+    ),
+    "core.messages": ("PRIVATE_SHARE", "RANK", "Broadcast", "ClientUpdate"),
+    "core.module": ("OUTPUTS", "FederatedModule"),
+    "core.phase": ("Phase",),
+    "core.phased_module": ("PhasedModule", "default_optimizer"),
+    "core.server": ("OfModels", "Server"),
+    "data.client_info": ("SERVER", "ClientInfo"),
+    "errors": ("FederationError",),
+    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits"),
+}
+"""Where each name is at home."""
+
+__all__ = [
+    "OUTPUTS",
+    "PRIVATE_SHARE",
+    "RANK",
+    "SERVER",
+    "Broadcast",
+    "ClientInfo",
+    "ClientUpdate",
+    "EntryMean",
+    "FederatedModule",
+    "FederationError",
+    "Kept",
+    "OfModels",
+    "Phase",
+    "PhasedModule",
+    "Scratch",
+    "Server",
+    "State",
+    "Vectors",
+    "WeightedMean",
+    "at_a_time",
+    "check_fits",
+    "check_payload",
+    "check_update",
+    "common_bits",
+    "default_optimizer",
+    "flatten",
+    "mixtures",
+    "move",
+    "pack_bits",
+    "squared_distances",
+    "squared_norms",
+    "unflatten",
+    "unpack_bits",
+    "weighted_mean",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"lightning_fed.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,218 @@
+"""How the server merges payloads: pure functions on state dicts."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.errors import FederationError
+from lightning_fed.formatting import shown
+from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
+
+
+class WeightedMean:
+    """A weighted mean that streams: it holds one sum, not the states.
+
+    Floating-point tensors are summed in float64 and divided once at the end. With integer weights (numbers of examples) each
+    product is exact, so the mean of equal states is that state, bit for bit. Integer and boolean tensors (``num_batches_tracked``)
+    take the maximum: a mean of counters would turn them into floats.
+    """
+
+    def __init__(self) -> None:
+        self._sum: State = {}
+        self._like: State = {}
+        self._weight = 0.0
+
+    def add(self, state: State, weight: float) -> None:
+        """Add one state. Raises :class:`FederationError` for a weight that is not positive."""
+        if not weight > 0:
+            raise FederationError(f"An average needs positive weights, got {weight}.")
+        if not self._like:
+            self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+        for name, tensor in state.items():
+            if not tensor.is_floating_point():
+                self._sum[name] = torch.maximum(self._sum[name], tensor) if name in self._sum else tensor.clone()
+            elif name in self._sum:
+                self._sum[name].add_(tensor, alpha=weight)  # in float64: the wider of the two
+            else:
+                self._sum[name] = tensor.to(torch.float64, copy=True).mul_(weight)
+        self._weight += weight
+
+    def result(self) -> State:
+        """The mean of what was added, each tensor in its own dtype; empty if nothing was added."""
+        return {
+            name: (total / self._weight).to(self._like[name].dtype) if total.is_floating_point() else total
+            for name, total in self._sum.items()
+        }
+
+
+class EntryMean:
+    """A weighted mean of states that cover only a part of a larger one: each entry is averaged over those that cover it.
+
+    A part covers the leading indices of every dimension. Entries that nobody covers keep their value. Sums are in float64.
+
+    Args:
+        whole: the larger state, all floating point.
+    """
+
+    def __init__(self, whole: State) -> None:
+        self._whole = whole
+        self._sum = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in whole.items()}
+        self._weight = {name: torch.zeros_like(tensor) for name, tensor in self._sum.items()}
+
+    def add(self, part: State, weight: float = 1.0, rows: State | None = None) -> None:
+        """Add a part.
+
+        Args:
+            part: tensors of at most the size of the whole's, with the same names or some of them.
+            weight: of all its entries, positive.
+            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans; all by default.
+        """
+        for name, tensor in part.items():
+            region = tuple(slice(size) for size in tensor.shape)
+            covered = torch.tensor(weight, dtype=torch.float64)
+            if rows is not None and name in rows:
+                covered = (covered * rows[name]).view(-1, *[1] * (tensor.dim() - 1))
+            self._sum[name][region] += covered * tensor.double()
+            self._weight[name][region] += covered
+
+    def scale(self, factor: float) -> None:
+        """Multiply all weights so far, as if each had been added with ``factor`` times its own."""
+        for sums in (self._sum, self._weight):
+            for tensor in sums.values():
+                tensor.mul_(factor)
+
+    def result(self) -> State:
+        """The mean, each tensor in the dtype that it has in the whole."""
+        return {
+            name: torch.where(self._weight[name] > 0, total / self._weight[name], self._whole[name]).to(self._whole[name].dtype)
+            for name, total in self._sum.items()
+        }
+
+
+def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
+    r""":math:`\sum_k w_k s_k / \sum_k w_k` per tensor; see :class:`WeightedMean`."""
+    mean = WeightedMean()
+    for state, weight in zip(states, weights, strict=True):
+        mean.add(state, weight)
+    return mean.result()
+
+
+def check_update(update: ClientUpdate, expected: State) -> None:
+    """Check that a payload has exactly the expected names, shapes and dtypes, in ordinary tensors, and only finite values, and that
+    the rest of the update has its form (:func:`check_form`). The run does this once, before a server sees the update (see
+    :meth:`.Server.check`): with another dtype a mean would lose precision, or become a maximum, without a word.
+
+    Raises:
+        FederationError: naming the client and the tensor.
+    """
+    check_form(update)
+    check_payload(update, expected)
+
+
+def check_payload(update: ClientUpdate, expected: State) -> None:
+    """The same of an update whose form has been checked.
+
+    Raises:
+        FederationError: naming the client and the tensor.
+    """
+    what = f"The update of client {update.client}"
+    check_fits(update.state, expected, what)
+    check_dtypes(update.state, expected, what, ", as it was sent: convert it back before it is sent.")
+    check_finite(update.state, what)
+
+
+def check_form(update: ClientUpdate, *needed: str) -> None:
+    """Check what can be said of an update without knowing what it should hold: names, tensors that one can compute with, a number
+    of examples, metrics that are numbers under names that tables can have. Who looks at an update to say what is expected of it can
+    rely on that.
+
+    Args:
+        update: what came back from a turn.
+        needed: names of metrics that it must have.
+
+    Raises:
+        FederationError: naming the client and the tensor or metric.
+    """
+    what = f"The update of client {update.client}"
+    for part, kind in ((update.state, "payload"), (update.metrics, "metrics")):
+        if not isinstance(part, dict) or not all(isinstance(name, str) for name in part):
+            raise FederationError(f"{what} has {shown(part)} as its {kind}, expected a dict whose keys are text.")
+    for name, tensor in update.state.items():
+        if odd := _oddity(tensor):
+            raise FederationError(f"{what} has {shown(name)} as a {odd}: send an ordinary (dense) tensor on the CPU.")
+    if not is_count(update.num_examples):
+        raise FederationError(f"{what} says that its client has {shown(update.num_examples)} training examples: send a number.")
+    if lacking := sorted(set(needed) - update.metrics.keys()):
+        raise FederationError(f"{what} lacks the metric {lacking[0]!r}, which a turn reports.")
+    if len(update.metrics) > MOST_METRICS:
+        raise FederationError(f"{what} has {len(update.metrics)} metrics, expected {MOST_METRICS} at most: leave some out.")
+    for name, value in update.metrics.items():
+        if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+            raise FederationError(
+                f"{what} has a metric named {shown(name)}: give it a name of at most {LONGEST_NAME} characters in one line, for it "
+                "becomes a column of tables."
+            )
+        if name in COUNTED and not (_is_number(value) and value >= 0):
+            raise FederationError(f"{what} has the metric {name!r} = {shown(value)}, expected a finite number, 0 or more.")
+        if not _is_number(value) and not (name.startswith(MEASURED) and isinstance(value, float)):
+            raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number in float32.")
+
+
+COUNTED = frozenset({"flops", "steps", "batches", "adapt/flops"})
+"""Metrics of a turn that are sums: of none of them there can be less than nothing."""
+
+MEASURED = ("val/", "test/")
+"""What the names of metrics begin with of which there may be no number: NaN of too few examples, infinity of a perplexity."""
+
+
+MOST_METRICS = 1000
+"""How many metrics a turn may report; most are the ranks of the adapters of each layer."""
+
+LONGEST_NAME = 200
+"""Characters that the name of a metric may have."""
+
+LARGEST = torch.finfo(torch.float32).max
+"""What a metric may be at most: of such numbers sums and means over all clients and rounds are finite."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a number from 0 that floats have exactly."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _oddity(tensor: object) -> str | None:
+    """Why a server could not compute with a tensor; None if it can."""
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__}"
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"{type(tensor).__name__}, which is a tensor of its own kind"
+    if tensor.is_meta:
+        return "meta tensor, which holds no numbers"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"{'nested' if tensor.is_nested else tensor.layout} tensor"
+    if tensor.is_quantized:
+        return "quantised tensor"
+    if tensor.device.type != "cpu":
+        return f"tensor on {tensor.device}"
+    if tensor.requires_grad:
+        return "tensor that remembers how it was computed (detach it)"
+    return _memory_oddity(tensor)
+
+
+def _memory_oddity(tensor: Tensor) -> str | None:
+    """The same of where its values lie: each needs a place of its own, in memory that is there."""
+    end = 1  # behind the places of the dimensions so far, from the smallest stride on
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < end:
+                return "tensor whose values share their places (an expanded one, say; clone it)"
+            end += stride * (size - 1)
+    if tensor.numel() and tensor.untyped_storage().nbytes() < (tensor.storage_offset() + end) * tensor.element_size():
+        return "tensor whose memory was given back"
+    return None

@@ -1,0 +1,171 @@
+"""What a server keeps for each client, and arithmetic on all of it, a block at a time."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fed.tensors import State, unpack_bits
+
+BLOCK = 2**23
+"""Numbers that are in memory at once, of each kind: 64 MiB in float64. What is computed depends on it in its last bits."""
+
+
+class Kept(Protocol):
+    """A state per client that has one, of which as much is in memory as there is room for: the run's
+    :class:`~lightning_fed.storage.client_store.ClientStore`.
+    """
+
+    def __contains__(self, client: int) -> bool: ...
+
+    def __iter__(self) -> Iterator[int]:
+        """Who has a state, in order."""
+
+    def get(self, client: int) -> State:
+        """The state of a client; :class:`KeyError` if it has none."""
+
+    def part(self, client: int, name: str, start: int, stop: int) -> Tensor:
+        """Some values of a one-dimensional tensor of a client's state; the others are not brought into memory."""
+
+    def put(self, client: int, state: State, round: int) -> None:
+        """Replace the state of a client by the one it has after ``round``."""
+
+
+class Scratch(Kept, Protocol):
+    """The same for the time of a round: in no checkpoint."""
+
+    def clear(self) -> None:
+        """Drop all states."""
+
+
+def move(arrived: Scratch, kept: Kept, round: int) -> None:
+    """Keep what arrived in a round, now that all of it is there."""
+    for client in arrived:
+        kept.put(client, arrived.get(client), round)
+    arrived.clear()
+
+
+def flatten(state: State) -> Tensor:
+    """All values of a state, tensor by tensor, ``(d,)``."""
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def unflatten(vector: Tensor, like: State) -> State:
+    """The state that :func:`flatten` made a vector of: views, where they can be. Names, shapes and dtypes are those of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape).to(tensor.dtype) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+
+class Vectors:
+    """A vector for each of some clients, all of one length, of which a block of columns at a time is in memory.
+
+    Args:
+        states: where they are.
+        name: under which name, in each state.
+        clients: whose they are, in order.
+        length: how long each is.
+        default: that of clients who have no state.
+    """
+
+    def __init__(self, states: Kept, name: str, clients: Sequence[int], length: int, default: Tensor | None = None) -> None:
+        self.states = states
+        self.name = name
+        self.clients = list(clients)
+        self.length = length
+        self.default = default
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """A block, ``(clients, stop - start)``, in float64."""
+        block = torch.empty(len(self.clients), stop - start, dtype=torch.float64)
+        for row, client in zip(block, self.clients, strict=True):
+            known = client in self.states or self.default is None
+            row.copy_(self.states.part(client, self.name, start, stop) if known else self.default[start:stop])  # type: ignore[index]
+        return block
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Where the blocks begin and end."""
+        return _blocks(self.length, len(self.clients))
+
+
+def squared_distances(vectors: Vectors, rows: Sequence[int]) -> Tensor:
+    """Squared Euclidean distances between some of the vectors and all, in float64: exactly 0 where all are equal.
+
+    Args:
+        vectors: n of them.
+        rows: which of them, by their places.
+
+    Returns:
+        ``(len(rows), n)``.
+    """
+    total = torch.zeros(len(rows), len(vectors.clients), dtype=torch.float64)
+    for start, stop in vectors.blocks():
+        block = vectors.columns(start, stop)
+        block -= block[:1].clone()  # which loses fewer digits: models that began as one are near each other
+        norms = _squared_norms(block)
+        total += norms[list(rows), None] + norms - 2 * (block[list(rows)] @ block.T)
+    return total.clamp_(min=0)
+
+
+def squared_norms(vectors: Vectors) -> Tensor:
+    """Squared Euclidean lengths of n vectors, ``(n,)`` in float64."""
+    return torch.stack([_squared_norms(vectors.columns(start, stop)) for start, stop in vectors.blocks()]).sum(dim=0)
+
+
+def _squared_norms(block: Tensor) -> Tensor:
+    return torch.einsum("ij,ij->i", block, block)  # without another block for the squares
+
+
+def at_a_time(length: int) -> int:
+    """How many vectors of a length :func:`mixtures` should be asked for at a time: 128 MiB of float32."""
+    return max(1, 4 * BLOCK // length)
+
+
+def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tensor | None = None) -> Tensor:
+    """Weighted sums of all vectors, computed in float64.
+
+    Args:
+        vectors: n of them.
+        weights: of each of m sums, ``(m, n)``, in float64.
+        dtype: of the sums.
+        about: a vector that is subtracted from all and added to the sums. If the weights of a sum add up to 1 that changes its
+            rounding alone: the sum of vectors that all equal it is exactly it.
+
+    Returns:
+        ``(m, length)``.
+    """
+    sums = torch.empty(len(weights), vectors.length, dtype=dtype)
+    for start, stop in vectors.blocks():
+        block = vectors.columns(start, stop)
+        if about is None:
+            sums[:, start:stop] = weights @ block
+        else:
+            center = about[start:stop].double()
+            sums[:, start:stop] = weights @ block.sub_(center) + center
+    return sums
+
+
+def common_bits(states: Kept, name: str, clients: Sequence[int]) -> Tensor:
+    """How many bits each two of the clients' masks have in common, which are as :func:`~lightning_fed.core.messages.pack_bits` packed
+    them; on the diagonal, how many each has.
+
+    Args:
+        states: where the masks are.
+        name: under which name, in each state.
+        clients: whose they are.
+
+    Returns:
+        Integers ``(n, n)``.
+    """
+    total = torch.zeros(len(clients), len(clients), dtype=torch.int64)
+    length = states.get(clients[0])[name].numel() if clients else 0
+    for start, stop in _blocks(length, 8 * len(clients)):
+        masks = (unpack_bits(states.part(client, name, start, stop), 8 * (stop - start)) for client in clients)
+        block = torch.stack([mask.float() for mask in masks])  # in which sums up to 2^24 are exact
+        total += (block @ block.T).long()
+    return total
+
+
+def _blocks(length: int, width: int) -> Iterator[tuple[int, int]]:
+    size = max(1, BLOCK // max(1, width))
+    return ((start, min(start + size, length)) for start in range(0, length, size))

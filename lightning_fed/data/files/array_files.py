@@ -1,0 +1,168 @@
+"""Arrays in files of NumPy and tensors in files of PyTorch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fed.data.arrays import as_tensor
+from lightning_fed.data.files.files import sets_of
+from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.vision.images import resize
+from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
+
+ENDINGS = (".npz", ".pt", ".pth")
+SETS = ("train", "val", "test")
+NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+class ArrayFiles(TableData):
+    """Arrays by name, as ``numpy.savez`` writes them (``.npz``), or tensors by name, as ``torch.save`` writes a dict of them
+    (``.pt``).
+
+    Sets may be arrays of their own: ``train_images`` and ``train_labels``, perhaps ``val_…`` and ``test_…``, as in MedMNIST's
+    files. Every other array with a value per example is a column. So is ``file``, the name of an example's file without the ending:
+    with ``client: file`` each file is a client.
+
+    Args:
+        path: a file, or a folder with files that end in ``.npz``, ``.pt`` or ``.pth``.
+        input: name of the inputs, in the forms that :class:`InMemory` takes.
+        target: name of what is to be predicted, of shape (N,) or (N, 1).
+        test_path: an official test set, in the same form.
+        image_size: height and width that images in bytes are resized to, bilinearly, with three equal channels if they are grey;
+            None leaves them as they are.
+        mean: of images in bytes, scaled to [0, 1], per channel or for all.
+        std: the same.
+        **kwargs: see :class:`TableData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        input: str = "images",
+        target: str = "labels",
+        test_path: str | None = None,
+        image_size: PositiveInt | None = None,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.input = input
+        self.target = target
+        self.test_path = test_path
+        self.image_size: int | None = image_size
+        self.mean, self.std = tuple(mean), tuple(std)
+
+    def read(self) -> Table:
+        """All examples of all files."""
+        files, sets = sets_of(self.path, self.test_path, ENDINGS)
+        tables = [
+            self._table_of(file, arrays, prefix, "train" if sets is None else sets[place])
+            for place, file in enumerate(files)
+            for arrays in [load_arrays(file)]
+            for prefix in self._prefixes(file, arrays)
+        ]
+        first = tables[0]
+        same = set(first).intersection(*map(set, tables))
+        for table in tables:
+            kinds = [f"{of[self.input].dtype} of shape {of[self.input].shape[1:]}" for of in (first, table)]
+            places = " and ".join(map(_file, (first, table)))
+            require(
+                kinds[0] == kinds[1],
+                f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {places}: give examples of one kind and size.",
+            )
+        joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
+        try:
+            inputs = as_tensor(joined.pop(self.input))
+        except FederationError as error:
+            raise FederationError(f"The {self.input} of {self.path} are {error}") from error
+        if self.image_size is not None:
+            require(
+                inputs.dtype == torch.uint8 and inputs.dim() == 4,
+                f"Got image_size={self.image_size}, but {self.input} is {inputs.dtype} of shape {tuple(inputs.shape)}: images are "
+                "bytes. Leave image_size out.",
+            )
+            inputs = resize(inputs, self.image_size)
+        found = joined.pop("set")
+        return Table(inputs, joined.pop(self.target), joined, None if set(found.tolist()) == {"train"} else found)
+
+    def _prefixes(self, file: Path, arrays: Mapping[str, Any]) -> list[str]:
+        """What the names of the inputs begin with, one per set; nothing where there is one set."""
+        prefixes = ["", *(f"{name}_" for name in SETS)]
+        found = [prefix for prefix in prefixes if {f"{prefix}{self.input}", f"{prefix}{self.target}"} <= arrays.keys()]
+        require(
+            len(found) > 0,
+            f"{file} has the arrays {', '.join(arrays)}, but no {self.input} and {self.target}, nor train_{self.input} and "
+            f"train_{self.target}: set --data.init_args.input and target.",
+        )
+        return found[:1] if found[0] == "" else found
+
+    def _table_of(self, file: Path, arrays: Mapping[str, NDArray[Any]], prefix: str, of_file: str) -> dict[str, NDArray[Any]]:
+        """The arrays of one set that have a value per example."""
+        given = arrays[f"{prefix}{self.input}"]
+        require(given.ndim > 0, f"{file} has a single number as {prefix}{self.input}: give a row per example.")
+        size = len(given)
+        table = {
+            name.removeprefix(prefix): values
+            for name, values in arrays.items()
+            if name.startswith(prefix) and values.ndim > 0 and len(values) == size
+        }
+        target = table.get(self.target)
+        require(
+            target is not None and target.size == size,
+            f"{file} has {size} {prefix}{self.input} and {prefix}{self.target} of shape "
+            f"{arrays[f'{prefix}{self.target}'].shape}: give one per example.",
+        )
+        kind = arrays[f"{prefix}{self.target}"].dtype
+        require(kind.kind in "buifUS", f"{file} has {prefix}{self.target} of {kind}: give classes, as names or numbers.")
+        columns = {name: values.reshape(size) for name, values in table.items() if name != self.input and values.size == size}
+        of_set = prefix.removesuffix("_") or of_file
+        return columns | {self.input: table[self.input], "file": np.full(size, file.stem), "set": np.full(size, of_set)}
+
+
+def _file(table: Mapping[str, NDArray[Any]]) -> str:
+    return str(table["file"][0]) if len(table["file"]) else "an empty file"
+
+
+def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file, or its tensors as arrays, by name. Nothing else is unpickled."""
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as opened:
+                found = dict(opened)
+        else:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # zipfile's, pickle's, torch's and NumPy's own
+        raise FederationError(
+            f"Could not read {file} ({type(error).__name__}: {' '.join(str(error).split())}): expected what numpy.savez writes of "
+            "arrays of numbers or strings, or torch.save of a dict of tensors."
+        ) from error
+    if file.suffix == ".npz":
+        other = next((name for name, values in found.items() if not isinstance(values, np.ndarray)), None)
+        require(other is None, f"{file} holds {other!r}, which is no array: write it with numpy.savez.")
+        return found
+    require(
+        isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values()),
+        f"{file} has a {type(found).__name__}: expected a dict of tensors, as torch.save({{'images': …, 'labels': …}}, …) writes.",
+    )
+    other = next((name for name in found if not isinstance(name, str)), None)
+    require(other is None, f"{file} has a tensor by the name {other!r}, a {type(other).__name__}: name tensors by strings.")
+    return {name: _as_numpy(tensor, f"{file} has {name}") for name, tensor in found.items()}
+
+
+def _as_numpy(tensor: Tensor, what: str) -> NDArray[Any]:
+    """A tensor as an array. What has fewer bits than any float of NumPy's is widened, which changes no number."""
+    if tensor.is_floating_point() and tensor.dtype not in NUMPY_FLOATS:
+        tensor = tensor.float()
+    try:
+        return tensor.numpy(force=True)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        said = " ".join(str(error).split())
+        raise FederationError(f"{what}, of which there is no array ({said:.100}): save ordinary tensors of numbers.") from error

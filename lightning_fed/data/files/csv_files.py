@@ -1,0 +1,143 @@
+"""Tables of numbers in CSV files."""
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_fed.data.files.files import sets_of
+from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.lines import csv_rows, refuse_doubles
+from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.errors import FederationError, require
+
+
+class CSVFiles(TableData):
+    """Numbers in CSV files with a header, one example per line. A network gets them as floats of shape (B, inputs), as they are.
+
+    Besides its columns, an example has ``file``, the name of its file without the ending: with ``client: file`` each file is a
+    client.
+
+    Args:
+        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8.
+        target: the column that is to be predicted.
+        input: the columns that are used; None: all but those that have another use.
+        test_path: an official test set, in the same form.
+        delimiter: what is between columns; None: a tab in files that end in ``.tsv``, else a comma.
+        **kwargs: see :class:`TableData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        target: str,
+        input: list[str] | str | None = None,
+        test_path: str | None = None,
+        delimiter: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.target = target
+        self.input = [input] if isinstance(input, str) else input
+        self.test_path = test_path
+        self.delimiter = delimiter
+
+    def read(self) -> Table:
+        """All lines of all files."""
+        files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
+        header, lines, places = self._lines(files)
+        columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
+        require(self.target in columns, f"{files[0]} has the columns {', '.join(header)}, but no target {self.target!r}.")
+        other_use = {self.target, self.split_column, self.partition.column if isinstance(self.partition, ByColumn) else None}
+        names = self.input or [name for name in header if name not in other_use]
+        lacking = [name for name in names if name not in columns]
+        require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")
+        require(len(names) > 0, f"{files[0]} has no column besides {', '.join(header)}: an input is needed.")
+        inputs = np.stack([self._numbers(name, columns[name], files, places) for name in names], axis=1)
+        numbers = np.array(places[0])
+        columns["file"] = np.array([file.stem for file in files])[numbers]
+        of_set = None if sets is None else np.array(sets)[numbers]
+        return Table(torch.from_numpy(inputs), self._targets(columns.pop(self.target), files, places), columns, of_set)
+
+    def _lines(self, files: list[Path]) -> tuple[list[str], list[list[str]], "Places"]:
+        """The header, the lines of all files, and where each stands."""
+        header: list[str] | None = None
+        lines: list[list[str]] = []
+        places: Places = array("q"), array("q")
+        for number, file in enumerate(files):
+            rows = csv_rows(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
+            _, own = next(rows, (1, []))
+            refuse_doubles(own, f"The header of {file}")
+            header = own if header is None else header
+            require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
+            for line, fields in rows:
+                fits = len(fields) == len(header)
+                require(fits, f"{file}, line {line}, has {len(fields)} columns, but the header has {len(header)}.")
+                lines.append(fields)
+                places[0].append(number)
+                places[1].append(line)
+        require(len(lines) > 0, f"{files[0]} has no line below its header.")
+        return header or [], lines, places
+
+    def _numbers(self, name: str, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[np.float32]:
+        try:
+            numbers = values.astype(np.float32)
+            bad = int(np.argmin(np.isfinite(numbers)))
+            if np.isfinite(numbers[bad]):
+                return numbers
+        except ValueError:
+            bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
+        raise FederationError(
+            f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {name!r}, which is not a number: correct it, "
+            "or name the columns that are to be used with --data.init_args.input."
+        )
+
+    def _targets(self, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[Any]:
+        bad = int(np.argmin(values != ""))
+        require(
+            values[bad] != "",
+            f"{_place(bad, files, places)}, has nothing in the column {self.target!r}, which is to be predicted: fill it in, "
+            "or take the line out.",
+        )
+        targets = typed(values)
+        if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
+            bad = int(np.argmin(whole))
+            raise FederationError(
+                f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {self.target!r}, which is not whole: give "
+                "classes, as names or numbers."
+            )
+        return targets
+
+
+Places = tuple["array[int]", "array[int]"]
+"""Of each example, the number of its file and its line there."""
+
+
+def _place(row: int, files: list[Path], places: Places) -> str:
+    return f"{files[places[0][row]]}, line {places[1][row]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(str(value))
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+LONGEST_SHOWN = 60
+"""Characters of a field that an error tells."""
+
+
+def typed(values: NDArray[Any]) -> NDArray[Any]:
+    """What stands in a column, as numbers if it all is numbers."""
+    return values.astype(np.float64) if all(map(_is_number, values.tolist())) else values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

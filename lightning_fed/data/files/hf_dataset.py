@@ -1,0 +1,233 @@
+"""Datasets of the Hugging Face library: from a folder, from files or from the hub."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fed.data.arrays import as_tensor
+from lightning_fed.data.batches import Inputs
+from lightning_fed.data.files.table import ROLES, Table, TableData
+from lightning_fed.data.hub import load_from_hub, quiet_datasets
+from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.data.split import TRAIN
+from lightning_fed.data.text.classification import load_tokenizer, tokenised
+from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, resized, told_of_image
+from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt
+
+FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+"""What reads a file, by how its name ends."""
+
+
+class HFDataset(TableData):
+    """A dataset of the Hugging Face library (``pip install "lightning-fed[hub]"``): images, texts or numbers.
+
+    Its sets are found by their names, ``train``, ``validation`` and ``test``. Images are decoded when a batch needs them, and the
+    table stays on disk. Texts are tokenised once. Names of classes come from a target of the library's type ``ClassLabel``, or from
+    the target's strings. Every column of single values can say whose an example is.
+
+    Args:
+        path: a folder that ``save_to_disk`` wrote; a file, or a folder of files, in CSV, JSON, Parquet or Arrow; else a name on the
+            hub, ``owner/name``. Files are copied into the library's cache.
+        input: the column that a network gets: an image, a text or numbers; or two columns of texts; or several of single numbers.
+        target: the column that is to be predicted.
+        client: the column that says whose an example is; see :class:`TableData`.
+        config: which configuration of a hub dataset, if it has several.
+        test: the set to test on.
+        tokenizer: for texts, a folder or a name on the hub.
+        max_length: longest text, or pair of texts, in tokens.
+        image_size: height and width the images are resized to, bilinearly.
+        in_memory: decode all images at once and keep them: with several rounds, and room for them, it is faster.
+        mean: of an image's pixels in [0, 1], per channel. Default: ImageNet's.
+        std: the same.
+        **kwargs: see :class:`TableData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        input: list[str] | str,
+        target: str,
+        client: str | None = None,
+        config: str | None = None,
+        test: str = "test",
+        tokenizer: str | None = None,
+        max_length: PositiveInt = 128,
+        image_size: PositiveInt = 32,
+        in_memory: bool = False,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(client=client, **kwargs)
+        for name, size in (("max_length", max_length), ("image_size", image_size)):
+            require(size >= 1, f"Got {name}={size}: give a whole number from 1.")
+        self.path = path
+        self.input = [input] if isinstance(input, str) else input
+        self.target = target
+        self.config = config
+        self.test = test
+        self.tokenizer = tokenizer
+        self.max_length: int = max_length
+        self.image_size: int = image_size
+        self.in_memory = in_memory
+        self.mean, self.std = tuple(mean), tuple(std)
+
+    def read(self) -> Table:
+        """All examples of all sets."""
+        found = self._sets()
+        with quiet_datasets() as datasets:
+            rows = datasets.concatenate_datasets(list(found.values()))
+            lacking = [name for name in (*self.input, self.target) if name not in rows.features]
+            require(
+                not lacking,
+                f"{self.path} has the columns {', '.join(rows.features)}, but no {', '.join(lacking)}: check input and target.",
+            )
+            feature = rows.features[self.target]
+            names = list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+            single = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
+            require(
+                self.target in single, f"The target {self.target!r} of {self.path} is {feature}: expected one class per example."
+            )
+            sets = None if len(found) == 1 else np.repeat(list(found), [len(of_set) for of_set in found.values()])
+            return Table(self._inputs(datasets, rows), values_of(rows, self.target), Columns(rows, single), sets, names)
+
+    def _sets(self) -> dict[str, Any]:
+        """The sets that are used, by the name of their role."""
+        loaded = self._loaded_sets()
+        if not isinstance(loaded, Mapping):
+            return {"train": loaded}
+        if len(loaded) == 1:
+            return {"train": next(iter(loaded.values()))}
+        require(
+            self.test in loaded or self.test == "test",
+            f"{self.path} has the sets {', '.join(loaded)}, but no {self.test!r} to test on: set --data.init_args.test.",
+        )
+        found = {name: rows for name, rows in loaded.items() if name in ROLES and (name != "test" or self.test == "test")}
+        if self.test in loaded:
+            found.pop(self.test, None)
+            found["test"] = loaded[self.test]
+        require(
+            any(ROLES[name] == TRAIN for name in found),
+            f"{self.path} has the sets {', '.join(loaded)}, of which none is called train: give a single one, or rename them.",
+        )
+        return found
+
+    def _loaded_sets(self) -> Any:
+        """One set, or several by name."""
+        place = Path(self.path).expanduser()
+        if not place.exists():
+            config = [] if self.config is None else [self.config]
+            return load_from_hub(self.path, *config, option="path")
+        with quiet_datasets() as datasets:
+            try:
+                if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                    return datasets.load_from_disk(str(place))
+                if place.is_dir():
+                    return datasets.load_dataset(str(place))
+                require(
+                    place.suffix.lower() in FORMATS,
+                    f"{place} ends in {place.suffix or 'nothing'}: expected a folder that save_to_disk wrote, or a file that ends "
+                    f"in one of {', '.join(FORMATS)}.",
+                )
+                options = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
+                return datasets.load_dataset(FORMATS[place.suffix.lower()], data_files=str(place), **options)
+            except FederationError:
+                raise
+            except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+                told = " ".join(str(error).split())
+                raise FederationError(f"Could not load a dataset from {place.absolute()} ({told}): check its files.") from error
+
+    def _inputs(self, datasets: Any, rows: Any) -> Inputs:
+        """What a network gets, by what the columns hold."""
+        kinds = [rows.features[name] for name in self.input]
+        if len(kinds) == 1 and isinstance(kinds[0], datasets.Image):
+            column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())
+            images = ImageColumn(column, self.image_size, self.path)
+            return images.read(torch.arange(len(images))) if self.in_memory else images
+        if all(isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string") for kind in kinds):
+            require(len(kinds) <= 2, f"Got {len(kinds)} columns of texts: give one or two.")
+            require(
+                self.tokenizer is not None,
+                f"The input {', '.join(self.input)} of {self.path} is text: set --data.init_args.tokenizer to that of the network.",
+            )
+            texts = list(zip(*(values_of(rows, name).tolist() for name in self.input), strict=True))
+            for row, parts in enumerate(texts):
+                require(None not in parts, f"{self.path}, row {row}, has no text in {' or '.join(self.input)}: leave the row out.")
+            return tokenised(texts, load_tokenizer(str(self.tokenizer)), self.max_length)
+        try:
+            columns = [np.array(rows.with_format("numpy")[name][:]) for name in self.input]
+            numbers = np.stack(columns, axis=1) if len(columns) > 1 else columns[0]
+            return as_tensor(numbers.astype(np.float32 if numbers.dtype.kind != "f" else numbers.dtype))
+        except (TypeError, ValueError) as error:
+            raise FederationError(
+                f"The input {', '.join(self.input)} of {self.path} is {', '.join(map(str, kinds))}: expected an image, one or two "
+                "texts, or numbers of one shape."
+            ) from error
+
+
+class Columns(Mapping[str, NDArray[Any]]):
+    """The columns of single values, each read when it is asked for.
+
+    Args:
+        rows: a dataset of the Hugging Face library.
+        names: of these columns.
+    """
+
+    def __init__(self, rows: Any, names: list[str]) -> None:
+        self._rows = rows
+        self._names = names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """One of them."""
+        return values_of(self._rows, name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a column, without reading it."""
+        return name in self._names
+
+
+class ImageColumn(LazyInputs):
+    """Images in a dataset of the Hugging Face library, in colour and of one size.
+
+    Args:
+        rows: the dataset, with one column.
+        size: height and width that they are resized to, bilinearly.
+        what: the dataset is called.
+    """
+
+    def __init__(self, rows: Any, size: int, what: str) -> None:
+        self.rows = rows
+        self.size = size
+        self.what = what
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.rows)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """The images at the given positions, uint8 of shape (B, 3, size, size)."""
+        images = []
+        for row in rows.tolist():
+            with told_of_image(f"the image in row {row} of {self.what}"):
+                [image] = self.rows[row].values()
+                images.append(resized(image, self.size))
+        return torch.stack(images)
+
+
+def values_of(rows: Any, name: str) -> NDArray[Any]:
+    """A column of single values."""
+    return np.array(rows[name][:])

@@ -1,0 +1,96 @@
+"""Images in folders."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
+from lightning_fed.errors import require
+from lightning_fed.options import PositiveInt
+
+CLASS, SET, FILE = "class", "split", "file"
+"""Names of a folder's levels that mean something, and of the column that an image always has."""
+
+
+class ImageFolder(TableData):
+    """Images in folders that say what is on them, as torchvision's class of this name reads them: ``<class>/…/<image>``.
+
+    Further levels of folders say more: ``layout: hospital/class`` reads ``<hospital>/<class>/<image>``, and ``client: hospital``
+    makes each hospital a client. An example has a column for each level, and ``file``, its path. Images are decoded when a batch
+    needs them; what is in memory is their paths. Folders whose names begin with a dot are passed over.
+
+    Args:
+        root: the folder.
+        layout: the levels of its folders, ``class`` among them; a level ``split`` has the names of sets (``train``, ``val``,
+            ``test``). None: ``split/class`` if there is a folder ``train``, else ``class``.
+        image_size: height and width the images are resized to, bilinearly.
+        in_memory: decode all images at once and keep them: with several rounds, and room for them, it is faster.
+        mean: of the pixels in [0, 1], per channel. Default: ImageNet's.
+        std: the same.
+        **kwargs: see :class:`TableData`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        layout: str | None = None,
+        image_size: PositiveInt = 32,
+        in_memory: bool = False,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        levels = [] if layout is None else layout.strip("/").split("/")
+        require(
+            layout is None or (CLASS in levels and len(set(levels)) == len(levels) and FILE not in levels),
+            f"Got layout={layout!r}: give the name of each level of folders, one of them {CLASS}, as in hospital/{CLASS}.",
+        )
+        require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
+        self.root = root
+        self.layout = layout
+        self.image_size: int = image_size
+        self.in_memory = in_memory
+        self.mean, self.std = tuple(mean), tuple(std)
+
+    def read(self) -> Table:
+        """The paths of all images, and what their folders say."""
+        root = Path(self.root).expanduser()
+        require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.root to the folder with the images.")
+        layout = self.layout or (f"{SET}/{CLASS}" if (root / "train").is_dir() else CLASS)
+        levels = layout.strip("/").split("/")
+        found = [(*names, file) for names, folder in folders(root, len(levels)) for file in images_in(folder, root)]
+        require(
+            len(found) > 0,
+            f"Found no images in {root.absolute()}, where the levels of folders should be {layout}: check root and layout.",
+        )
+        *values, files = zip(*found, strict=True)
+        columns = {name: np.array(column) for name, column in zip([*levels, FILE], [*values, files], strict=True)}
+        images = ImagePaths(str(root), files, self.image_size)
+        inputs = images.read(torch.arange(len(files))) if self.in_memory else images
+        return Table(inputs, columns[CLASS], columns, columns.get(SET))
+
+
+def folders(root: Path, depth: int) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """The folders so many levels below, in order, each with the names that lead to it."""
+    if depth == 0:
+        yield (), root
+        return
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        for names, below in folders(folder, depth - 1):
+            yield (folder.name, *names), below
+
+
+def images_in(folder: Path, root: Path) -> Iterator[str]:
+    """The images anywhere in a folder, in order, as paths within the root. Links are followed."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    for place, _, names in sorted(os.walk(folder, followlinks=True)):
+        for name in sorted(names):
+            if name.lower().endswith(IMG_EXTENSIONS):
+                yield str((Path(place) / name).relative_to(root))

@@ -1,0 +1,81 @@
+"""What a server knows of data that stay at their sites."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from zlib import crc32
+
+from torch import Tensor
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.data.batches import SharedTensors
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.deployment.wire import Described
+from lightning_fed.errors import FederationError
+
+
+class DataAtSites(FederatedDataModule):
+    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them.
+
+    Args:
+        given: the study's data, of which nothing is loaded.
+    """
+
+    at_hand = False
+
+    def __init__(self, given: FederatedDataModule) -> None:
+        super().__init__(partition=given.partition, batch_size=given.batch_size, lone_example=given.lone_example, seed=given.seed)
+        self.given = given
+        self.num_classes, self.problem, self.mean, self.std = given.num_classes, given.problem, given.mean, given.std
+        self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
+        self.image_size, self.tokenizer = (getattr(given, name, None) for name in ("image_size", "tokenizer"))
+        self._checksum = ""
+
+    def refuse_what_needs_them(self, model: FederatedModule) -> None:
+        """Raises :class:`FederationError` for a method that cannot do without."""
+        if model.centralised:
+            self.pooled()
+        if model.needs_public_data:
+            self.public_set()
+
+    def described(self, sites: Sequence[Described]) -> None:
+        """Take in what the sites say, in order of the clients."""
+        self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
+        checksum = 0
+        for site in sites:
+            checksum = crc32(site.data.encode(), checksum)
+        self._checksum = f"{checksum:08x}"
+
+    @property
+    def clients(self) -> list[ClientInfo]:
+        """What is known about each client, in order of their ids."""
+        return list(self._clients)
+
+    @property
+    def num_clients(self) -> int:
+        """How many sites there are."""
+        return len(self._clients)
+
+    def setup(self, stage: str | None = None) -> None:
+        """There is nothing to load."""
+
+    def majority_accuracy(self) -> None:
+        """Nobody here knows it."""
+
+    def fingerprint(self) -> str:
+        """Checksum of the checksums of all sites."""
+        return self._checksum
+
+    def pooled(self) -> ClientDataModule:
+        """Raises :class:`FederationError`."""
+        raise FederationError(
+            "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
+            "(CentralizedLoRA does not)."
+        )
+
+    def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
+        """Raises :class:`FederationError`."""
+        raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
+
+    def _loaded(self) -> SharedTensors:
+        raise FederationError("The data are at their sites: nothing of them can be looked at here.")

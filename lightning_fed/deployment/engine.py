@@ -1,0 +1,295 @@
+"""The server's side of turns at sites: messages go out, and answers are waited for."""
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torchmetrics import Metric
+
+from lightning_fed.core.aggregation import check_form, check_update
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import SERVER, ClientInfo
+from lightning_fed.deployment.data import DataAtSites
+from lightning_fed.deployment.link import Broken, Link
+from lightning_fed.deployment.wire import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
+from lightning_fed.engines.base import Engine
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker import Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.formatting import escaped
+from lightning_fed.storage.client_store import ClientStore
+from lightning_fed.tensors import State
+
+TRIES = 2
+"""How often a site is asked that answers with an error, or not at all."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Message(Generic[T]):
+    """A message to a site, and what came of it.
+
+    Args:
+        client: whose site.
+        pack: makes it, anew if it goes out again.
+        read: makes something of the answer's head and tensors, and refuses what is none.
+        ends: when it is too late for an answer.
+    """
+
+    client: int
+    pack: Callable[[], bytes]
+    read: Callable[[dict[str, Any], State, str], T]
+    ends: float
+    tries: int = 0
+    ticket: str | None = None  # while it is under way
+    answer: T | None = None
+    failure: str | None = None
+    trouble: str = ""  # that it has had so far
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.failure is not None
+
+    def take(self, answer: bytes | Broken) -> None:
+        """Read what came, and see whether it is to be asked for again."""
+        self.ticket = None
+        if isinstance(answer, Broken):
+            self.trouble = escaped(answer.why)
+            self.tries -= answer.away
+        else:
+            whose = f"The site of client {self.client}'s"
+            try:
+                head, tensors = unpack(answer, whose)
+                if counted(head, "client", whose) != self.client:
+                    raise FederationError(f"{whose} message is of client {head['client']}.")
+                kind = said(head, "answer", str, whose)
+                if kind == "refused":  # which a second time would be refused, too
+                    self.failure = escaped(said(head, "why", str, whose))
+                    return
+                if kind == "failed":
+                    self.trouble = f"{escaped(said(head, 'why', str, whose))}, of which the site's log says more"
+                else:
+                    self.answer = self.read(head, tensors, whose)
+                    return
+            except FederationError as error:
+                self.trouble = escaped(str(error))
+        if self.tries >= TRIES:
+            self.failure = self.trouble
+
+
+class Sites(Engine):
+    """Has turns carried out at sites. Private states stay there; in their place the server's store has the round that a client's is
+    of, so that checkpoints refer to states at sites as they refer to states here, and sites learn which are still referred to.
+
+    Args:
+        link: carries messages.
+        count: how many clients there are, each with a site of its own.
+        study: what must be the same at all sites.
+        wait: seconds until all sites must be online and have said what they have, at the start.
+        deadline: seconds that the turns of a phase of a round may take; a turn that takes longer is lost.
+        quorum: share of a phase's turns that must arrive; below it the run ends.
+        poll: seconds between looks for answers.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        count: int,
+        study: Study,
+        wait: float = 600,
+        deadline: float = 3600,
+        quorum: float = 1.0,
+        poll: float = 0.5,
+    ) -> None:
+        self.link, self.count, self.study = link, count, study
+        self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
+        self._sites: list[Described] = []
+        self._opened: tuple[str, ClientStore, Worker] | None = None
+        self._frozen = ""
+        self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
+        self._asked = self._lost = 0  # turns of the phase
+        self._refused: Turn | None = None  # the last whose update the server did not take
+
+    def clients(self, data: FederatedDataModule) -> Sequence[ClientInfo]:
+        """Wait until all sites are there, and ask them what they have.
+
+        Raises:
+            FederationError: naming those that are not there, or the first that refuses and why.
+        """
+        if not isinstance(data, DataAtSites):
+            raise FederationError(f"The engine Sites got {type(data).__name__}, but data are at the sites: give DataAtSites(data).")
+        ends = time.monotonic() + self.wait
+        self._wait_for_all(ends)
+        question = {"ask": "describe", **self.study.head}
+        asked = [_Message(k, partial(pack, question | {"client": k}), self._read_description, ends) for k in range(self.count)]
+        self._sites = []
+        for message in asked:
+            self._finish(message, asked)
+            if message.answer is None:
+                why = str(message.failure).removesuffix(".")
+                raise FederationError(f"The site of client {message.client} cannot take part: {why}.")
+            self._sites.append(message.answer)
+        lengths = sorted({len(site.info.label_counts) for site in self._sites})
+        if len(lengths) > 1:
+            raise FederationError(
+                f"Some sites count {lengths[0]} labels and others {lengths[-1]}: the data must have the same classes at all sites. "
+                "Where they are found in files, say which there are (data.init_args.classes)."
+            )
+        data.described(self._sites)
+        return data.clients
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Give the run a name, or find that of the run that is continued."""
+        named = states.find(SERVER)
+        if named is None:
+            named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
+            states.put(SERVER, named, 0)
+        worker = recipe.worker()
+        self._opened = bytes(named["run"].tolist()).hex(), states, worker
+        self._frozen, self._statistics = frozen_checksum(worker.template), {}
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here. That a site
+        has another private state is noted when its update has been taken: if the server refuses it, the turn never happened.
+
+        Raises:
+            FederationError: if fewer than the quorum arrive.
+        """
+        assert self._opened is not None, "open() comes first"
+        _, states, _ = self._opened
+        asked, ends = list(turns), time.monotonic() + self.deadline
+        waiting = deque(
+            _Message(turn.client.id, partial(self._packed, turn), partial(self._read_update, turn), ends) for turn in asked
+        )
+        self._asked, self._lost = len(asked), 0
+        for turn in asked:
+            message = waiting[0]
+            self._finish(message, waiting)
+            waiting.popleft()  # and with it the update, when it has been merged
+            if message.answer is None:
+                yield self._lose(turn, str(message.failure))
+                continue
+            update, keeps = message.answer
+            yield update
+            if turn.verb == "fit" and keeps and self._refused is not turn:
+                states.put(turn.client.id, {"round": torch.tensor(turn.round)}, turn.round)
+
+    def refused(self, turn: Turn, error: FederationError) -> Lost:
+        """The turn is lost, as if its site had not answered. Raises :class:`FederationError` below the quorum."""
+        self._refused = turn
+        return self._lose(turn, escaped(str(error)))
+
+    def _lose(self, turn: Turn, why: str) -> Lost:
+        self._lost += 1
+        if self._asked - self._lost < self.quorum * self._asked:
+            raise FederationError(
+                f"Round {turn.round}: the turn of client {turn.client.id} was lost ({why}), and {self._asked - self._lost} of "
+                f"{self._asked} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "
+                "--ckpt_path last; or go on without it, with a smaller --quorum."
+            )
+        return Lost(turn.client.id, why)
+
+    def close(self) -> None:
+        """The sites hear nothing of it; they wait for the next message."""
+        self._opened = None
+        self._statistics = {}
+
+    # ------------------------------------------------------------------------------------------------------ what is exchanged
+
+    def _packed(self, turn: Turn) -> bytes:
+        assert self._opened is not None
+        run, states, _ = self._opened
+        client = turn.client.id
+        turn = replace(turn, since=turn.since if client in states else 0)  # without a private state there is nothing to start from
+        held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
+        return Errand(run, turn, held, data, self._frozen).pack(self.study)
+
+    def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
+        return Described.unpacked(head, whose)
+
+    def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
+        """The update, checked as far as the run does not do it."""
+        assert self._opened is not None
+        update, keeps = unpack_update(head, tensors, whose)
+        info, template = self._sites[turn.client.id].info, self._opened[2].template
+        if update.num_examples != info.num_train:
+            raise FederationError(
+                f"{whose} message counts {update.num_examples} training examples, {info.num_train} were described."
+            )
+        headline = (f"test/{template.headline_metric}",) if info.num_test else ()
+        for name in {"fit": ("flops",), "gather": ("batches",), "evaluate": headline}.get(turn.verb, ()):
+            said(update.metrics, name, float, whose)
+        check_form(update)
+        for metrics in (template.val_metrics, template.test_metrics):
+            for name, metric in metrics.items(copy_state=False):
+                if name in update.metrics and is_too_good(metric, update.metrics[name]):
+                    raise FederationError(f"{whose} message has {name} = {update.metrics[name]:g}, which no model reaches.")
+        if turn.verb == "gather":
+            check_update(update, self._statistics_of(turn))
+        elif turn.verb == "evaluate" and update.state:
+            raise FederationError(f"{whose} message has tensors, and a measurement has none.")
+        return update, keeps
+
+    def _statistics_of(self, turn: Turn) -> State:
+        assert self._opened is not None
+        capacity = turn.broadcast.capacity
+        if capacity not in self._statistics:
+            self._statistics[capacity] = self._opened[2].load(turn.client, turn.broadcast, None).statistics()
+        return self._statistics[capacity]
+
+    # ---------------------------------------------------------------------------------------------------------------- waiting
+
+    def _wait_for_all(self, ends: float) -> None:
+        said_before: list[int] = []
+        while missing := sorted(set(range(self.count)) - set(self.link.online())):
+            if missing != said_before:
+                print(f"Waiting for the sites of clients {', '.join(map(str, missing))}.", flush=True)
+                said_before = missing
+            if time.monotonic() > ends:
+                raise FederationError(
+                    f"The sites of clients {', '.join(map(str, missing))} were not online within {self.wait:g} seconds: is "
+                    "lightning-fed join running there, and does it reach the server? --wait says how long to wait."
+                )
+            time.sleep(self.poll)
+
+    def _finish(self, message: _Message[Any], waiting: Collection[_Message[Any]]) -> None:
+        """Wait for an answer, and see to the others meanwhile."""
+        while True:
+            self._see_to(waiting)
+            if message.is_done:
+                return
+            time.sleep(self.poll)
+
+    def _see_to(self, messages: Collection[_Message[Any]]) -> None:
+        """Send what has to be sent, take what has come, give up what takes too long."""
+        undone = [message for message in messages if not message.is_done]
+        online = self.link.online() if any(message.ticket is None for message in undone) else ()
+        for message in undone:
+            if (left := message.ends - time.monotonic()) <= 0:
+                message.failure = message.trouble or "no answer in time"
+            elif message.ticket is None:
+                if message.client in online:
+                    message.tries += 1
+                    message.ticket = self.link.send(message.client, message.pack(), left)
+                else:
+                    message.trouble = message.trouble or "its site was not online"
+            elif (answer := self.link.poll(message.ticket)) is not None:
+                message.take(answer)
+
+
+def is_too_good(metric: Metric, value: float) -> bool:
+    """Whether a metric cannot have a value: it is better than the best there is, which torchmetrics knows. What that says of the
+    worst is not always so: a coefficient of determination may be less than 0.
+    """
+    less_is_better = metric.higher_is_better is False
+    best = metric.plot_lower_bound if less_is_better else metric.plot_upper_bound
+    tolerance = 1e-6  # of a mean in float32
+    return best is not None and (value < best - tolerance if less_is_better else value > best + tolerance)

@@ -1,0 +1,131 @@
+"""The link to sites through Flower's ServerApp."""
+
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.deployment.flower import commands
+from lightning_fed.deployment.flower.channel import Door
+from lightning_fed.deployment.link import Broken, Link
+from lightning_fed.errors import FederationError
+
+START = 120.0
+"""Seconds that Flower's processes may take to start."""
+
+
+class FlowerLink(Link):
+    """Has the ServerApp carry messages. Sites are known by the keys that are registered for them, and by nothing that they say.
+
+    Args:
+        app: the connection to the ServerApp.
+        clients: whose key it is, by key, in PEM.
+    """
+
+    def __init__(self, app: Connection, clients: Mapping[str, int]) -> None:
+        self._app = app
+        self._clients = clients
+        self._nodes: dict[int, int] = {}
+        self._sent_to: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        self._failures = itertools.count()
+
+    def online(self) -> Collection[int]:
+        """Those whose node the SuperLink has heard of lately."""
+        answer, _ = self._ask("nodes")
+        self._nodes = {self._clients[key]: node for key, node in answer.get("nodes", {}).items() if key in self._clients}
+        return self._nodes.keys()
+
+    def send(self, client: int, message: bytes, seconds: float) -> str:
+        """Through the SuperLink, which keeps it until the site fetches it, or so many seconds have passed."""
+        node = self._nodes[client]
+        answer, _ = self._ask("send", message, node=node, seconds=seconds)
+        if "ticket" not in answer:
+            ticket = f"failed-{next(self._failures)}"
+            self._failed[ticket] = answer.get("broken", "Flower did not take the message")
+            return ticket
+        self._sent_to[answer["ticket"]] = node
+        return str(answer["ticket"])
+
+    def poll(self, ticket: str) -> bytes | Broken | None:
+        """From the SuperLink, which has it until it is asked for."""
+        if ticket in self._failed:
+            return Broken(self._failed.pop(ticket))
+        answer, content = self._ask("poll", node=self._sent_to[ticket], ticket=ticket)
+        if not answer:
+            return None
+        del self._sent_to[ticket]
+        return Broken(answer["broken"], answer["away"]) if "broken" in answer else content
+
+    def _ask(self, deed: str, body: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+        try:
+            self._app.send_bytes(json.dumps({"do": deed, **asked}).encode())
+            self._app.send_bytes(body)
+            return json.loads(self._app.recv_bytes()), self._app.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise FederationError(
+                "Flower's ServerApp has ended: its log says why. Continue with --ckpt_path last, which starts Flower anew."
+            ) from error
+
+
+def keys_in_pem(files: Sequence[Path]) -> dict[str, int]:
+    """Whose key it is, by key as Flower has it. Raises :class:`FederationError` for what is no such key, or there twice."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    clients: dict[str, int] = {}
+    for client, file in enumerate(files):
+        try:
+            key = serialization.load_ssh_public_key(file.read_bytes())
+        except Exception as error:  # what is wrong with a key, its library says in many ways
+            raise FederationError(f"{file} is no public key ({error}): make one with ssh-keygen -t ecdsa -b 384.") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise FederationError(f"{file} is a key of another kind than Flower knows: make one with ssh-keygen -t ecdsa -b 384.")
+        form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        pem = key.public_bytes(*form).decode()
+        if pem in clients:
+            raise FederationError(f"{file} and {files[clients[pem]]} are the same key: each site needs its own.")
+        clients[pem] = client
+    return clients
+
+
+@contextmanager
+def linked(certificates: Path, keys: Sequence[Path], host: str, port: int, home: Path) -> Iterator[FlowerLink]:
+    """Start Flower's processes on the server's machine, and end them.
+
+    Args:
+        certificates: folder with ca.crt, server.pem and server.key.
+        keys: files of the sites' public keys, in order of their clients.
+        host: where Flower listens.
+        port: on which port.
+        home: folder for Flower's configuration and logs.
+    """
+    clients = keys_in_pem(keys)
+    certificates, home = certificates.absolute(), home.absolute()
+    commands.refuse_taken(host, port)
+    commands.write_home(home, f"{host}:{port}", certificates)
+    rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # whose path is short, and which nobody else may open
+    door = Door(rooms / "serve.sock")
+    commands.write_app(home / "app", door.path)
+    child = None
+    try:
+        child = commands.Child(commands.superlink(certificates, host, port), home / "superlink.log", home)
+        commands.wait_for_port(child, host, port, START)
+        for client, key in enumerate(keys):
+            commands.carry_out(commands.register(key.absolute(), client), home)
+        commands.carry_out(commands.run_app(home / "app"), home)
+        app = door.wait(START)
+        if app is None:
+            raise FederationError(f"Flower's ServerApp did not start within {START:g} seconds: see {child.log}.")
+        with app:
+            yield FlowerLink(app, clients)
+    finally:
+        door.close()
+        if child is not None:
+            child.stop()
+        shutil.rmtree(rooms, ignore_errors=True)

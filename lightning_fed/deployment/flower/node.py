@@ -1,0 +1,87 @@
+"""A site's side of Flower: its SuperNode, and the socket through which messages come."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from lightning_fed.deployment.flower import commands
+from lightning_fed.deployment.flower.channel import Door
+
+RETURN = 10.0
+"""Seconds until Flower's process is started again. The server lets a node that ended without a word come back within a minute."""
+
+
+class Answering(Protocol):
+    """What answers messages."""
+
+    def answer(self, message: bytes) -> bytes:
+        """Say what came of it."""
+
+
+class SuperNode:
+    """Flower's process at a site, which is started again when it ends.
+
+    Args:
+        command: what starts it.
+        folder: for its log and its own files.
+        by_hand: whether somebody else starts it: the command is printed.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, by_hand: bool) -> None:
+        self.command = command
+        self.folder = folder
+        self._child: commands.Child | None = None
+        self._again = 0.0  # when it may be started
+        if by_hand:
+            print(f"{commands.told(self.command)}  # is for another user to run", flush=True)
+            self._again = float("inf")
+
+    def see_to(self) -> None:
+        """Start it, if it does not run."""
+        if self._child is not None and self._child.exit_code is not None:
+            print(
+                f"Flower's process ended with exit code {self._child.exit_code}: {self._child.log} says why. It is started again "
+                f"in {RETURN:g} seconds.",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._child.stop()
+            self._child, self._again = None, time.monotonic() + RETURN
+        if self._child is None and time.monotonic() >= self._again:
+            self._child = commands.Child(self.command, self.folder / "supernode.log", self.folder / "flower")
+
+    def stop(self) -> None:
+        """End it."""
+        if self._child is not None:
+            self._child.stop()
+
+
+def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder: Path, path: Path | None, by_hand: bool) -> None:
+    """Answer whatever comes, until the process is ended.
+
+    Args:
+        site: what answers.
+        command: what starts the SuperNode, given the socket behind which this process is.
+        folder: for Flower's log and files.
+        path: of the socket, which the group of this process may use; None: in a folder that nobody else may open.
+        by_hand: whether somebody else starts the SuperNode.
+    """
+    with tempfile.TemporaryDirectory(prefix="lightning_fed_") as rooms:
+        door = Door(path.absolute(), 0o660) if path else Door(Path(rooms) / "site.sock")
+        node = SuperNode(command(door.path), folder, by_hand)
+        try:
+            while True:
+                node.see_to()
+                if (visitor := door.wait(1.0)) is None:
+                    continue
+                with visitor:
+                    try:
+                        visitor.send_bytes(site.answer(visitor.recv_bytes()))
+                    except (EOFError, OSError) as error:
+                        print(f"Flower's process has gone in the middle of a message ({error}).", file=sys.stderr, flush=True)
+        finally:
+            node.stop()
+            door.close()

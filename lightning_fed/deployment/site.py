@@ -1,0 +1,175 @@
+"""A site: it has one client's data, networks and private states, and carries out what a server asks."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.deployment.wire import Described, Errand, Study, counted, frozen_checksum, pack, pack_update, unpack
+from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
+from lightning_fed.engines.preflight.single_examples import refuse_lone_examples
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.errors import FederationError
+from lightning_fed.formatting import escaped
+from lightning_fed.storage.client_store import FileRecord, read_state, write_state
+from lightning_fed.tensors import State
+
+
+class OneClient(FederatedDataModule):
+    """One client of some data, under the number that it has in a federation.
+
+    Args:
+        data: the data.
+        place: which of their clients.
+        id: its number in the federation.
+    """
+
+    def __init__(self, data: FederatedDataModule, place: int, id: int) -> None:
+        super().__init__(partition=data.partition, batch_size=data.batch_size, lone_example=data.lone_example, seed=data.seed)
+        self._own = data.client(place)
+        self._own.info = replace(self._own.info, id=id)
+        self.num_classes = data.num_classes
+        self._checksum = data.fingerprint()
+
+    def client(self, client: int) -> ClientDataModule:
+        """The data. Raises :class:`FederationError` for another client."""
+        if client != self._own.info.id:
+            raise FederationError(f"This site has client {self._own.info.id}, not client {client}.")
+        return self._own
+
+    def fingerprint(self) -> str:
+        """Checksum of labels and split."""
+        return self._checksum
+
+
+class SiteStore:
+    """A client's private states, by run and round: a turn starts from that of the round which the server has merged last. What a
+    turn leaves lies beside it until the server says that this one was merged, by asking for it: a turn whose update was lost, came
+    late or was merged by a server that then died never happened.
+
+    Args:
+        folder: where they lie: ``<run>/round_000007-1a2b3c4d.safetensors``, with the CRC-32 of the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, run: str, round: int) -> State:
+        """The state after a round. Raises :class:`FederationError` if there is none, or if its file is damaged."""
+        found = self._files(run).get(round)
+        if found is None:
+            raise FederationError(f"there is no private state of round {round} of this run in {self.folder}")
+        return read_state(found.parent, FileRecord(file=found.name, bytes=found.stat().st_size, crc32=int(found.stem[-8:], 16)))
+
+    def put(self, run: str, round: int, state: State) -> None:
+        """Keep the state after a round; it is on the disk when this returns."""
+        folder = self.folder / run
+        folder.mkdir(parents=True, exist_ok=True)
+        before = self._files(run).get(round)
+        aside = folder / ".written"
+        record = write_state(aside, state)
+        final = folder / f"round_{round:06d}-{record['crc32']:08x}.safetensors"
+        aside.rename(final)
+        if before is not None and before != final:
+            before.unlink()
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def keep(self, run: str, rounds: Collection[int]) -> None:
+        """Drop the states of all other rounds of the run."""
+        for round, path in self._files(run).items():
+            if round not in rounds:
+                path.unlink()
+
+    def _files(self, run: str) -> dict[int, Path]:
+        ours = f"round_{'[0-9]' * 6}-{'[0-9a-f]' * 8}.safetensors"
+        return {int(path.name[6:12]): path for path in sorted((self.folder / run).glob(ours))}
+
+
+class Site:
+    """Answers a server's messages for one client, and for no other.
+
+    What is asked of it is checked before anything is computed: the same model, seed and versions as here, the client of this site,
+    the data that it has described, a private state that it has. What goes wrong in a turn is printed here; the server hears only
+    what kind of error it was, for a message could quote data.
+
+    Args:
+        recipe: makes the worker; its data have the one client.
+        client: its number.
+        study: what the server must have, too.
+        folder: where private states are kept.
+        keep: what to do with the client's model each time that it has been measured, given the round: the model as it was measured.
+    """
+
+    def __init__(
+        self, recipe: Recipe, client: int, study: Study, folder: Path, keep: Callable[[FederatedModule, int], None] | None = None
+    ) -> None:
+        self.client = client
+        self._keep = keep
+        self.study = study
+        self.store = SiteStore(folder)
+        self.info = recipe.data.client(client).info
+        self._data = recipe.data.fingerprint()
+        self._worker = recipe.worker()
+        self._frozen = frozen_checksum(self._worker.template)
+        refuse_unknown_tokens(self._worker.template, recipe.data.client(client))
+        refuse_lone_examples(self._worker.template, recipe.data, [self.info], recipe.seed)
+
+    def answer(self, message: bytes) -> bytes:
+        """Do what a message asks, and say what came of it."""
+        try:
+            head, tensors = unpack(message, "The server's")
+            self._refuse_others(counted(head, "client", "The server's"))
+            self.study.refuse_other(head)
+            if head.get("ask") == "describe":
+                return Described(self.info, self._data).pack()
+            errand = Errand.unpacked(head, tensors)
+            if errand.data != self._data:
+                raise FederationError("the data are others than those that this run began with")
+            if errand.frozen != self._frozen:
+                raise FederationError(
+                    "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
+                )
+            private = self.store.get(errand.run, errand.turn.since) if errand.turn.since else None
+        except FederationError as error:
+            print(f"Refused: {escaped(str(error))}", file=sys.stderr, flush=True)
+            return pack({"answer": "refused", "client": self.client, "why": str(error)})
+        except Exception as error:  # a message may be anything
+            return self._failed(error)
+        try:
+            return self._carried_out(errand, private)
+        except Exception as error:
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> bytes:
+        """Say here what went wrong, and elsewhere what kind of error it was."""
+        if isinstance(error, FederationError):
+            print(f"{error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error)
+        return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})
+
+    def _refuse_others(self, client: int) -> None:
+        if client != self.client:
+            raise FederationError(f"this is the site of client {self.client}, not of client {client}")
+
+    def _carried_out(self, errand: Errand, private: State | None) -> bytes:
+        turn = errand.turn
+        own = replace(self.info, capacity=turn.client.capacity, num_clients=turn.client.num_clients)
+        outcome = self._worker.take(replace(turn, client=own), private)
+        if outcome.private is not None:
+            self.store.put(errand.run, turn.round, outcome.private)
+            self.store.keep(errand.run, {turn.since, turn.round, *errand.held})
+        if self._keep is not None and turn.verb == "evaluate":
+            module = self._worker.module_of(own, turn.broadcast, private)
+            if turn.adapt:
+                self._worker.adapt(module, self.client, turn.round)
+            self._keep(module, turn.round)
+        return pack_update(outcome.update, keeps=outcome.private is not None)

@@ -1,0 +1,64 @@
+"""Data that a network cannot take: found in the tokens before the first turn, and told in words where a first step fails."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import ClientDataModule
+from lightning_fed.data.batches import Inputs
+from lightning_fed.errors import FederationError, place_of
+
+TOKENS = "input_ids"
+"""Name, among the inputs, of the numbers of tokens."""
+
+
+def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> None:
+    """Refuse numbers of tokens that a network has no embedding for, and texts longer than its positions: on a GPU, neither says in
+    what it fails, and the example may not come before the hundredth round.
+
+    Args:
+        template: the method, built.
+        data: of a client, or of all.
+    """
+    tokens = tokens_of(data.data.images)
+    knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
+    if tokens is None or knows is None or not len(tokens):
+        return
+    vocabulary, longest = knows
+    if vocabulary is not None and (wrong := (tokens < 0) | (tokens >= vocabulary)).any():
+        row = int(wrong.flatten(1).any(1).nonzero()[0])
+        raise FederationError(
+            f"Example {row} of the data has the token {int(tokens[row][wrong[row]][0])}, but the network knows 0 to "
+            f"{vocabulary - 1}: give the data the tokenizer that belongs to the network."
+        )
+    if longest is not None and tokens.shape[1] > longest:
+        raise FederationError(
+            f"The longest text has {tokens.shape[1]} tokens, but the network has positions for {longest}: set the data's "
+            f"max_length to at most {longest}."
+        )
+
+
+def tokens_of(inputs: Inputs) -> Tensor | None:
+    """Numbers of tokens, shape (N, L), if that is what a network takes."""
+    tokens = inputs.get(TOKENS) if isinstance(inputs, dict) else inputs
+    return tokens if isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32) else None
+
+
+def misfit(error: Exception, module: FederatedModule, data: ClientDataModule) -> FederationError:
+    """What to say of an error in the very first step of a training: what the network was given, and where it failed."""
+    return FederationError(
+        f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, said "
+        f"{' '.join(str(error).split())!r}{place_of(error)}. Check that the network, the loss and the data belong together."
+    )
+
+
+def kind_of(data: ClientDataModule) -> str:
+    """What an example consists of, as ``torch.uint8 (3, 32, 32)``."""
+    inputs, targets = data.data[data.splits[0][:1]]
+    parts: dict[str, Any] = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    told = [
+        f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape[1:])}" for name, t in (*parts.items(), ("targets", targets))
+    ]
+    return ", ".join(told)

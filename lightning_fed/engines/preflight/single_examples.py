@@ -1,0 +1,98 @@
+"""A batch of one example, of which batch norm cannot learn, is refused before the first turn."""
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.batches import num_batches
+from lightning_fed.data.client_info import SERVER, ClientInfo
+from lightning_fed.errors import FederationError
+from lightning_fed.seeding import INITIAL, seeded
+
+
+class OneValueError(Exception):
+    """A batch norm got one value per channel."""
+
+
+def refuse_lone_examples(template: FederatedModule, data: FederatedDataModule, clients: Iterable[ClientInfo], seed: int) -> None:
+    """Refuse clients with a training batch of one example, where a batch norm would see one value per channel in it, which has no
+    variance. Behind a convolution one image has values enough, so networks are tried, one per architecture, on such a batch.
+
+    Args:
+        template: the method, built.
+        data: the clients' data.
+        clients: who is going to train.
+        seed: the run's seed.
+
+    Raises:
+        FederationError: naming the first such client and the layer.
+    """
+    known: dict[Hashable, str | None] = {}
+    for client in clients:
+        before = num_batches(client.num_train, data.batch_size, data.lone_example) - 1
+        if client.num_train - before * data.batch_size > 1:  # what the last batch has
+            continue
+        architecture = template.architecture(client)
+        if architecture not in known:
+            known[architecture] = starved_layer(template, data, client, seed)
+        if layer := known[architecture]:
+            raise FederationError(f"{_told(client, data)}, of which the network's {layer} cannot learn: {_remedy(client, data)}.")
+
+
+def starved_layer(template: FederatedModule, data: FederatedDataModule, client: ClientInfo, seed: int) -> str | None:
+    """The batch norm, by its name, that gets one value per channel when a client learns from one of its examples."""
+    if not any(isinstance(layer, _BatchNorm) for layer in template.modules()):
+        return None
+    own = data.pooled() if client.id == SERVER else data.client(client.id)
+    batch = own.transform(own.data[own.splits[0][:1]], None)
+    module = template.for_client(client, seed)  # a module of its own: statistics change
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            layer.register_forward_pre_hook(_Watch(name))
+    for phase in module.phases():
+        module.train()
+        for frozen in phase.eval_modules:
+            frozen.eval()
+        try:
+            with torch.no_grad(), seeded(seed, INITIAL):
+                phase.loss(batch)
+        except OneValueError as found:
+            return str(found)
+    return None
+
+
+class _Watch:
+    """Sees what a batch norm gets.
+
+    Args:
+        name: of the layer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        values = inputs[0]
+        if layer.training and isinstance(values, Tensor) and values.numel() == values.shape[1]:
+            raise OneValueError(f"{type(layer).__name__} {self.name!r}")
+
+
+def _told(client: ClientInfo, data: FederatedDataModule) -> str:
+    if client.num_train == 1:
+        return f"Client {client.id} has one training example"
+    which = "of which each has" if data.batch_size == 1 else "the last of which has"
+    return f"Client {client.id} trains in batches, {which} one example"
+
+
+def _remedy(client: ClientInfo, data: FederatedDataModule) -> str:
+    if client.num_train > 1:
+        return "set batch_size to at least 2" if data.batch_size == 1 else "set the data's lone_example to join or drop"
+    if data.partition.is_natural:
+        fewer = client.num_train + client.num_val + client.num_test + 1
+        return f"leave it out with the partition's min_examples, {fewer} or more, or use a network without batch norm"
+    return "lower num_clients, choose a milder partition or a smaller val_share, or use a network without batch norm"

@@ -1,0 +1,1 @@
+"""Turns in processes of a Ray cluster, on many machines."""

@@ -1,0 +1,341 @@
+"""Turns in processes of a Ray cluster, on many machines."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
+
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.engines.base import Engine
+from lightning_fed.engines.broadcasts import Broadcasts
+from lightning_fed.engines.packing import Packed, Packer, pack, unpack
+from lightning_fed.engines.pool import Crew, Died, Job
+from lightning_fed.engines.ray.cluster import Cluster, the_package
+from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
+from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.remote_worker import Failure, Numerics, WorkerError
+from lightning_fed.errors import FederationError
+from lightning_fed.options import PositiveInt
+from lightning_fed.storage.client_store import ClientStore
+
+SETTLED = 2.0
+"""Seconds after which Ray has found room for workers, if there is any."""
+
+LOOK = 1.0
+"""Seconds after which it is looked again whether the cluster is still there."""
+
+STARTED = 300.0
+"""Seconds after which a worker that has not said a word is given up."""
+
+
+class Ray(Engine):
+    """Carries turns out on the machines of a Ray cluster (``pip install "lightning-fed[ray]"``, on each of them).
+
+    The numbers are those of ``InProcess`` with as many threads, whatever the number of workers and machines, if these have
+    processors of one kind; on GPUs, with the trainer's ``deterministic: true``.
+
+    Each worker is an actor. Data and frozen networks are sent once, and are in memory once on each machine; what all clients of a
+    round get is sent to each machine once. This process merges updates and keeps the private states; at most twice as many updates
+    as there are workers are in memory. A turn whose worker dies is started again, once; where a machine has left the cluster, the
+    others take over. Workers end with the run.
+
+    Args:
+        address: of the cluster, ``host:port``; ``auto``: of the one to which this machine belongs. None: this machine alone, as a
+            cluster of its own that ends with the run. A process that is connected to a cluster already (``ray.init``) stays so.
+        workers: how many, if there is room for them. None: as many as there is room for, also on machines that come later.
+        cpus_per_worker: what Ray sets aside for a worker; it does not limit what it uses.
+        gpus_per_worker: as well; 0.25 lets four workers share a GPU.
+        threads: torch threads of each worker, and of this process during a run.
+        turn_timeout: seconds after which the worker of a turn is taken for dead. None: it is waited for; of a turn that takes much
+            longer than turns did so far a line says whose it is.
+        wait: seconds to wait for an answer of the cluster, and for room for a worker.
+        log_to_driver: whether what workers and Ray print is printed here.
+
+    Raises:
+        FederationError: if Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: PositiveInt | None = None,
+        cpus_per_worker: PositiveFloat = 1,
+        gpus_per_worker: NonNegativeFloat = 0,
+        threads: PositiveInt = 1,
+        wait: PositiveFloat = 60,
+        log_to_driver: bool = False,
+        turn_timeout: PositiveFloat | None = None,
+    ) -> None:
+        the_package()
+        self.address = address
+        self.workers = workers
+        self.cpus_per_worker = cpus_per_worker
+        self.gpus_per_worker = gpus_per_worker
+        self.threads: int = threads
+        self.wait = wait
+        self.log_to_driver = log_to_driver
+        self.turn_timeout = turn_timeout
+        self._opened: tuple[Cluster, _Actors, ClientStore] | None = None
+
+    def open(self, recipe: Recipe, states: ClientStore) -> None:
+        """Connect to the cluster and leave the recipe there.
+
+        Raises:
+            FederationError: for what cannot be sent to another process, and for a cluster that is not there or of no use.
+        """
+        self.close()
+        recipe = recipe.unbuilt()
+        if not self.gpus_per_worker and recipe.is_for_gpu():
+            raise FederationError(
+                "The trainer computes on a GPU, but workers get none: set federation.engine.init_args.gpus_per_worker, to 1 or, if "
+                "several are to share a GPU, to a fraction; or trainer.accelerator to cpu."
+            )
+        packed = recipe.packed(room=Lasting, packer=_by_value())
+        cluster = Cluster(self.address, self.wait, self.log_to_driver)
+        try:
+            ordered = the_package().put((packed, Numerics.of_this_process(self.threads)))
+            share = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
+            share = {name: amount for name, amount in share.items() if amount}
+            crew = _Actors(cluster, self.workers, share, self.wait, ordered, self.turn_timeout)
+        except BaseException:
+            cluster.close()
+            raise
+        self._opened = cluster, crew, states
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        """One update per turn."""
+        assert self._opened is not None, "open() comes first"
+        _, crew, states = self._opened
+        try:
+            yield from crew.carry_out(turns, states)
+        finally:
+            crew.broadcasts.clear()
+
+    def close(self) -> None:
+        """End the workers, and the cluster if it is this run's own."""
+        if self._opened is not None:
+            cluster, crew, _ = self._opened
+            self._opened = None
+            crew.stop()
+            cluster.close()
+
+
+def _by_value() -> type[Packer]:
+    """Pickles what a script or a notebook defines together with its code: other machines know neither."""
+
+    class ByValue(Packer, the_package().cloudpickle.Pickler):  # type: ignore[misc]
+        """Pickles classes of ``__main__`` by value, and collects tensors."""
+
+    return ByValue
+
+
+@dataclass
+class _Member:
+    """An actor: what it is to say before its turns, and when the first word is due; what its turns are to bring; where it is."""
+
+    actor: Any
+    first: deque["Future[Any]"]
+    until: float | None
+    turns: deque["Future[Any]"] = field(default_factory=deque)
+    node: str = "an unknown machine"
+    node_id: str | None = None
+
+
+class _Actors(Crew):
+    """Actors, each in a reservation of its own: where there is room for one is then known before it starts.
+
+    Args:
+        cluster: where they are.
+        workers: how many; None: as many as there is room for.
+        share: what is set aside for each, by Ray's names.
+        wait: seconds to wait for room.
+        ordered: where Ray has what makes a worker.
+        turn_timeout: see :class:`Ray`.
+    """
+
+    remedy = "set federation.engine.init_args.cpus_per_worker higher, so that fewer share a machine"
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: int | None,
+        share: dict[str, float],
+        wait: float,
+        ordered: Any,
+        turn_timeout: float | None,
+    ) -> None:
+        super().__init__(turn_timeout)
+        self._cluster = cluster
+        ray = the_package()
+        self._ray = ray
+        known = ray.exceptions
+        self._deaths = known.RayActorError, known.NodeDiedError, known.ObjectLostError, known.OutOfMemoryError
+        self._class = ray.remote(new_actor())
+        self._versions = new_actor()().versions()[1]
+        self._workers, self._share, self._wait, self._ordered = workers, share, wait, ordered
+        numbers = count(1)
+        self.broadcasts = Broadcasts(lambda broadcast: (next(numbers), ray.put(pack(broadcast, room=Carried))))
+        self._reserved: list[Any] = []
+        self._members: dict[int, _Member] = {}
+        self._told = 0
+
+    def muster(self) -> list[int]:
+        self._cluster.check()
+        self._end_idle_where_machines_left()
+        wanted = self._workers or max(1, self._room())
+        new = wanted - len(self._reserved)
+        self._reserved += [self._reserve() for _ in range(new)]
+        start = time.monotonic()
+        while True:
+            ready = [worker for worker in range(len(self._reserved)) if worker in self._members or self._has_room(worker)]
+            waited = time.monotonic() - start
+            if len(ready) == len(self._reserved) or (ready and (new <= 0 or waited > SETTLED)):
+                break
+            if waited > self._wait:
+                share = " and ".join(f"{amount:g} {name}" for name, amount in self._share.items())
+                raise FederationError(
+                    f"Ray has had no room for a worker ({share} each) for {self._wait:g} s: its machines are too small or busy. "
+                    "Set federation.engine.init_args.cpus_per_worker and gpus_per_worker, or wait longer with its wait."
+                )
+            time.sleep(0.05)
+        if self._workers and len(ready) < self._workers and len(ready) != self._told:
+            print(f"Ray has room for {len(ready)} of {self._workers} workers.")
+        self._told = len(ready)
+        return ready
+
+    def send(self, worker: int, job: Job) -> None:
+        self._cluster.check()
+        member = self._members.get(worker) or self._start(worker)
+        number, broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * len(self._reserved))
+        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=Carried)
+        member.turns.append(member.actor.take.remote(turn, number, [broadcast]).future())
+
+    def has_started(self, worker: int) -> bool:
+        return not self._members[worker].first
+
+    def name(self, worker: int) -> str:
+        return f"a worker on {self._members[worker].node}"
+
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
+        members = {worker: self._members[worker] for worker in busy}
+        heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
+        ends = [max(0.0, member.until - time.monotonic()) for member in members.values() if member.until is not None]
+        ends += [LOOK] if seconds is None else [LOOK, seconds]
+        # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
+        done, _ = wait_for(heads, min(ends), FIRST_COMPLETED)
+        self._cluster.check()
+        answers: list[tuple[int, Outcome | Exception | Died]] = []
+        for head in done:
+            member = members[heads[head]]
+            (member.first or member.turns).popleft()
+            if (answer := self._read(member, head)) is not None:
+                answers.append((heads[head], answer))
+        if not done:
+            late = [worker for worker, member in members.items() if member.until is not None and member.until <= time.monotonic()]
+            answers += [(worker, Died(f"without a word for {STARTED:g} s")) for worker in late]
+        return answers
+
+    def _read(self, member: _Member, head: "Future[Any]") -> Outcome | Exception | Died | None:
+        """What an actor says; None if it is not about a turn."""
+        try:
+            said = head.result()
+        except self._deaths as error:
+            return Died(f"on {member.node} {_reason(error)}")
+        except Exception as error:
+            return WorkerError(f"A worker of Ray's on {member.node} does not work: {error}")
+        if isinstance(said, Packed):
+            outcome: Outcome = unpack(said)
+            return outcome
+        if isinstance(said, Failure):
+            return said.error()
+        if isinstance(said, str):
+            member.node_id = said
+        elif said is not None:
+            (member.node, versions), member.until = said, None
+            self._compare(member.node, versions)
+        return None
+
+    def replace(self, worker: int) -> bool:
+        self._end(worker)
+        # A new reservation: the old one may be on a machine of which Ray does not know yet that it has left.
+        self._ray.util.remove_placement_group(self._reserved[worker])
+        self._reserved[worker] = self._reserve()
+        until = time.monotonic() + SETTLED
+        while not (room := self._has_room(worker)) and time.monotonic() < until:
+            time.sleep(0.05)
+        return room
+
+    def drop(self, busy: Iterable[int]) -> None:
+        for worker in busy:
+            self._end(worker)
+
+    def stop(self) -> None:
+        """End all actors and let go of what they had."""
+        self.end_turns()
+        self.drop(list(self._members))
+        while self._reserved:
+            reserved = self._reserved.pop()
+            if not self._cluster.is_lost:
+                self._ray.util.remove_placement_group(reserved)
+        self.broadcasts.clear()
+        self._ordered = None
+
+    def _end_idle_where_machines_left(self) -> None:
+        """They would be found dead when they get a turn, which would count as a death in this turn."""
+        left = {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
+        for worker in [worker for worker, member in self._members.items() if member.node_id in left and not member.turns]:
+            self._end(worker)
+
+    def _room(self) -> int:
+        """How many workers there would be room for if nobody else used the machines."""
+        totals = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(min(int(total.get(name, 0) / amount + 1e-6) for name, amount in self._share.items()) for total in totals)
+
+    def _reserve(self) -> Any:
+        return self._ray.util.placement_group([self._share])
+
+    def _has_room(self, worker: int) -> bool:
+        return self._ray.util.placement_group_table(self._reserved[worker])["state"] == "CREATED"
+
+    def _start(self, worker: int) -> _Member:
+        actor = self._class.options(
+            num_cpus=self._share["CPU"],
+            num_gpus=self._share.get("GPU", 0),
+            scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved[worker]),
+            max_restarts=0,
+            max_task_retries=0,
+        ).remote()
+        first = [actor.versions.remote(), actor.start.remote(self._versions, [self._ordered])]
+        member = _Member(actor, deque(said.future() for said in first), time.monotonic() + STARTED)
+        self._members[worker] = member
+        return member
+
+    def _end(self, worker: int) -> None:
+        if worker in self._members:
+            self._ray.kill(self._members.pop(worker).actor)
+
+    def _compare(self, node: str, versions: dict[str, str | None]) -> None:
+        other = [
+            f"{package} {found or 'missing'} instead of {self._versions[package]}"
+            for package, found in versions.items()
+            if found != self._versions[package]
+        ]
+        if other:
+            raise FederationError(
+                f"Ray's machine {node} has {', '.join(other)}: install there what the machine has from which the run is started."
+            )
+
+
+def _reason(error: Exception) -> str:
+    """Of a death, in few words: Ray's own are a page."""
+    told = str(error)
+    if found := re.search(r"Worker exit type: (\w+)", told):
+        return f"({found[1]})"
+    return "with that machine" if "node" in told.lower() else f"({type(error).__name__})"

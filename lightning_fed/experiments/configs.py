@@ -1,0 +1,50 @@
+"""The configurations that come with the package, found by name wherever one is."""
+
+import difflib
+from pathlib import Path
+
+from lightning_fed.errors import FederationError
+
+SWEEP = ".sweep"
+"""How names of comparisons end."""
+
+
+def shipped() -> dict[str, Path]:
+    """Files by name, as ``quickstart``, ``quickstart.sweep`` and ``feddecomp/cifar10``, folder by folder."""
+    package = Path(__file__).parents[1]
+    installed, checkout = package / "configs", package.parent / "configs"
+    folder = installed if installed.is_dir() else checkout
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    return dict(sorted(found.items(), key=lambda item: (item[0].count("/"), item[0])))
+
+
+def found(given: Path | str, ending: str = "") -> Path:
+    """The file that somebody means: one of their own, or one that comes along, with or without ``configs/`` and ``.yaml``.
+
+    Args:
+        given: a path, or a name of :func:`shipped`.
+        ending: what a name without ``.yaml`` may leave out: ``.sweep`` where a comparison is asked for.
+
+    Raises:
+        FederationError: if there is neither.
+    """
+    path, files = Path(given), shipped()
+    if path.is_file():
+        return path
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    for candidate in (name,) if path.suffix == ".yaml" else (f"{name}{ending}", name):
+        if candidate in files:
+            return files[candidate]
+    alike = difflib.get_close_matches(name, files, n=3) or [known for known in files if known.startswith(f"{name}/")][:3]
+    meant = f"; did you mean {' or '.join(alike)}?" if alike else "."
+    raise FederationError(
+        f"There is no configuration {str(given)!r}: give a file, or one of the names that lightning-fed configs lists{meant}"
+    )
+
+
+def about(path: Path) -> str:
+    """What a configuration says that it is: the first sentence of its comment, after the command in its first line."""
+    lines = path.read_text().splitlines()
+    comment = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+    text = " ".join(" ".join(line for line in comment if not line.startswith("lightning-fed ")).split())
+    return text.partition(". ")[0].removesuffix(".")

@@ -1,0 +1,112 @@
+"""The files of a run, as a report reads them. What no run writes is refused with the file, and the column or field."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.sweep.settings import SEED, Settings, flat, read_yaml
+
+ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
+"""Columns that ``metrics.csv`` always has."""
+
+CLIENTS = ("client", "test")
+"""The same of ``clients.csv``."""
+
+RECORD = ("method", "setting", "status", "folder", "command", "error", "versions", "commit", "machine")
+"""Columns of ``cells.csv`` that need not be numbers."""
+
+ASKED: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
+"""Settings that a report asks for."""
+
+
+def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ()) -> pd.DataFrame:
+    """A table of a run.
+
+    Args:
+        path: the file.
+        needed: columns that it must have.
+        texts: columns that need not be numbers.
+
+    Raises:
+        FederationError: if it is no table, has no rows, lacks a column, or has something else than numbers in one.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise FederationError(f"{path} is no table that a run has written ({' '.join(str(error).split())[:200]}).") from error
+    if table.empty:
+        raise FederationError(f"{path} has no rows: a run writes it when its first round is over.")
+    if lacking := [name for name in needed if name not in table]:
+        raise FederationError(f"{path} has no column {lacking[0]!r}, which a run writes: give folders of runs.")
+    for name in table.columns.difference(list(texts)):
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            wrong = pd.to_numeric(table[name], errors="coerce").isna() & table[name].notna()
+            row = int(wrong.to_numpy().argmax())
+            raise FederationError(
+                f"{path} has {str(table[name].iloc[row])[:40]!r} in column {name!r} of row {row + 1}, expected a number."
+            )
+    if unknown := [name for name in needed if table[name].isna().any()]:
+        raise FederationError(f"{path} has rows without a number in column {unknown[0]!r}: it was cut short.")
+    return table
+
+
+def read_rounds(run: Path) -> pd.DataFrame:
+    """``metrics.csv``, a row per round. Raises as :func:`read_table` does, or if rounds are out of order."""
+    table = read_table(path := run / "metrics.csv", ROUNDS)
+    if not table["round"].is_monotonic_increasing or table["round"].iloc[0] < 1:
+        raise FederationError(f"{path} has rounds that are not in order, from 1 on: give folders as runs have written them.")
+    return table
+
+
+def read_clients(run: Path) -> pd.DataFrame:
+    """``clients.csv``, a row per client."""
+    return read_table(run / "clients.csv", CLIENTS, texts=["name"])
+
+
+def read_commands(sweep: Path) -> list[str]:
+    """The commands of ``cells.csv``, with which the runs of a sweep were played; none if it has no such file."""
+    path = sweep / "cells.csv"
+    return [str(command) for command in read_table(path, ["command"], texts=RECORD)["command"]] if path.is_file() else []
+
+
+def read_settings(run: Path) -> Settings:
+    """``config.yaml``, as one table; what a report asks of it is there and of its type."""
+    path = run / "config.yaml"
+    try:
+        settings = flat(read_yaml(path))
+    except RecursionError:
+        raise FederationError(f"{path} is nested without end: give folders as runs have written them.") from None
+    for key, kind in ASKED.items():
+        if not isinstance(settings.get(key), kind):
+            raise FederationError(
+                f"{path} has {key} = {str(settings.get(key))[:40]!r}, expected {kind.__name__}: give folders as runs wrote them."
+            )
+    return settings
+
+
+def read_facts(run: Path) -> dict[str, Any]:
+    """``run.json``; empty for a run of an earlier version, which has none."""
+    path = run / "run.json"
+    if not path.is_file():
+        return {}
+    try:
+        facts = json.loads(path.read_text())
+        fits = isinstance(facts["headline"], str) and all(_is_phase(phase) for phase in (*facts["training"], *facts["adaptation"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise FederationError(
+            f"{path} does not say what a run writes there (its headline, and the phases of training and adaptation): delete it, or "
+            "give folders as runs have written them."
+        )
+    return dict(facts)
+
+
+def _is_phase(phase: Any) -> bool:
+    if not isinstance(phase, Mapping) or not isinstance(phase.get("phase"), str):
+        return False
+    return isinstance(phase.get("epochs", phase.get("steps")), int)

@@ -1,0 +1,149 @@
+"""Folders of runs: which there are, what each is called in a comparison, and whether they can be compared."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.files import read_facts, read_settings
+from lightning_fed.experiments.sweep.plan import Sweep, read_sweep
+from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, plain
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+"""A number in a name."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk.
+
+    Args:
+        path: its folder, with ``metrics.csv``, ``clients.csv``, ``config.yaml`` and ``run.json``.
+        settings: its configuration.
+        method: what it is called in the tables.
+        setting: the point of the grid; empty without one.
+        sweep: what it is part of, and where that lies; None if it was played on its own.
+    """
+
+    path: Path
+    settings: Settings
+    method: str
+    setting: str
+    sweep: tuple[Path, Sweep] | None
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return int(self.settings[SEED])
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` says; empty for a run of an earlier version, which has none."""
+        return read_facts(self.path)
+
+    @property
+    def headline(self) -> str | None:
+        """The column of ``metrics.csv`` that the method reports itself by; None if it is not known."""
+        return self.facts.get("headline")
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """Method and setting."""
+        return self.method, self.setting
+
+
+def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> list[RunFolder]:
+    """All runs below some folders that have finished a round, in the order of their sweep.
+
+    Args:
+        folders: folders of runs, of sweeps, or above them.
+        vary: keys in which the runs may differ although no sweep says so; each value is a setting of its own.
+
+    Raises:
+        FederationError: if there is none, or if they cannot be compared.
+    """
+    vary = [plain(key) for key in vary]
+    found = [_labelled(path, vary) for folder in folders for path in _with_tables(Path(folder))]
+    runs = [run for run in found if run is not None]
+    if not runs:
+        raise FederationError(
+            f"No run below {', '.join(map(str, folders))}: give folders with metrics.csv and config.yaml in them."
+        )
+    _refuse_doubles(runs)
+    _refuse_incomparable(runs, vary)
+    return sorted(runs, key=_place)
+
+
+def _with_tables(folder: Path) -> list[Path]:
+    """Folders of runs; of a sweep's cell the newest."""
+    found = sorted(path.parent for path in folder.rglob("metrics.csv") if (path.parent / "config.yaml").is_file())
+    cells: dict[Path, list[Path]] = {}
+    for path in found:
+        in_cell = (path.parent / "cell.json").is_file()
+        if not in_cell or path.name.removeprefix("version_").isdecimal():  # else a copy that somebody made
+            cells.setdefault(path.parent if in_cell else path, []).append(path)
+    return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
+
+
+def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
+    """A run with its name in the comparison; None for what its sweep does not play any more."""
+    settings = read_settings(path)
+    varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
+    root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
+    if root is None:
+        return RunFolder(path, settings, str(settings["model.class_path"]).rpartition(".")[2], varied, None)
+    sweep = read_sweep(root / "sweep.yaml")
+    cell = next((cell for cell in sweep.cells if root / cell.name == path.absolute().parent), None)
+    if cell is None:
+        return None
+    return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))
+
+
+def _place(run: RunFolder) -> tuple[Any, ...]:
+    """Where a run stands: as in its sweep, runs of none before."""
+    if run.sweep is None:
+        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.seed
+    root, sweep = run.sweep
+    settings, methods = list(sweep.settings), list(sweep.methods)
+    whole = f"{run.setting}, "  # alpha=1 is no beginning of alpha=10
+    setting = next((index for index, name in enumerate(settings) if not name or whole.startswith(f"{name}, ")), 0)
+    return str(root), setting, methods.index(run.method), by_numbers(run.setting), by_numbers(run.method), run.seed
+
+
+def by_numbers(name: str) -> list[tuple[str, float]]:
+    """What to sort names by, so that the numbers in them are in order: 0.5 before 10."""
+    texts, numbers = NUMBER.split(name), NUMBER.findall(name)
+    return list(zip(texts, [*map(float, numbers), 0.0], strict=True))
+
+
+def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
+    seen: dict[tuple[str, str, int], RunFolder] = {}
+    for run in runs:
+        other = seen.setdefault((*run.label, run.seed), run)
+        if other is not run:
+            raise FederationError(
+                f"{other.path} and {run.path} are both {run.method} with seed {run.seed}: name the folders of the runs that are "
+                "meant, or --vary the key in which they differ."
+            )
+
+
+def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
+    """Runs of one method and setting may differ in their seed alone; all others in what was meant to vary."""
+    first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
+    for run in runs:
+        peer = of_label.setdefault(run.label, run)
+        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else [SEED])
+        declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
+        _refuse_differences(first, run, [*declared, *vary, SEED])
+
+
+def _refuse_differences(one: RunFolder, other: RunFolder, but: Iterable[str]) -> None:
+    if different := differences(one.settings, other.settings, but):
+        key, values = next(iter(different.items()))
+        raise FederationError(
+            f"{one.path} and {other.path} differ in {key} ({values[0]!r} and {values[1]!r}), which was not to vary: compare runs "
+            f"that agree in it, or add --vary {key}."
+        )

@@ -1,0 +1,49 @@
+"""A report as one file that a browser shows without asking anybody for anything."""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+
+from lightning_fed.experiments.report.layout import Layout
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+body { color: #1a1a1a; background: #fff; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
+p { font-size: .9rem; color: #444; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; font-size: .8rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem; }
+figure { margin: 0; } img { width: 100%; max-width: 30rem; } figcaption { font-size: .85rem; color: #444; }
+"""
+
+
+def page(
+    title: str, tables: Sequence[Layout], pictures: Mapping[str, bytes], commands: Sequence[str], notes: Sequence[str] = ()
+) -> str:
+    """The HTML of a report.
+
+    Args:
+        title: what it is of.
+        tables: in order.
+        pictures: PNG files by caption.
+        commands: lines that play the runs again.
+        notes: what else must be said, such as runs that were left out.
+    """
+    shown = [
+        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        f"<figcaption>{html.escape(name)}</figcaption></figure>"
+        for name, png in pictures.items()
+    ]
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        *(table.html() for table in tables),
+        *(f"<p>{html.escape(note)}</p>" for note in notes),
+        *(['<h2>Pictures</h2>\n<div class="pictures">', *shown, "</div>"] if shown else []),
+        *(["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(commands))}</pre>"] if commands else []),
+    ]
+    head = f'<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n<title>{html.escape(title)}</title>'
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n'

@@ -1,0 +1,166 @@
+"""Pictures of a comparison, as wide as a column of a paper."""
+
+from collections.abc import Iterator, Mapping
+from itertools import cycle
+from typing import Any
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from lightning_fed.experiments.report.views import in_percent, measure_of
+
+WIDTH, HEIGHT = 3.35, 2.4
+"""Inches: a column of a two-column paper, 85 mm."""
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by those who do not see all colours (Okabe and Ito); dashes tell apart what prints grey."""
+
+DASHES = ("-", "--", "-.", ":")
+
+STYLE: Any = {
+    **{"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5},
+    **{"lines.linewidth": 1.3, "lines.markersize": 2.5, "legend.frameon": False, "axes.linewidth": 0.6},
+}
+
+AXES = {
+    "rounds": ("round", "communication round", ""),
+    "bytes": ("traffic/total_bytes", "sent, up + down", "B"),
+    "flops": ("compute/total_flops", "training FLOPs", ""),
+}
+"""What accuracy is drawn over: the column, how the axis is called, its unit."""
+
+
+Ends = Mapping[tuple[str, str], float]
+"""What a table reports of each setting and method."""
+
+
+def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str, ends: Ends | None = None) -> Iterator[tuple[str, Figure]]:
+    """All pictures of a comparison with a name for each: curves over rounds, bytes and FLOPs, and the spread over clients.
+
+    Args:
+        rounds: as :func:`lightning_fed.experiments.report.load_rounds` gives them.
+        clients: as :func:`lightning_fed.experiments.report.load_clients` gives them.
+        metric: the column of ``rounds`` to draw.
+        ends: what stands beside each method in the legend; None: its mean over seeds when last measured.
+    """
+    styles = dict(zip(rounds["method"].unique(), _styles(), strict=False))
+    for setting, group in rounds.groupby("setting", sort=False, dropna=False):
+        suffix = f"-{setting}" if setting else ""
+        for name in AXES:
+            of_setting = {method: end for (where, method), end in (ends or {}).items() if where == setting}
+            yield f"over_{name}{suffix}", curves(group, metric, name, styles, of_setting)
+    column = f"test/{measure_of(metric)}"
+    if metric.startswith("after/test_") and column in clients:
+        for setting, group in clients.groupby("setting", sort=False, dropna=False):
+            yield f"clients{f'-{setting}' if setting else ''}", boxes(group, column, styles)
+
+
+Style = tuple[str, str]
+
+
+def _styles() -> Iterator[Style]:
+    """Colours and dashes, both going on."""
+    return zip(cycle(COLORS), cycle(DASHES), strict=False)
+
+
+def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style], ends: Mapping[str, float]) -> Figure:
+    """Mean over seeds, a band of one standard deviation around it, and thin lines for the runs.
+
+    Args:
+        rounds: of one setting.
+        metric: the column to draw.
+        over: one of :data:`AXES`.
+        styles: colour and dashes of each method.
+        ends: what is reported of each method, if it is not the mean when last measured.
+    """
+    column, label, unit = AXES[over]
+    percent = in_percent(metric)
+    scale, digits = (100, 1) if percent else (1, 3)
+    with rc_context(STYLE):
+        figure, axes = _new()
+        measured = rounds.dropna(subset=[metric])
+        reach = [group[column].max() for _, group in measured.groupby("method") if group[column].max() > 0]
+        for method, group in measured.groupby("method", sort=False):
+            color, dashes = styles[str(method)]
+            values = group.pivot(index="round", columns="seed", values=metric) * scale
+            places = group.pivot(index="round", columns="seed", values=column).mean(axis=1)
+            mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
+            end = ends[str(method)] * scale if str(method) in ends else mean.iloc[-1]
+            if places.max() == 0:
+                axes.axhline(end, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f}, sends nothing)")
+                continue
+            marker = "o" if len(places) == 1 else None
+            axes.plot(places, mean, color=color, linestyle=dashes, label=f"{method} ({end:.{digits}f})", marker=marker)
+            if values.shape[1] > 1:
+                axes.fill_between(places, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+                axes.plot(places, values, color=color, alpha=0.35, linewidth=0.4)
+        if over == "rounds":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            if reach and max(reach) > 8 * min(reach):
+                axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(EngFormatter(unit) if unit else lambda x, _: f"{x:.2g}".replace("e+", "e"))
+        axes.set(xlabel=label, ylabel=_called(metric, percent))
+        _legend(figure, axes)
+        return figure
+
+
+def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
+    """Box plots over the clients of all seeds, every client a dot: box from quartile to quartile, whiskers over 5 to 95 %.
+
+    Args:
+        clients: of one setting.
+        column: what to draw.
+        styles: colour of each method.
+    """
+    percent = column.endswith("accuracy")
+    by_method = clients.groupby("method", sort=False)[column]
+    groups = {str(method): values.dropna() * (100 if percent else 1) for method, values in by_method}
+    with rc_context(STYLE):
+        figure, axes = _new(0.45 + 0.34 * len(groups))
+        names = list(groups)
+        drawn = axes.boxplot(
+            [groups[name].to_numpy() for name in names],
+            orientation="horizontal",
+            tick_labels=names,
+            whis=(5, 95),
+            showfliers=False,
+            showmeans=True,
+            widths=0.55,
+            medianprops={"color": "black"},
+            meanprops={"marker": "D", "markersize": 3, "markerfacecolor": "black", "markeredgecolor": "black"},
+        )
+        for name, box in zip(names, drawn["boxes"], strict=True):
+            box.set_color(styles[name][0])
+        for place, name in enumerate(names, start=1):
+            values = groups[name].sort_values()
+            offsets = [0.22 * ((index * 0.618) % 1 - 0.5) * 2 for index in range(len(values))]
+            axes.plot(values, [place + offset for offset in offsets], ".", color=styles[name][0], alpha=0.35, markersize=2.5)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=f"{_called(column, percent)} of each client")
+        return figure
+
+
+def _new(height: float = HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), dpi=300, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _called(metric: str, percent: bool) -> str:
+    return f"test {measure_of(metric).replace('_', ' ')}" + (" (%)" if percent else "")
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Inside while there is room; above when there are many, in a picture that is higher by that."""
+    labels = axes.get_legend_handles_labels()[1]
+    if len(labels) <= 4:
+        axes.legend(loc="best")
+        return
+    columns = 3 if max(map(len, labels)) <= 16 else 2
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, handlelength=1.5, columnspacing=0.8)
+    figure.set_figheight(HEIGHT + 0.12 * -(-len(labels) // columns))

@@ -1,0 +1,154 @@
+"""A whole report: the runs, their tables, and the folder they are written to."""
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from rich.console import Console
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.files import read_commands
+from lightning_fed.experiments.report.folders import run_folders
+from lightning_fed.experiments.report.layout import Layout
+from lightning_fed.experiments.report.page import page
+from lightning_fed.experiments.report.runs import load_clients, load_rounds, load_runs
+from lightning_fed.experiments.report.table import tables, unfinished
+from lightning_fed.experiments.report.views import Cost, View, measure_of, stage_of
+from lightning_fed.experiments.sweep.plan import Asked, Sweep, file_name
+
+Format = Literal["md", "tex", "csv"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison came to.
+
+    Args:
+        folders: where the runs are.
+        vary: keys in which they may differ although no sweep says so.
+        runs: a row per run, see :func:`lightning_fed.experiments.report.load_runs`.
+        layouts: a table per setting.
+        notes: what else must be said, such as runs that were left out.
+        commands: what played the runs.
+        view: which round is reported.
+    """
+
+    folders: Sequence[Path]
+    vary: Collection[str]
+    runs: pd.DataFrame
+    layouts: list[Layout]
+    notes: list[str]
+    commands: list[str]
+    view: View
+
+    def show(self, console: Console) -> None:
+        """Print tables and notes."""
+        for layout in self.layouts:
+            console.print(layout.terminal(console.width))
+        for note in self.notes:
+            console.print(note, highlight=False, soft_wrap=True)
+
+    def text(self, format: Format) -> str:
+        """All tables in Markdown or LaTeX, or the runs as CSV."""
+        if format == "csv":
+            return as_csv(self.runs)
+        return "\n".join(layout.markdown() if format == "md" else layout.latex() for layout in self.layouts)
+
+    def write(self, output: Path) -> None:
+        """Fill a folder with tables, pictures and ``report.html``."""
+        from lightning_fed.experiments.report.pictures import pictures  # matplotlib takes its time
+
+        output.mkdir(parents=True, exist_ok=True)
+        rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
+        for name, table in (("rounds", rounds), ("clients", clients)):
+            (output / f"{name}.csv").write_text(as_csv(table))
+        for name, format in (("runs", "csv"), ("table", "md"), ("table", "tex")):
+            (output / f"{name}.{format}").write_text(self.text(format))  # type: ignore[arg-type]
+        drawn = {}
+        rounds, clients, metric = self._of_one_metric(rounds, clients)
+        ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
+        for name, figure in pictures(rounds, clients, metric, ends):
+            figure.savefig(output / f"{file_name(name)}.pdf")
+            png = io.BytesIO()
+            figure.savefig(png, format="png")
+            drawn[name.replace("_", " ")] = png.getvalue()
+            (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
+        title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
+        (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
+
+    def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+        """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
+        metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
+        usual = str(metrics.mode().iloc[0])
+        column = usual if metrics.map(stage_of).nunique() == 1 else f"headline/test_{measure_of(usual)}"
+        if metrics.nunique() == 1:
+            return rounds, clients, column
+        measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")
+        return _gathered(rounds, metrics, column), _gathered(clients, measured, f"test/{measure_of(usual)}"), column
+
+    def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of runs that are in the tables."""
+        key = ["method", "setting", "seed"]
+        finished = self.runs.loc[self.runs["rounds"] >= self.runs["planned"], key]
+        return table.merge(finished, on=key)
+
+
+def report_on(
+    folders: Sequence[Path],
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    pooled: bool | None = None,
+    vary: Collection[str] = (),
+    at: str | None = None,
+    equal: Cost | None = None,
+    room: Sequence[str] | None = None,
+) -> Report:
+    """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
+
+    Args:
+        folders: folders of runs, of sweeps, or above them.
+        metric: see :func:`lightning_fed.experiments.report.load_runs`.
+        baseline: see :func:`lightning_fed.experiments.report.table.tables`.
+        target: see :func:`lightning_fed.experiments.report.load_runs`.
+        pooled: see :func:`lightning_fed.experiments.report.table.tables`.
+        vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
+        at: see :class:`.View`.
+        equal: see :func:`lightning_fed.experiments.report.load_runs`.
+        room: see :func:`lightning_fed.experiments.report.table.tables`.
+    """
+    sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
+    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
+    asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
+    runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
+    published = [entry for sweep in sweeps.values() for entry in sweep.published]
+    commands = [command for root in sweeps for command in read_commands(root)]
+    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
+    return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
+
+
+def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
+    """What to report: what was given, else what the sweeps say. Raises :class:`FederationError` if they say different things."""
+    said: dict[str, Any] = {}
+    for root, sweep in sweeps.items():
+        for key, value in vars(sweep.report).items():
+            if key not in given and said.setdefault(key, value) != value:
+                raise FederationError(
+                    f"The sweep of {root} reports {key} {value!r}, another one {said[key]!r}: say which, as an option, or "
+                    "report them apart."
+                )
+    return Asked(**(said | dict(given)))
+
+
+def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:
+    """A table with a column that has, of each run, the one that is named for it."""
+    parts = table.groupby(list(columns.index.names), sort=False, dropna=False)
+    return pd.concat([group.assign(**{name: group[columns[key]]}) for key, group in parts])
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """A table as text, with numbers as exact as single precision has them."""
+    return table.to_csv(index=False, float_format="%.9g", lineterminator="\n")

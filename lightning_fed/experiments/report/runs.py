@@ -1,0 +1,217 @@
+"""What runs found, as tables: a row per run, a row per round, a row per client."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.files import read_clients, read_rounds
+from lightning_fed.experiments.report.folders import RunFolder, run_folders
+from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
+
+HEADLINE = "headline"
+"""The metric that each run's method reports itself by."""
+
+
+def load_runs(
+    *folders: Path | str,
+    metric: str | None = None,
+    target: float | None = None,
+    vary: Collection[str] = (),
+    at: str = "last",
+    equal: Cost | None = None,
+) -> pd.DataFrame:
+    """A row per run below some folders.
+
+    Args:
+        folders: folders of runs, of sweeps, or above them.
+        metric: column of ``metrics.csv``, with or without ``/mean``; ``headline``: for each run what its method reports itself by.
+            None: the same, unless some report the clients' mean and others a global model; then what all of them have, the clients'
+            mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for classification.
+        target: value of the metric of which to find when it was first reached.
+        vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
+        at: which round is reported; see :class:`.View`.
+        equal: compare at equal cost: what was reached with the most rounds, bytes or FLOPs that all finished runs of a setting have
+            spent. Runs that send nothing have no part in saying how many bytes that is.
+
+    Returns:
+        Columns: ``method``, ``setting``, ``seed``; ``model``, the method's class; ``rounds`` that were played, ``planned`` ones,
+        ``epochs`` per round, phase by phase; ``metric``, ``headline``, that of the run's method, and ``lower_is_better`` of the
+        metric; of it ``last``, the value when last measured, ``selected``, that at the round ``selected_round`` that is best on
+        validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
+        ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
+        ``equal_flops_budget``; over the clients as last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``,
+        each weighted by its test examples, and ``majority``, the accuracy of each client's most frequent label; of the whole run
+        ``bytes``, ``flops`` of the clients' training, ``server_flops`` of what the server itself learned and predicted, and
+        ``seconds`` (training, aggregation and measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is
+        not known is NaN.
+
+    Raises:
+        FederationError: if there is no run, or if they differ in what was not to vary.
+    """
+    runs, view = run_folders(folders, vary), View(at)
+    metrics = metrics_of(runs, metric)
+    rounds = [read_rounds(run.path) for run in runs]
+    table = pd.DataFrame([_row(*of_run, view, target) for of_run in zip(runs, rounds, metrics, strict=True)])
+    if equal is not None:
+        _compare_at(table, rounds, equal, view)
+    return table
+
+
+def read_runs(path: Path | str) -> pd.DataFrame:
+    """The rows of :func:`load_runs` from the CSV file that they were written to."""
+    texts = ("method", "setting", "epochs", "headline")
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+
+
+def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
+    """A row per run and round: ``method``, ``setting``, ``seed``, and all of ``metrics.csv``."""
+    return _stacked(run_folders(folders, vary), read_rounds)
+
+
+def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
+    """A row per run and client as last measured: ``method``, ``setting``, ``seed``, and all of ``clients.csv``."""
+    return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
+
+
+def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
+    """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
+    headlines = [run.headline for run in runs]
+    if metric == HEADLINE:
+        if None in headlines:
+            raise FederationError(
+                f"{runs[headlines.index(None)].path} does not say what its headline is (there is no run.json): give its column of "
+                "metrics.csv as the metric."
+            )
+        return [str(headline) for headline in headlines]
+    known = [headline for headline in headlines if headline is not None]
+    if metric is None and len(known) == len(runs) and len(set(map(stage_of, known))) == 1:
+        return known
+    return [_column(runs, metric)] * len(runs)
+
+
+def _column(runs: Collection[RunFolder], metric: str | None) -> str:
+    """The column that is meant for all runs."""
+    columns = list(dict.fromkeys(column for run in runs for column in read_rounds(run.path)))
+    chosen = [match[1] for column in columns if (match := re.fullmatch(r"selected/test_(\w+)", column))]
+    found = [match[1] for column in columns if (match := re.fullmatch(r"after/test_(\w+)/mean", column))]
+    measures = [name for name in (*chosen, *found) if name != "loss"] or found
+    if metric is None and measures:
+        metric = f"after/test_{measures[0]}/mean"
+    for candidate in (metric, f"{metric}/mean"):
+        if candidate in columns:
+            return str(candidate)
+    measured = [column for column in columns if "test_" in column and column.endswith("/mean")]
+    measured += [column for column in columns if column.startswith("global/test_")]
+    raise FederationError(f"No run has {metric or 'any measure on test data'}; there are {', '.join(measured) or 'none'}.")
+
+
+def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: float | None) -> dict[str, Any]:
+    seconds = rounds[[column for column in rounds if column.startswith("seconds/")]].sum().sum()
+    lower = lower_is_better(metric, run.facts)
+    row = {
+        **{"method": run.method, "setting": run.setting, "seed": run.seed},
+        "model": str(run.settings["model.class_path"]).rpartition(".")[2],
+        "rounds": int(rounds["round"].iloc[-1]),
+        "planned": int(run.settings["federation.rounds"]),
+        "epochs": work_of(run.facts) if run.facts else epochs_of(run.settings),
+        **{"metric": metric, "headline": run.headline or "", "lower_is_better": lower},
+        **_views(rounds, metric, view, lower),
+        **_of_clients(run, metric, lower),
+        "bytes": rounds["traffic/total_bytes"].iloc[-1],
+        "flops": rounds["compute/total_flops"].iloc[-1],
+        "server_flops": rounds["server/total_flops"].iloc[-1] if "server/total_flops" in rounds else 0.0,
+        "seconds": round(seconds, 1),
+    }
+    if target is not None and metric in rounds:
+        row |= _to_target(measured_in(rounds, metric), metric, target, lower)
+    return row | {"folder": str(run.path)}
+
+
+def _views(rounds: pd.DataFrame, metric: str, view: View, lower: bool) -> dict[str, float]:
+    """The numbers of a run: those that a table shows, and the one that was asked for."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(("last", "selected", "best", view.at)):
+        found[name] = View(name).value(rounds, metric, lower)
+        if name in ("selected", "best"):
+            row = View(name).row(rounds, metric, lower)
+            found[f"{name}_round"] = math.nan if row is None else row["round"]
+    return found
+
+
+def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost, view: View) -> None:
+    """Add what each run had reached at a cost that all finished runs of its setting have spent."""
+    finished = table["rounds"] >= table["planned"]
+    spent = pd.Series([of_run[COSTS[cost]].iloc[-1] for of_run in rounds], table.index)
+    budgets = spent[finished & (spent > 0)].groupby(table["setting"]).min()
+    table[f"equal_{cost}_budget"] = table["setting"].map(budgets)
+    values = [
+        view.value(up_to(of_run, cost, math.inf if math.isnan(row.budget) else row.budget), row.metric, row.lower_is_better)
+        for of_run, row in zip(rounds, table.assign(budget=table[f"equal_{cost}_budget"]).itertuples(), strict=True)
+    ]
+    table[f"equal_{cost}"] = values
+
+
+def work_of(facts: Mapping[str, Any]) -> str:
+    """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and what it
+    takes to adapt it before it is measured.
+    """
+    said = _lengths(facts["training"]) or "0"
+    return said + (f", adapted {_lengths(facts['adaptation'])}" if facts["adaptation"] else "")
+
+
+def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
+    lengths = [str(phase["epochs"]) if "epochs" in phase else f"{phase['steps']} steps" for phase in phases]
+    if len(phases) == 1:
+        return lengths[0]
+    return " + ".join(f"{length} on {phase['phase']}" for length, phase in zip(lengths, phases, strict=True))
+
+
+def epochs_of(settings: Mapping[str, Any]) -> str:
+    """The same for a run of an earlier version, which wrote no such file: its method's options, as ``epochs 1, head_epochs 4``."""
+    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!adapt_)\w+", key)}
+    given = {k: v for k, v in options.items() if re.fullmatch(r"(\w+_)?(epochs|steps)", k) and v is not None}
+    if given.keys() == {"epochs"}:
+        return str(given["epochs"])
+    return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
+    """What the spread over clients comes to; it is known for the clients' own models after aggregation."""
+    path, column = run.path / "clients.csv", f"test/{measure_of(metric)}"
+    unknown = dict.fromkeys(("worst_tenth", "pooled", "majority"), math.nan)
+    if not path.is_file() or not metric.startswith("after/test_"):
+        return unknown
+    clients = read_clients(run.path)
+    if column not in clients:
+        return unknown
+    measured = clients.dropna(subset=[column])
+    count = math.ceil(len(measured) / 10)
+    worst = measured[column].nlargest(count) if lower else measured[column].nsmallest(count)
+    return {
+        "worst_tenth": worst.mean(),
+        "pooled": (measured[column] * measured["test"]).sum() / measured["test"].sum(),
+        "majority": clients["majority_accuracy"].mean() if "majority_accuracy" in clients else math.nan,
+    }
+
+
+def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) -> dict[str, float]:
+    """Round and costs at which a run first was as good as the target."""
+    good = measured[metric] <= target if lower else measured[metric] >= target
+    reached = measured[good]
+    sources = {"round": "round", "bytes": "traffic/total_bytes", "flops": "compute/total_flops"}
+    return {f"target_{name}": reached[column].iloc[0] if len(reached) else math.nan for name, column in sources.items()}
+
+
+def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+    tables = []
+    for run in runs:
+        table = read(run.path)
+        for place, name in enumerate(("method", "setting", "seed")):
+            table.insert(place, name, getattr(run, name))
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)

@@ -1,0 +1,132 @@
+"""The folder of a cell: who plays it, and what became of it."""
+
+import csv
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.sweep.settings import read_json
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """What became of a cell so far.
+
+    Args:
+        status: ``finished``, ``failed`` or ``interrupted``.
+        seconds: wall-clock time of all attempts together.
+        command: what played it.
+        error: the last line that a failed one printed.
+        versions: of Python and the libraries that decide numbers.
+        commit: of the repository in the working directory, ``+changes`` if files differ from it; empty without one.
+        machine: system, processor, cores.
+    """
+
+    status: str
+    seconds: float = 0.0
+    command: str = ""
+    error: str = ""
+    versions: str = ""
+    commit: str = ""
+    machine: str = ""
+
+
+class CellFolder:
+    """A cell's folder: the run's ``version_<n>``, ``log.txt``, and ``cell.json``.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "log.txt"
+
+    @property
+    def outcome(self) -> CellRecord | None:
+        """What ``cell.json`` says; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
+        path = self.path / "cell.json"
+        if not path.is_file():
+            return None
+        content, known = read_json(path), CellRecord.__dataclass_fields__
+        if "status" not in content:
+            raise FederationError(f"{path} is damaged: it has no status. Remove it, and the cell is played again.")
+        return CellRecord(**{key: value for key, value in content.items() if key in known})
+
+    def record(self, outcome: CellRecord) -> None:
+        """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
+        aside = self.path / ".cell.json"
+        aside.write_text(json.dumps(asdict(outcome), indent=1))
+        aside.replace(self.path / "cell.json")
+
+    @property
+    def run(self) -> Path | None:
+        """Folder of the newest run that has finished a round."""
+        found = [path.parent for path in self.path.glob("version_*/metrics.csv")]
+        runs = [path for path in found if path.name.removeprefix("version_").isdecimal()]
+        return max(runs, key=lambda path: int(path.name.removeprefix("version_")), default=None)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds that run has finished."""
+        if self.run is None:
+            return 0
+        with (self.run / "metrics.csv").open(newline="") as file:
+            return sum(1 for _ in csv.reader(file)) - 1
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the log that says something."""
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    @contextmanager
+    def locked(self) -> Iterator[int | None]:
+        """Hold the cell within the block; gives None if another process does.
+
+        What is given is the open lock: a process that inherits it goes on holding the cell, also when its parent is killed.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            held = _lock(descriptor, fcntl.LOCK_EX)
+            while not held and _lock(descriptor, fcntl.LOCK_SH):
+                # Who plays the cell would have left no room for this either: somebody only asks for its status.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                time.sleep(0.001)
+                held = _lock(descriptor, fcntl.LOCK_EX)
+            yield descriptor if held else None
+        finally:
+            os.close(descriptor)
+
+    @property
+    def status(self) -> str:
+        """``waiting`` before the first attempt, ``playing`` while somebody holds it, else what became of it."""
+        outcome = self.outcome
+        if outcome is None:
+            return "waiting"
+        if outcome.status == "finished":
+            return "finished"  # and nobody plays it again
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            if not _lock(descriptor, fcntl.LOCK_SH):
+                return "playing"
+            outcome = self.outcome  # of who may have held it until now
+        finally:
+            os.close(descriptor)
+        return outcome.status if outcome else "waiting"
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Take a lock of a kind, shared or not, on an open file; False if it cannot be had now."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""Plays the cells of a sweep, each in a process of its own, several side by side."""
+
+import csv
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from types import FrameType
+
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.plan import Cell
+from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.signals import Terminated
+
+PROGRAM = (sys.executable, "-m", "lightning_fed")
+"""What plays a cell."""
+
+PATIENCE = 20.0
+"""Seconds that a run has to end when it is asked to."""
+
+
+Paces = dict[tuple[str, str], list[float]]
+"""Seconds per round by method and point of the grid."""
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """A cell and what it takes to play it.
+
+    Args:
+        cell: which.
+        folder: where.
+        args: what follows ``lightning-fed`` on its command line.
+        rounds: how many it plays.
+        threads: of torch.
+    """
+
+    cell: Cell
+    folder: CellFolder
+    args: list[str]
+    rounds: int
+    threads: int
+
+    @property
+    def command(self) -> str:
+        """A line for a shell that plays the cell."""
+        return shlex.join([f"OMP_NUM_THREADS={self.threads}", "lightning-fed", *self.args])
+
+
+class Attempt:
+    """A job that is being played.
+
+    Args:
+        job: which.
+        lock: the open lock of its folder, which the process inherits.
+        holding: what lets the lock go.
+        facts: an outcome with the versions, commit and machine.
+    """
+
+    def __init__(self, job: CellJob, lock: int, holding: ExitStack, facts: CellRecord) -> None:
+        before = job.folder.outcome
+        self.job = job
+        self.played = job.folder.rounds  # before this attempt
+        self._holding = holding
+        self._spent = before.seconds if before else 0.0
+        self._start = time.monotonic()
+        self._outcome = replace(facts, command=job.command)
+        job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # unless it comes to an end
+        args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
+        threads = {f"{library}_NUM_THREADS": str(job.threads) for library in ("OMP", "MKL", "OPENBLAS")}
+        with job.folder.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*PROGRAM, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | threads | {"PYTHONUNBUFFERED": "1"},
+                pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C comes to the sweep alone, which passes it on
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Since the attempt began."""
+        return time.monotonic() - self._start
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is over."""
+        return self._process.poll() is not None
+
+    def ask_to_end(self) -> None:
+        """Have the run stop as at SIGTERM."""
+        if not self.ended:
+            self._process.terminate()
+
+    def conclude(self) -> CellRecord:
+        """Wait for the process, record what became of it and let the cell go."""
+        code = self._wait()
+        status = "finished" if code == 0 else "interrupted" if code in (128 + signal.SIGTERM, -signal.SIGTERM) else "failed"
+        said = f"killed by {signal.Signals(-code).name}" if code < 0 else self.job.folder.last_line or f"exit code {code}"
+        error = said.removeprefix("lightning-fed: error: ") if status == "failed" else ""
+        outcome = replace(self._outcome, status=status, seconds=round(self._spent + self.seconds, 1), error=error)
+        self.job.folder.record(outcome)
+        self._holding.close()
+        return outcome
+
+    def _wait(self) -> int:
+        try:
+            return self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            return -signal.SIGTERM  # it was asked to end
+
+
+def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: SweepProgress, table: Path) -> None:
+    """Play all jobs that are not finished. What becomes of them is in their folders.
+
+    Args:
+        jobs: all cells of the sweep.
+        workers: how many to play at a time.
+        facts: an outcome with the versions, commit and machine.
+        progress: what is shown meanwhile.
+        table: where to write ``cells.csv``, whenever something has changed.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
+    """
+    waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
+    with signals_noted() as received:
+        try:
+            with progress:
+                while (waiting or playing) and not received:
+                    while waiting and len(playing) < workers:
+                        job = waiting.popleft()
+                        attempt = attempted(job, facts)
+                        if attempt is None:
+                            progress.passed_over(job.cell.name, job.folder.status, job.rounds)
+                        else:
+                            playing.append(attempt)
+                            progress.began(job.cell.name)
+                    for attempt in [attempt for attempt in playing if attempt.ended]:
+                        playing.remove(attempt)
+                        note_pace(paces, attempt)
+                        progress.ended(attempt.job.cell.name, attempt.conclude(), attempt.job.rounds)
+                        write_cells(table, jobs)
+                    progress.left = time_left(waiting, playing, paces, workers)
+                    progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
+                    time.sleep(0.1)
+        finally:
+            for attempt in playing:
+                attempt.ask_to_end()
+            for attempt in playing:
+                attempt.conclude()
+            write_cells(table, jobs)
+        if received:
+            raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Within the block SIGINT and SIGTERM are put into a list: what starts processes must not be left in the middle of it. A second
+    one does what it did before.
+    """
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        restore()
+
+
+def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:
+    """Begin to play a job; None if it is finished, or if somebody else plays it."""
+    with ExitStack() as holding:
+        lock = holding.enter_context(job.folder.locked())
+        before = job.folder.outcome
+        if lock is None or (before and before.status == "finished"):
+            return None
+        return Attempt(job, lock, holding.pop_all(), facts)
+
+
+def note_pace(paces: Paces, attempt: Attempt) -> None:
+    """Remember how long a round of an attempt took."""
+    if (rounds := attempt.job.folder.rounds - attempt.played) > 0:
+        paces.setdefault((attempt.job.cell.method, attempt.job.cell.setting), []).append(attempt.seconds / rounds)
+
+
+def time_left(waiting: Iterable[CellJob], playing: Sequence[Attempt], paces: Paces, workers: int) -> float | None:
+    """Seconds that the rest is expected to take, at the pace of the same method so far, or of all; None if nothing is known."""
+    known = {key: list(values) for key, values in paces.items()}
+    for attempt in playing:
+        note_pace(known, attempt)
+    if not known:
+        return None
+    usual = mean(value for values in known.values() for value in values)
+    jobs = [*waiting, *(attempt.job for attempt in playing)]
+    left = [(job.rounds - job.folder.rounds) * mean(known.get((job.cell.method, job.cell.setting), [usual])) for job in jobs]
+    return max(sum(left) / workers, max(left, default=0.0))
+
+
+def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
+    """Write ``cells.csv``, a row per cell."""
+    rows = []
+    for job in jobs:
+        outcome = job.folder.outcome or CellRecord("waiting", command=job.command)
+        row = {"method": job.cell.method, "setting": job.cell.setting, "seed": job.cell.seed, "status": job.folder.status}
+        row |= {"seconds": outcome.seconds, "folder": str(job.folder.path), "command": outcome.command, "error": outcome.error}
+        rows.append({k: str(v) for k, v in row.items()} | {k: getattr(outcome, k) for k in ("versions", "commit", "machine")})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text.getvalue())
+    aside.replace(path)

@@ -1,0 +1,83 @@
+"""What a sweep shows: a bar on a terminal, lines elsewhere."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from lightning_fed.experiments.sweep.folder import CellRecord
+
+
+class SweepProgress:
+    """One bar over all rounds of all runs, with the time that is left.
+
+    Args:
+        runs: number of runs.
+        rounds: of all of them.
+        console: where to show it.
+    """
+
+    def __init__(self, runs: int, rounds: int, console: Console) -> None:
+        self.left: float | None = None
+        self._console, self._runs = console, runs
+        self._over = 0  # runs that are
+        self._rounds = 0  # of these
+        self._bar = Bar(
+            TextColumn("Runs {task.fields[runs]}"),
+            BarColumn(),
+            TextColumn("rounds"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+            TimeElapsedColumn(),
+            TextColumn("left {task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rounds, runs=f"0/{runs}", now="", left="–")
+
+    def __enter__(self) -> "SweepProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def began(self, name: str) -> None:
+        """A run was started."""
+        self._say(f"{name}: started")
+
+    def passed_over(self, name: str, status: str, rounds: int) -> None:
+        """A run need not be played, or is being played by somebody else."""
+        self._say(f"{name}: {'finished before' if status == 'finished' else 'is being played by another sweep'}")
+        self._count(rounds)
+
+    def ended(self, name: str, outcome: CellRecord, rounds: int) -> None:
+        """A run is over."""
+        self._count(rounds)
+        left = f", about {clock(self.left)} left" if self.left else ""
+        error = f": {outcome.error}" if outcome.error else ""
+        self._say(f"{name}: {outcome.status} after {clock(outcome.seconds)}{error}, {self._over} of {self._runs} runs{left}")
+
+    def at(self, playing: Mapping[str, tuple[int, int]]) -> None:
+        """How far the runs are that are being played: rounds finished, and of how many."""
+        now = ", ".join(f"{name} {done}/{rounds}" for name, (done, rounds) in playing.items())
+        completed = self._rounds + sum(done for done, _ in playing.values())
+        left = clock(self.left) if self.left is not None else "–"
+        self._bar.update(self._task, completed=completed, runs=f"{self._over}/{self._runs}", now=now, left=left)
+
+    def _count(self, rounds: int) -> None:
+        self._over += 1
+        self._rounds += rounds
+
+    def _say(self, line: str) -> None:
+        """Above the bar a terminal needs only what went wrong."""
+        if not self._console.is_terminal or ": failed" in line or "another sweep" in line:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,111 @@
+"""How good the models are after a round: every client's, and the server's."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.server import Server
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import SERVER, ClientInfo
+from lightning_fed.engines.worker import Worker
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.meters import private_shares, spread_all
+from lightning_fed.storage.manifest import Metrics
+from lightning_fed.tensors import State
+
+CarryOut = Callable[[Iterable[Turn]], Iterator[tuple[Turn, ClientUpdate]]]
+"""Turns and what comes of them, without those that were lost."""
+
+
+class Evaluation:
+    """Measures the models of one run, and gathers first what measuring takes.
+
+    Args:
+        model: the method.
+        server: what has the models.
+        data: the clients' data.
+        clients: whose models are measured.
+        participants: those of them whose data statistics are of.
+        local: a worker in this process.
+        carry_out: has turns carried out.
+
+    Attributes:
+        results: the last measured metrics by client.
+    """
+
+    def __init__(
+        self,
+        model: FederatedModule,
+        server: Server,
+        data: FederatedDataModule,
+        clients: Sequence[ClientInfo],
+        participants: Sequence[ClientInfo],
+        local: Worker,
+        carry_out: CarryOut,
+    ) -> None:
+        self.results: dict[int, Metrics] = {}
+        self._model, self._server, self._data = model, server, data
+        self._clients, self._participants = clients, participants
+        self._local, self._carry_out = local, carry_out
+        self._gathered: int | None = None  # the round of which the statistics are
+
+    def measure(self, round_number: int, since: Mapping[int, int], final: bool) -> Metrics:
+        """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's.
+
+        Args:
+            round_number: the round that has been played.
+            since: of which round a client's private state is, by id; 0 for whom it does not name.
+            final: whether it was the last one, in which clients that are adapted ``last`` are measured a second time.
+
+        Returns:
+            The round's columns.
+        """
+        self.gather(round_number, since)
+        models = self._server.models() if self._data.at_hand else {}
+        everybody = self._data.pooled().info if models else None
+        always = self._model.adapt_when == "always"
+
+        def turns() -> Iterator[Turn]:
+            for model in models.values():  # which take longest, and so come first
+                assert everybody is not None
+                yield Turn("evaluate", everybody, round_number, model)
+            for adapt in [always] if always or not final else [False, True]:
+                for client in self._clients:
+                    broadcast = self._server.measured(client)
+                    yield Turn("evaluate", client, round_number, broadcast, since=since.get(client.id, 0), adapt=adapt)
+
+        self.results = {}
+        adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
+        of_models: Metrics = {}
+        for turn, update in self._carry_out(turns()):
+            check_form(update)
+            if update.client == SERVER:
+                name = next(name for name, model in models.items() if model is turn.broadcast)
+                of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
+                of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
+            else:
+                (adapted if turn.adapt and not always else self.results)[update.client] = update.metrics
+        spent = [result["adapt/flops"] for result in (*self.results.values(), *adapted.values()) if "adapt/flops" in result]
+        costs = {"adapt/flops": sum(spent)} if spent else {}
+        of_clients = spread_all("after", self.results.values()) | spread_all("adapted", adapted.values())
+        return of_clients | private_shares(self.results.values()) | of_models | costs
+
+    def gather(self, round_number: int, since: Mapping[int, int]) -> None:
+        """Statistics of the models as they are after a round, once, where the method's models have any."""
+        if self._model.has_statistics and self._gathered != round_number:
+            self._server.gather(lambda model: self._statistics_of(model, round_number, since))
+            self._gathered = round_number
+
+    def _statistics_of(self, model: Broadcast, round_number: int, since: Mapping[int, int]) -> State:
+        """Mean of all participants' statistics of a model, each batch counting the same."""
+        turns = (Turn("gather", client, round_number, model, since=since.get(client.id, 0)) for client in self._participants)
+        expected = self._local.load(self._participants[0], model, None).statistics()
+        mean = WeightedMean()
+        for _, update in self._carry_out(turns):
+            check_form(update, "batches")
+            check_payload(update, expected)
+            mean.add(update.state, update.metrics["batches"])
+        if not (statistics := mean.result()):
+            raise FederationError(f"Nobody gathered statistics in round {round_number}: without them no model can be measured.")
+        return statistics

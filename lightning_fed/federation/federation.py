@@ -1,0 +1,373 @@
+"""A federation: settings, and the verbs that open a run."""
+
+import copy
+import math
+import shutil
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+from jsonargparse.typing import PositiveFloat
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightning_fed.callbacks import (
+    AdapterRanks,
+    FederationCallback,
+    Hyperparameters,
+    MetricsTable,
+    ProgressBar,
+    RoundLines,
+    RunFacts,
+    StartLine,
+    Summary,
+    TensorBoardFigures,
+    TensorBoardPage,
+)
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.silence import quiet_lightning, torch_threads
+from lightning_fed.engines.turn_loop import lean_lightning
+from lightning_fed.engines.worker import TrainerFactory
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.run import Run
+from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.signals import stopped_by_signals
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
+from lightning_fed.storage.disk import in_one_line, naming
+from lightning_fed.storage.export import write
+from lightning_fed.storage.initial import initial_network
+from lightning_fed.storage.manifest import Metrics
+from lightning_fed.storage.owner import only_writer, temporary_folder
+from lightning_fed.storage.run_folder import (
+    load_checkpoint,
+    new_run_folder,
+    newest_run,
+    refuse_run_dir,
+    run_folder_of,
+    without_a_round,
+)
+
+
+class Federation:
+    """Trains a federated module on the clients of a federated data module.
+
+    ``fit``, ``validate`` and ``test`` are Lightning's verbs. A run writes to ``run_dir/version_<n>``: TensorBoard events,
+    ``metrics.csv``, ``clients.csv``, ``run.json``, for LoRA methods ``ranks.csv``, and checkpoints.
+
+    Args:
+        rounds: communication rounds.
+        participation: share of the clients that take part in a round, in (0, 1]; at least one does.
+        participants: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
+            only measured. None: all.
+        seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
+        evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
+            so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
+            not cost more than training.
+        target: report the round at which the headline, on test data, first reached this value, and what had been sent and computed
+            by then (``target/…``). None: no target.
+        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
+            validation data; 0: never. The last two are kept, and the best.
+        keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
+            clients' private states; ``last``, the last one; or ``none``, after which there is nothing to test, export or continue.
+        init_from: begin with the network of another run's server: all clients' networks, shared and private parts alike, start from
+            its weights. The folder of a run, of a run and ``/best``, or of one checkpoint; or a ``.safetensors`` file. None:
+            networks begin as they are built.
+        run_dir: where runs are written; None writes nothing.
+        store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
+            something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
+        logger: where metrics go: True for TensorBoard, in the run's folder; False for nowhere; any of Lightning's loggers, or a
+            list of them, in which True is TensorBoard.
+        progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
+        callbacks: more callbacks.
+        engine: where turns run; None: in this process, :class:`lightning_fed.engines.InProcess`.
+        trainer: builds each client's Trainer; None: Lightning's defaults on one device. The command line builds it from the
+            ``trainer`` block.
+    """
+
+    def __init__(
+        self,
+        rounds: PositiveInt = 100,
+        participation: Fraction = 1.0,
+        participants: list[NonNegativeInt] | None = None,
+        seed: NonNegativeInt = 0,
+        evaluate_every: NonNegativeInt | None = None,
+        target: float | None = None,
+        checkpoint_every: NonNegativeInt = 1,
+        keep: Keep = "all",
+        init_from: Path | str | None = None,
+        run_dir: Path | str | None = "runs",
+        store_limit_mb: PositiveFloat = 2048,
+        logger: Logger | list[Logger | bool] | bool = True,
+        progress: bool = True,
+        callbacks: list[FederationCallback] | None = None,
+        engine: Engine | None = None,
+        trainer: TrainerFactory | None = None,
+    ) -> None:
+        if not 0 < participation <= 1:
+            raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
+        if rounds < 1:
+            raise FederationError(f"rounds is {rounds}: give at least 1.")
+        if not 0 < store_limit_mb < math.inf:
+            raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
+        self.rounds = rounds
+        self.participation = participation
+        self.participants = participants
+        self.seed = seed
+        self.evaluate_every = evaluate_every
+        self.target = target
+        self.checkpoint_every = checkpoint_every
+        self.keep: Keep = keep
+        self.init_from = Path(init_from) if init_from is not None else None
+        self.run_dir = Path(run_dir) if run_dir is not None else None
+        self.store_limit = int(store_limit_mb * 2**20)
+        self.logger = logger
+        self.callbacks = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
+        self.callbacks += callbacks or []
+        if progress:
+            self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
+        self.engine = engine or InProcess()
+        self.new_trainer = trainer or partial(L.Trainer, devices=1)
+        self._newest: Run | None = None
+
+    @property
+    def run(self) -> Run:
+        """The newest run, with all that it found: ``history``, ``results``, ``server``, ``folder`` and more. Raises
+        :class:`FederationError` if there is none yet.
+        """
+        if self._newest is None:
+            raise FederationError("There is no run yet: fit, validate or test first.")
+        return self._newest
+
+    def fit(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> list[Metrics]:
+        """Play all rounds: clients train, the server merges what they learned.
+
+        Args:
+            model: the method. If its networks exist already (pretrained, say), the server starts from their shared part.
+            datamodule: the clients' data.
+            ckpt_path: continue from a checkpoint: ``"last"`` is the newest of the newest run of this method in ``run_dir`` that has
+                one (a new run if there is none), ``"best"`` that of its best round on validation data; else the folder of a run, of
+                a run and ``/best``, or of one checkpoint. A continued run ends as one that was never stopped. Checkpoints later
+                than the one it continues from are dropped when its own first one is complete.
+
+        Returns:
+            The metrics of every round, as in ``metrics.csv``.
+
+        Raises:
+            FederationError: when something the user can change is wrong; what was checkpointed before stays.
+        """
+        if self.run_dir is not None and str(ckpt_path or "last") in ("last", "best"):
+            refuse_run_dir(self.run_dir)
+        path = self._find_checkpoint(ckpt_path, model)
+        if path is not None:
+            with only_writer(run_folder_of(path)):
+                return self._fit(model, datamodule, self._load(path))
+        if ckpt_path:
+            print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+        if self.run_dir and (empty := without_a_round(self.run_dir)):
+            print(
+                f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
+                "Starting beside it; delete what nobody plays."
+            )
+        return self._fit(model, datamodule, None)
+
+    def _fit(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> list[Metrics]:
+        if checkpoint is not None and checkpoint.manifest.round > self.rounds:
+            raise FederationError(
+                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {self.rounds}: continue with "
+                "at least as many, or from an earlier checkpoint."
+            )
+        with self._opened(model, datamodule, checkpoint) as run:
+            run.play()
+        return run.history
+
+    def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
+        """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+
+        Raises:
+            FederationError: when something the user can change is wrong.
+        """
+        rehearsed = copy.copy(self)
+        rehearsed.run_dir, rehearsed.logger, rehearsed.engine = None, False, InProcess()
+        with rehearsed._opened(model, datamodule, None) as run:
+            run.rehearse()
+
+    def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
+        """Measure the clients of a run on their validation data.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+        """
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            return run.measure("val")
+
+    def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
+        """Measure the clients of a run on their test data.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+        """
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            return run.measure("test")
+
+    def export(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        output: Path | str,
+        client: NonNegativeInt | None = None,
+        ckpt_path: Path | str | None = None,
+        merged: bool = False,
+        format: Literal["safetensors", "onnx"] = "safetensors",
+    ) -> None:
+        """Write a model of a run for use elsewhere, and config.json, which says what it is.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            output: folder to write to.
+            client: whose model; None: what the server has, that is what clients share: a part or a whole model.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+            merged: of methods with adapters: write the whole network, its adapters added to the weights, instead of the adapters.
+            format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
+                from inputs to logits, for batches of any size and texts of any length.
+        """
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            exported = run.server_module() if client is None else run.client_module(client)
+            facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
+            with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
+                write(Path(output), exported, datamodule, facts, merged, format)
+
+    def client_module(self, client: int) -> FederatedModule:
+        """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
+        with self._surroundings():
+            return self.run.client_module(client)
+
+    # -------------------------------------------------------------------------------------------------------------- a run
+
+    @contextmanager
+    def _opened(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedDataModule,
+        checkpoint: Checkpoint | None,
+        reading: bool = False,
+    ) -> Iterator[Run]:
+        """A run, new, continued or only looked at, on its engine."""
+        with ExitStack() as stack, self._surroundings(), stopped_by_signals():
+            model = self._started(model, datamodule)
+            made: list[Path] = []
+
+            def folder() -> Path | None:
+                if checkpoint is not None or self.run_dir is None:
+                    return checkpoint.run_folder if checkpoint is not None else None
+                made.append(new_run_folder(self.run_dir))
+                stack.enter_context(only_writer(made[0]))
+                return made[0]
+
+            run: Run | None = None
+            try:
+                self._newest = run = Run(
+                    model,
+                    datamodule,
+                    self.engine,
+                    self.new_trainer,
+                    rounds=self.rounds,
+                    participation=self.participation,
+                    participants=self.participants,
+                    seed=self.seed,
+                    evaluate_every=self.evaluate_every,
+                    target=self.target,
+                    checkpoint_every=self.checkpoint_every,
+                    keep=self.keep,
+                    store_limit=self.store_limit,
+                    folder=folder,
+                    scratch=self._scratch_folder,
+                    logger=self.logger,
+                    callbacks=self.callbacks,
+                    checkpoint=checkpoint,
+                    reading=reading,
+                )
+                try:
+                    yield run
+                finally:
+                    run.close()
+            except BaseException:
+                if made and not (run and run.completed) and not Checkpoints(made[0]).paths():
+                    shutil.rmtree(made[0], ignore_errors=True)  # it has not finished a round: nobody could continue it
+                raise
+
+    def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
+        """The method as the run has it, with the network that it is to begin with."""
+        model = model.for_data(datamodule.num_classes)
+        if self.init_from is None:
+            return model
+        network, data = initial_network(self.init_from)
+        if data not in (None, datamodule.fingerprint()):
+            print(
+                f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
+                "what is tested on here."
+            )
+        return model.starting_from(network, f"The network of {self.init_from}")
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """What is so while anything of a run happens."""
+        with ExitStack() as stack:
+            for surrounding in (
+                quiet_lightning(),
+                lean_lightning(),
+                lasting_heap(),
+                isolate_rng(),
+                torch_threads(self.engine.threads),
+            ):
+                stack.enter_context(surrounding)
+            yield
+
+    def _scratch_folder(self) -> Path:
+        """A folder that goes when this object does: the private states can be asked for until then."""
+        stack = ExitStack()
+        path = stack.enter_context(temporary_folder())
+        weakref.finalize(self, stack.close)
+        return path
+
+    def _find_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Path | None:
+        """The path that ``ckpt_path`` means; None if there is nothing to continue."""
+        if (word := str(ckpt_path)) not in ("last", "best"):
+            return Path(ckpt_path) if ckpt_path else None
+        path = newest_run(self.run_dir, type(model).__name__) if self.run_dir else None
+        return path / "best" if path and word == "best" else path
+
+    def _load(self, path: Path) -> Checkpoint:
+        """Load a checkpoint, and say what of the run is damaged."""
+        checkpoint, passed_over = load_checkpoint(path)
+        for problem in passed_over:
+            print(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
+        if lost := checkpoint.lost:
+            rounds = ", ".join(map(str, lost[:3])) + ", …" * (len(lost) > 3)
+            print(f"{checkpoint.run_folder} has lost the metrics of {len(lost)} rounds ({rounds}): its table goes on without them.")
+        return checkpoint
+
+    def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:
+        path = self._find_checkpoint(ckpt_path or "last", model)
+        if path is None:
+            raise FederationError(
+                f"There is no checkpoint of {type(model).__name__} in {self.run_dir}: fit first (a finished run has one "
+                "unless keep is none), or set ckpt_path."
+            )
+        return self._load(path)

@@ -1,0 +1,197 @@
+"""What a round costs and how well the clients do: numbers for the report."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from lightning_fed.core.messages import PRIVATE_SHARE, Broadcast, ClientUpdate
+from lightning_fed.storage.manifest import Best, Metrics
+from lightning_fed.tensors import count_bytes, count_floats
+
+T = TypeVar("T")
+
+
+class Stopwatch:
+    """Seconds per stage. A stage inside another is not counted twice: the outer one gets what is left."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Time a block."""
+        start, outer, self._inner = perf_counter(), self._inner, 0.0
+        try:
+            yield
+        finally:
+            elapsed = perf_counter() - start
+            self.seconds[stage] += elapsed - self._inner
+            self._inner = outer + elapsed
+
+    def each(self, stage: str, items: Iterable[T]) -> Iterator[T]:
+        """Time how long each item takes to arrive."""
+        iterator = iter(items)
+        while True:
+            with self(stage):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def collect(self) -> Metrics:
+        """``seconds/<stage>`` since the last call."""
+        metrics = {f"seconds/{stage}": seconds for stage, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return metrics
+
+
+class TrafficMeter:
+    """Floating-point values ("parameters") and bytes between server and participants; evaluation sends nothing that counts, and
+    neither does the server to itself.
+    """
+
+    def __init__(self) -> None:
+        self._round = self._zero()
+
+    @staticmethod
+    def _zero() -> Metrics:
+        return {f"traffic/{way}_{unit}": 0.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
+
+    def down(self, client: int, broadcast: Broadcast) -> None:
+        """Count what a participant receives."""
+        if client >= 0:
+            self._count("down", broadcast)
+
+    def up(self, update: ClientUpdate) -> None:
+        """Count what a participant sends."""
+        if update.client >= 0:
+            self._count("up", update)
+
+    def _count(self, way: str, payload: Broadcast | ClientUpdate) -> None:
+        self._round[f"traffic/{way}_parameters"] += count_floats(payload.state)
+        self._round[f"traffic/{way}_bytes"] += count_bytes(payload.state)
+
+    def collect(self) -> Metrics:
+        """Traffic since the last call."""
+        metrics, self._round = self._round, self._zero()
+        return metrics
+
+
+def spread(prefix: str, values: Sequence[float]) -> Metrics:
+    """Mean and quartiles of a per-client metric, each client counting the same."""
+    low, q25, median, q75, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    names = {"mean": float(np.mean(values)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
+    return {f"{prefix}/{name}": value for name, value in names.items()}
+
+
+def spread_all(stage: str, results: Iterable[Metrics]) -> Metrics:
+    """:func:`spread` of every ``val/…`` and ``test/…`` metric of the clients, as ``<stage>/<val or test>_<metric>/…``."""
+    columns: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            if name.startswith(("val/", "test/")):
+                columns[name].append(value)
+    return {k: v for name, column in columns.items() for k, v in spread(f"{stage}/{name.replace('/', '_')}", column).items()}
+
+
+def private_shares(results: Iterable[Metrics]) -> Metrics:
+    """Mean over the clients of how much of each layer's adapters is their own, and the mean over all layers; empty where nobody has
+    such adapters.
+    """
+    columns: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in result.items():
+            if name.startswith(PRIVATE_SHARE):
+                columns[f"adapter/{name}"].append(value)
+    means = {name: float(np.mean(column)) for name, column in columns.items()}
+    return means | ({f"adapter/{PRIVATE_SHARE}mean": float(np.mean(list(means.values())))} if means else {})
+
+
+def training_means(updates: Sequence[ClientUpdate]) -> Metrics:
+    """Mean of each ``train/…`` and ``lr/…`` metric over the participants, weighted by their numbers of training examples."""
+    names = dict.fromkeys(name for update in updates for name in update.metrics if name.startswith(("train/", "lr/")))
+    means = {}
+    for name in names:
+        holders = [update for update in updates if name in update.metrics]
+        weight = sum(update.num_examples for update in holders)
+        means[name] = sum(update.num_examples * update.metrics[name] for update in holders) / weight
+    return means
+
+
+def running_totals(before: Metrics, row: Metrics) -> Metrics:
+    """Costs since the first round.
+
+    Args:
+        before: the metrics of the round before; empty in the first.
+        row: the round's.
+    """
+    totals = {
+        "traffic/total_parameters": row["traffic/down_parameters"] + row["traffic/up_parameters"],
+        "traffic/total_bytes": row["traffic/down_bytes"] + row["traffic/up_bytes"],
+        "compute/total_flops": row["compute/flops"],
+    }
+    if "adapt/flops" in row or "adapt/total_flops" in before:
+        totals["adapt/total_flops"] = row.get("adapt/flops", 0.0)  # nothing is adapted where nothing is measured
+    if "server/flops" in row or "server/total_flops" in before:
+        totals["server/total_flops"] = row.get("server/flops", 0.0)
+    return {name: before.get(name, 0.0) + value for name, value in totals.items()}
+
+
+class BestRound:
+    """Keeps the headline at the round at which it was best on validation data so far: what an honest user may report.
+
+    Args:
+        headline: the headline's column on ``"val"`` and on ``"test"`` data.
+        metric: its name in the result, ``selected/test_<metric>``.
+        more_is_better: whether the best is the largest.
+
+    Attributes:
+        best: the round; None without validation data.
+    """
+
+    def __init__(self, headline: Callable[[str], str], metric: str, more_is_better: bool = True) -> None:
+        self.headline = headline
+        self.metric = metric
+        self.best: Best | None = None
+        self._sign = 1 if more_is_better else -1
+
+    def update(self, row: Metrics) -> Metrics:
+        """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
+        value = self._sign * row.get(self.headline("val"), -self._sign * math.inf)
+        if value > (self._sign * self.best.val if self.best else -math.inf):
+            self.best = Best(int(row["round"]), row[self.headline("val")], row[self.headline("test")])
+        return {f"selected/test_{self.metric}": self.best.test, "selected/round": float(self.best.round)} if self.best else {}
+
+
+class Target:
+    """Keeps what it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
+
+    Args:
+        headline: the column that is to reach the target.
+        target: its value.
+        more_is_better: whether it is reached from below.
+
+    Attributes:
+        reached: these columns; nothing before the target is reached.
+    """
+
+    def __init__(self, headline: str, target: float, more_is_better: bool = True) -> None:
+        self.headline = headline
+        self.target = target
+        self.reached: Metrics = {}
+        self._sign = 1 if more_is_better else -1
+
+    def update(self, row: Metrics) -> Metrics:
+        """Take a round's metrics in, with totals; returns what is reached."""
+        if not self.reached and self.headline in row and self._sign * row[self.headline] >= self._sign * self.target:
+            costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
+            costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
+            self.reached = {f"target/{name}": value for name, value in costs.items()}
+        return self.reached

@@ -1,1 +1,0 @@
-"""What a run counts: traffic, spreads, FLOPs."""

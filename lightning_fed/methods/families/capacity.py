@@ -1,0 +1,229 @@
+"""Clients of different capacity: one global model on the server, and smaller versions of it on the clients."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, EntryMean, FederatedModule, FederationError, Server, State
+from lightning_fed.models import Backbone, BackboneFactory
+from lightning_fed.nn.masked_loss import mask_absent
+from lightning_fed.nn.static_batch_norm import running_statistics
+from lightning_fed.options import NonNegativeInt, PositiveInt
+
+Assignment = Literal["fixed", "redrawn"]
+
+
+def default_sgd(parameters: Any) -> torch.optim.Optimizer:
+    """SGD with learning rate 0.1, momentum 0.9 and weight decay 5e-4: HeteroFL's, and what the FedHM paper states for all methods
+    that it compares.
+    """
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
+
+
+class CapacityModule(FederatedModule):
+    r"""What FedHM, HeteroFL, FedRolex and Split-Mix have in common: static batch norm and a masked loss.
+
+    *Static batch norm* (HeteroFL). Running means and variances neither travel nor are averaged. Before each measurement every
+    client passes its training data through the model that is measured, once, in batches as in training; the statistics are the
+    plain mean over everybody's batches. These passes, like all measuring, are not counted as traffic or FLOPs.
+
+    *Masked cross-entropy* (HeteroFL). A client's logits of classes that it has no training example of are set to 0: those rows of
+    the head get no gradient. The server averages a row of the head over the clients that own its class. A client is measured with
+    the mask, the global model without.
+
+    Headline: accuracy of the global model on everybody's test data. ``before/…`` and ``after/…`` are those of each client's own
+    version, masked, on its own data.
+
+    Args:
+        backbone: the global model.
+        capacities: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
+        num_classes: number of classes; None: as many as the data have.
+        assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
+        masked: mask absent classes.
+        optimizer: how a client steps. Default: :func:`default_sgd`.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    headline_model = "global"
+    weighting = "uniform"
+
+    def __init__(
+        self,
+        backbone: BackboneFactory,
+        capacities: Sequence[float],
+        num_classes: PositiveInt | None = None,
+        assignment: Assignment = "fixed",
+        masked: bool = True,
+        optimizer: OptimizerCallable = default_sgd,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        if not capacities:
+            raise FederationError(
+                f"{type(self).__name__} got an empty list of sizes (ratios, widths, budgets): give at least one, 1 for the whole "
+                "model."
+            )
+        self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
+        self.assignment = assignment
+        self.masked = masked
+        if masked:
+            self.needs_cross_entropy(
+                "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "
+                "weights)."
+            )
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The size of the client's version."""
+        return client.capacity if client else None
+
+    def refuse_frozen(self, why: str) -> None:
+        """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts.
+
+        Args:
+            why: what they do, to complete the error.
+        """
+        if self.frozen_names:
+            raise FederationError(
+                f"{type(self).__name__} {why}, but {min(self.frozen_names)!r} is frozen and does not travel: let the whole "
+                "network learn, or use a method whose clients have the same network, such as FedAvg."
+            )
+
+    def statistics_names(self) -> set[str]:
+        """Running statistics of all batch-norm layers."""
+        return running_statistics(self)
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """Logits ``(B, C)`` as this client sees them."""
+        if not self.masked or self.client is None or self.client.id < 0:
+            return logits
+        if len(self.client.label_counts) != logits.shape[1]:
+            raise FederationError(
+                f"{type(self).__name__} masks classes that a client has no example of, but the data count examples by "
+                f"{len(self.client.label_counts)} labels, not by the {logits.shape[1]} classes: set masked to false."
+            )
+        return mask_absent(logits, torch.tensor(self.client.label_counts, device=logits.device) > 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, C)``; those of classes that the client does not have are 0."""
+        return self.mask(self.backbone(x))
+
+    def head_names(self) -> set[str]:
+        """Names of the tensors with a row per class, which is averaged over the clients that own the class; none without mask."""
+        heads = {id(p) for module in self.modules() if isinstance(module, Backbone) for p in module.head.parameters()}
+        return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
+
+    def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
+        """What a :class:`CapacityServer` begins with."""
+        return self.shared_state(), clients, self.capacities, self.assignment, self.head_names()
+
+
+class Contribution(NamedTuple):
+    """A part of the whole that is averaged, the size that it is of, and which rows of some tensors it covers."""
+
+    state: State
+    capacity: float | None
+    rows: State | None = None
+
+
+class CapacityServer(Server):
+    """Holds the global model, sends each client a version of its size, and averages each entry over those who trained it.
+
+    Args:
+        state: the global model.
+        clients: all clients.
+        capacities: their sizes, None being the whole; client ``k`` has entry ``k mod len(list)``.
+        assignment: whether that is for good or drawn anew each round.
+        heads: names of the tensors of which a client covers only the rows of its own classes.
+    """
+
+    version_name = "size"
+    """What a size is called in the names of metrics."""
+
+    def __init__(
+        self,
+        state: State,
+        clients: Sequence[ClientInfo],
+        capacities: Sequence[float | None],
+        assignment: Assignment,
+        heads: Collection[str],
+    ) -> None:
+        super().__init__(state, "uniform")
+        self.capacities = capacities
+        self.assignment = assignment
+        self.heads = heads
+        self.owned = {client.id: torch.tensor(client.label_counts) > 0 for client in clients}
+        self.capacity = {client.id: capacities[client.id % len(capacities)] for client in clients}
+        self._statistics: dict[float | None, State] = {}
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Redraw the sizes, if so asked."""
+        if self.assignment == "redrawn":
+            draws = torch.randint(len(self.capacities), (len(self.capacity),)).tolist()
+            self.capacity = {client: self.capacities[draw] for client, draw in zip(self.capacity, draws, strict=True)}
+
+    @abstractmethod
+    def version(self, capacity: float | None) -> State:
+        """The global model in a size; None: the whole."""
+
+    def log_weight(self, capacity: float | None) -> float:
+        """Logarithm of what an update of a size counts. Default: all the same."""
+        return 0.0
+
+    def embed(self, update: ClientUpdate) -> State:
+        """An update as a part of the whole (see :class:`EntryMean`). Default: as it is."""
+        return update.state
+
+    def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
+        """What is averaged. Default: the updates."""
+        for update in updates:
+            rows = dict.fromkeys(self.heads, self.owned[update.client])
+            yield Contribution(self.embed(update), self.capacity[update.client], rows)
+
+    def merge(self, updates: Iterable[ClientUpdate], whole: State) -> State:
+        """The mean of the contributions where they cover the whole, and the whole where nobody does. Weights are relative to the
+        largest so far: nobody knows before which updates arrive, and exponentials can overflow.
+        """
+        mean, largest = EntryMean(whole), -math.inf
+        for state, capacity, rows in self.contributions(updates):
+            exponent = self.log_weight(capacity)
+            if exponent > largest:
+                if largest > -math.inf:
+                    mean.scale(math.exp(largest - exponent))
+                largest = exponent
+            mean.add(state, math.exp(exponent - largest), rows)
+        return mean.result()
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; see :meth:`Server.aggregate`."""
+        self.state = self.merge(updates, self.state)
+        return {}
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The global model in the client's size."""
+        capacity = self.capacity[client.id]
+        return Broadcast(self.version(capacity), capacity)
+
+    def measured(self, client: ClientInfo) -> Broadcast:
+        """The same, with statistics."""
+        return self._with_statistics(self.broadcast(client))
+
+    def models(self) -> dict[str, Broadcast]:
+        """``global``, and every smaller size that a client may have."""
+        smaller = sorted({capacity for capacity in self.capacities if capacity is not None}, reverse=True)
+        versions = {f"{self.version_name}_{capacity:g}": Broadcast(self.version(capacity), capacity) for capacity in smaller}
+        return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.version(None)), **versions}.items()}
+
+    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+        """Statistics of every size."""
+        self._statistics = {model.capacity: statistics_of(replace(model, statistics={})) for model in self.models().values()}
+
+    def _with_statistics(self, model: Broadcast) -> Broadcast:
+        return replace(model, statistics=self._statistics.get(model.capacity, {}))

@@ -1,0 +1,210 @@
+"""Clients with networks of several architectures, of each of which the server has a model; and what they all say of public data."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import torch
+from jsonargparse.typing import PositiveFloat
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lightning_fed.core import (
+    OUTPUTS,
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    OfModels,
+    State,
+    Vectors,
+    check_payload,
+    default_optimizer,
+)
+from lightning_fed.methods.families.grouped_adapters import GroupServer
+from lightning_fed.models import Backbones
+from lightning_fed.options import NonNegativeInt, PositiveInt
+
+TARGETS = "targets/"
+"""What the names of the teachers' words begin with, on their way to a student."""
+
+
+class EnsembleModule(FederatedModule):
+    """What FedDF and Fed-ET have in common. Clients of one architecture are averaged; then the server has all models that were
+    sent speak about public data, and students learn from that. A method says in :meth:`.FederatedModule.server_phases` how, and in
+    :meth:`.FederatedModule.configure_server` who teaches whom.
+
+    Args:
+        backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
+        num_classes: number of classes; None: as many as the data have.
+        distill_steps: steps of a student in each round.
+        distill_batch_size: public examples in a step.
+        distill_optimizer: of a student, fresh in each round.
+        table_limit_mb: size in MiB up to which what a teacher says of all public data, and what is made of it, is in float32; what
+            is larger is in bfloat16.
+        weighting: how updates of one architecture are weighted.
+        optimizer: how a client steps. Default: SGD, lr 0.01.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+
+    Raises:
+        FederationError: for a task that is not about classes, and where there are no public data.
+    """
+
+    heterogeneous = True
+    payload_varies = True  # only a student gets any
+    needs_public_data = True
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None,
+        distill_steps: NonNegativeInt,
+        distill_batch_size: PositiveInt,
+        distill_optimizer: OptimizerCallable,
+        table_limit_mb: PositiveFloat = 1024.0,
+        weighting: Literal["examples", "uniform"] = "uniform",
+        optimizer: OptimizerCallable = default_optimizer,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        if self.task != "multiclass":
+            raise FederationError(
+                f"{type(self).__name__} got task {self.task!r}, but it distils probabilities of classes: use FedAvg."
+            )
+        self.distill_steps = distill_steps
+        self.public_batch_size = distill_batch_size
+        self.distill_optimizer = distill_optimizer
+        self.public_table_limit = table_limit_mb * 2**20
+        self.weighting = weighting
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """Which of the networks: the client's, or the one that the server says its model has."""
+        if client is None:
+            return 0
+        return client.id % len(self.backbone_factories) if client.capacity is None else int(client.capacity)
+
+    @property
+    def place(self) -> int:
+        """The client's :meth:`architecture`, a number."""
+        place = self.architecture(self.client)
+        assert isinstance(place, int)
+        return place
+
+    @property
+    def _factory(self) -> Any:
+        return self.backbone_factories[self.place]
+
+    def groups(self, clients: Sequence[ClientInfo]) -> dict[int, int]:
+        """Which architecture each client has, by id."""
+        return {client.id: int(self.architecture(client)) for client in clients}  # type: ignore[call-overload]
+
+    def drawn(self, place: int, clients: Sequence[ClientInfo]) -> Self:
+        """A module of an architecture, with weights that are drawn on the running stream; of the first it is this one."""
+        return self if place == 0 else self.for_client(replace(clients[0], capacity=place), torch.initial_seed())
+
+
+def widened(table: Tensor) -> Tensor:
+    """Rows of a table in float32 at least: in bfloat16 they are stored, not computed with."""
+    return table.to(torch.promote_types(table.dtype, torch.float32))
+
+
+def names_of(factories: Sequence[Any], places: Iterable[int]) -> dict[int, str]:
+    """What the architectures' models are called where they are measured: ``global_<class>``, or ``global_<number>`` where that is
+    not clear.
+    """
+    names = {place: getattr(factories[place], "__name__", str(factories[place]).rpartition(".")[2]) for place in places}
+    clear = len(set(names.values())) == len(names) and all(name.isidentifier() for name in names.values())
+    return {place: f"global_{name if clear else place}" for place, name in names.items()}
+
+
+class EnsembleServer(GroupServer):
+    """Averages within each architecture, and puts what was sent aside: these are the teachers.
+
+    Args:
+        states: the initial models, by the number of their architecture.
+        groups: which one each client has, by id.
+        names: of the models, where they are measured.
+        weighting: within an architecture.
+        exported: whose model is exported where no client is named.
+        steps: of each student; with 0 nothing is asked.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[int, State],
+        groups: Mapping[int, int],
+        names: Mapping[int, str],
+        weighting: Literal["examples", "uniform"],
+        exported: int,
+        steps: int,
+    ) -> None:
+        super().__init__(states, groups, weighting, names, exported)
+        self.steps = steps
+        self.round = 0
+        self.shape, self.dtype = torch.Size(), torch.float32  # of what a teacher said
+
+    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+        """Forget the teachers of the round before."""
+        self.round = round
+        self.scratch.clear()
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, each with those of its architecture, and put them aside as teachers."""
+        return super().aggregate(self._put_aside(updates))
+
+    def _put_aside(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
+        for update in updates:
+            self.scratch.put(update.client, update.state, self.round)
+            yield update
+
+    def teacher(self, client: int) -> Broadcast:
+        """What a client sent in this round."""
+        return Broadcast(self.scratch.get(client), self.groups[client])
+
+    def hear(self, teachers: Sequence[int], of_models: OfModels, said: Callable[[Tensor], Tensor] = lambda logits: logits) -> float:
+        """Have teachers speak about the public data, one at a time: what is put aside of each is then what it said.
+
+        Args:
+            teachers: who.
+            of_models: see :meth:`.Server.learn`.
+            said: what of a teacher's logits ``(M, C)`` is put aside. Default: the logits.
+
+        Returns:
+            FLOPs.
+        """
+        flops = 0.0
+        answers = of_models("predict", (self.teacher(client) for client in teachers))
+        for client, update in zip(teachers, answers, strict=True):
+            words = said(update.state[OUTPUTS])
+            self.shape, self.dtype = words.shape, words.dtype
+            self.scratch.put(client, {OUTPUTS: words.flatten()}, self.round)
+            flops += update.metrics["flops"]
+        return flops
+
+    def heard(self, teachers: Sequence[int]) -> Vectors:
+        """What they said, each a vector of all rows."""
+        return Vectors(self.scratch, OUTPUTS, teachers, self.shape.numel())
+
+    def teach(self, students: Sequence[int], targets: State, of_models: OfModels) -> dict[str, float]:
+        """Train the models of some architectures.
+
+        Args:
+            students: which.
+            targets: what they learn from; their names begin with :data:`TARGETS`.
+            of_models: see :meth:`.Server.learn`.
+
+        Returns:
+            ``server/steps`` and ``server/flops``, sums; and ``server/distill_loss``, a mean.
+        """
+        learned, rows = {}, []
+        broadcasts = (Broadcast(self.states[place] | targets, place) for place in students)
+        for place, update in zip(students, of_models("learn", broadcasts), strict=True):
+            check_payload(update, self.states[place])
+            learned[place] = update.state
+            rows.append(update.metrics)
+        self._hold(self.states | learned)
+        sums = {f"server/{cost}": sum(row[cost] for row in rows) for cost in ("steps", "flops")}
+        return sums | {"server/distill_loss": sum(row["train/distill_loss"] for row in rows) / len(rows)}

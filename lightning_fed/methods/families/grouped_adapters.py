@@ -1,0 +1,155 @@
+"""Clients in groups that are averaged each on their own; and fine-tuning in which they train something of different size, so that
+those of equal size are a group.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
+from lightning_fed.methods.families.adapter_module import FineTuning, default_adam
+from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.options import NonNegativeInt, PositiveInt
+
+
+class GroupTuning(FineTuning):
+    """What adapter, prompt and prefix tuning of vision transformers have in common. A method overrides :meth:`attach`, which puts
+    something of :meth:`size` on every block.
+
+    Tensors of different size have no mean. Clients of equal size form a group, and each group is a federation of its own: what
+    is trained, the head included, is averaged within the group, weighted by training examples (FedAvg). Clients of a group start
+    from the same tensors. Adam begins anew in each round.
+
+    Each group's model is measured on everybody's test data, as ``size_<size>/…``, and each client's on its own, as ``after/…``.
+    Headline: accuracy of the latter. With one size there is one model: it is called ``global``, and its accuracy on everybody's
+    test data is the headline.
+
+    Args:
+        backbone: builds the network, given the number of classes: ``VisionTransformer``.
+        sizes: client ``k`` has entry ``k mod len(list)``.
+        num_classes: number of classes; None: as many as the data have.
+        optimizer: of all that is trained. Default: Adam, lr 2e-3.
+        local_steps: optimizer steps per round; None: ``epochs`` epochs.
+        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
+    """
+
+    weighting = "examples"
+
+    def __init__(
+        self,
+        backbone: TransformerFactory,
+        sizes: Sequence[int],
+        num_classes: PositiveInt | None = None,
+        optimizer: OptimizerCallable = default_adam,
+        local_steps: NonNegativeInt | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer=optimizer, local_steps=local_steps, **kwargs)
+        if not sizes:
+            raise FederationError(f"{type(self).__name__} got an empty list of sizes (hidden, ranks): give at least one.")
+        self.sizes = list(sizes)
+        if len(set(sizes)) == 1:
+            self.headline_model = "global"
+
+    def size(self) -> int:
+        """The client's size; who has none, as a model that no server has sent, has the largest."""
+        capacity = self.client.capacity if self.client else None
+        return max(self.sizes) if capacity is None else int(capacity)
+
+    def architecture(self, client: ClientInfo | None) -> Hashable:
+        """The client's size."""
+        return client.capacity if client else None
+
+    def blocks(self, *parts: str) -> list[nn.Module]:
+        """The network's blocks, first to last.
+
+        Args:
+            *parts: modules that a block must have.
+
+        Raises:
+            FederationError: for a network without such blocks.
+        """
+        body = self.backbone.network.base_model
+        names = {name for name, _ in body.named_modules()}
+        for name in ("layers", *(f"layers.0.{part}" for part in parts)):
+            if name not in names:
+                raise FederationError(
+                    f"{type(self).__name__} needs a network with {name!r}, which {type(body).__name__} lacks: give a "
+                    "VisionTransformer whose model_type is vit, of transformers 5.9 or later."
+                )
+        return list(body.get_submodule("layers").children())
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """A mean for each size. This module's own tensors are those of its size; the others are drawn on the running stream."""
+        seed, states = torch.initial_seed(), {self.size(): self.shared_state()}
+        for size in set(self.sizes) - states.keys():
+            states[size] = self.for_client(replace(clients[0], capacity=size), seed).shared_state()
+        groups = {client.id: self.sizes[client.id % len(self.sizes)] for client in clients}
+        names = {size: "global" if len(states) == 1 else f"size_{size}" for size in states}
+        return GroupServer(states, groups, self.weighting, names, exported=max(states))
+
+
+class GroupServer(Server):
+    """Keeps a state for each group of clients, and averages what its clients send. A group of which nobody takes part in a round
+    keeps its state.
+
+    Args:
+        states: the initial states by group: a number, which is the :attr:`~.Broadcast.capacity` that is sent.
+        groups: which group each client is in, by id.
+        weighting: how updates are weighted within a group; see :class:`lightning_fed.core.server.Server`.
+        names: what each group's model is called where it is measured.
+        exported: whose model is exported where no client is named.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[int, State],
+        groups: Mapping[int, int],
+        weighting: Literal["examples", "uniform"],
+        names: Mapping[int, str],
+        exported: int,
+    ) -> None:
+        super().__init__({}, weighting)
+        self.groups = groups
+        self.names = names
+        self.exported = exported
+        self.states = dict(sorted(states.items()))
+        self._hold(self.states)
+
+    def _hold(self, states: dict[int, State]) -> None:
+        self.states = states
+        self.state = states[self.exported]
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """What the client's group has."""
+        group = self.groups[client.id]
+        return Broadcast(self.states[group], group)
+
+    def models(self) -> dict[str, Broadcast]:
+        """Each group's, by its name."""
+        return {self.names[group]: Broadcast(state, group) for group, state in self.states.items()}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates, each with those of its group; see :meth:`lightning_fed.core.server.Server.aggregate`."""
+        means: dict[int, WeightedMean] = defaultdict(WeightedMean)
+        for update in updates:
+            means[self.groups[update.client]].add(update.state, self.weight(update))
+        self._hold(self.states | {group: mean.result() for group, mean in means.items()})
+        return {}
+
+    def weight(self, update: ClientUpdate) -> int:
+        """How much an update counts."""
+        return update.num_examples if self.weighting == "examples" else 1
+
+    def state_dict(self) -> State:
+        """All states, under ``<group>/<name>``."""
+        return {f"{group}/{name}": tensor for group, state in self.states.items() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._hold({group: {name: state[f"{group}/{name}"] for name in own} for group, own in self.states.items()})

@@ -1,0 +1,82 @@
+"""Clients with two networks that teach each other: one of any architecture, which stays, and one of everybody's, which travels."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.core import FederatedModule, FederationError, Phase, default_optimizer
+from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
+from lightning_fed.nn.joint_optimizer import Share, jointly
+from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.seeding import branched
+
+T = TypeVar("T")
+SHARED = "shared."
+"""What the names of the shared network's tensors begin with."""
+
+
+class TwinModule(FederatedModule):
+    """What FML and FedKD have in common: both networks learn from each batch at once, each with an optimizer of its own.
+
+    The private network learns as if it were alone: the shared one draws what it draws (dropout) from a random stream of its own,
+    and ``gradient_clip`` clips each network's gradients by their own norm. The server averages the shared network, everybody
+    counting the same. A client predicts with its private network.
+
+    Args:
+        backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
+        num_classes: number of classes; None: as many as the data have.
+        shared: the network that travels; None: the first of ``backbone``.
+        optimizer: of the private network.
+        shared_optimizer: of the shared one. Default: the same as ``optimizer``.
+        epochs: local epochs per round.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    heterogeneous = True
+    weighting = "uniform"
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None = None,
+        shared: BackboneFactory | None = None,
+        optimizer: OptimizerCallable = default_optimizer,
+        shared_optimizer: OptimizerCallable | None = None,
+        epochs: NonNegativeInt = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
+        self.shared_optimizer = shared_optimizer or optimizer
+        if self.task != "multiclass":
+            raise FederationError(
+                f"{type(self).__name__} got task {self.task!r}, but its networks teach each other what probability each class has: "
+                "use Standalone, LGFedAvg or another method whose clients may have different networks."
+            )
+
+    def build(self) -> None:
+        """The client's own network and, drawn after it, the shared one."""
+        super().build()
+        self.shared: Backbone = backbone_of(self.shared_factory[0], self.num_classes)
+
+    def shared_names(self) -> set[str]:
+        """The shared network travels."""
+        return {name for name in super().shared_names() if name.startswith(SHARED)}
+
+    def both(self, run: Callable[[Backbone], T]) -> tuple[T, T]:
+        """What comes of the private network and of the shared one."""
+        mine = run(self.backbone)
+        with branched(self.global_step, self.device):
+            return mine, run(self.shared)
+
+    def shares(self) -> list[Share]:
+        """What learns, and how."""
+        own, shared = list(self.backbone.parameters()), list(self.shared.parameters())
+        return [(self.optimizer, own), (self.shared_optimizer, shared)]
+
+    def phases(self) -> list[Phase]:
+        """Everything at once."""
+        shares = self.shares()
+        parameters = [p for _, share in shares for p in share]
+        return [Phase("mutual", parameters, self.client_loss, jointly(*shares), self.epochs)]

@@ -1,5 +1,0 @@
-"""Tables and pictures of finished runs, from their files alone: nothing here waits for torch."""
-
-from lightning_fed.report.runs import load_clients, load_rounds, load_runs, read_runs
-
-__all__ = ["load_clients", "load_rounds", "load_runs", "read_runs"]

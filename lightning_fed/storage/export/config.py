@@ -1,0 +1,119 @@
+"""What one has to know to use an exported model, as plain JSON."""
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_fed import __version__
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.models.backbone import Wrapped
+from lightning_fed.models.factory import imported, passed
+
+
+def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict[str, Any]) -> dict[str, Any]:
+    """What an exported model is.
+
+    Args:
+        module: the model.
+        data: what it learned from.
+        facts: of the run.
+
+    Returns:
+        ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
+        ``network`` (see :func:`network_config`), ``capacity`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``, and
+        of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in [0, 1].
+        What is not known is None.
+    """
+    whole = facts["client"] is not None or module.shares_whole_model
+    return {
+        "lightning_fed_version": __version__,
+        **facts,
+        "content": "model" if whole else "shared",
+        "network": network_config(module) if whole or any(name.startswith("backbone.") for name in module.shared_names()) else None,
+        "capacity": module.client.capacity if module.client else None,
+        "num_classes": module.num_classes,
+        "class_names": label_names(data),
+        **_images(data),
+    }
+
+
+def network_config(module: FederatedModule) -> dict[str, Any]:
+    """``class_path`` and ``init_args`` of the network, as ``lightning.pytorch.cli.instantiate_class`` takes them. Where it was
+    given as an object, got another head, or was made by something without a name or from objects, ``class_path`` is what it is, and
+    ``init_args`` None.
+    """
+    factory, given = module.network_factory()
+    made_by, args, kwargs = _unwrapped(factory)
+    new_head = False
+    if made_by is Wrapped:
+        wrapping = inspect.signature(Wrapped).bind(*args, module.num_classes, **kwargs).arguments
+        made_by, args, kwargs = _unwrapped(wrapping["network"])
+        kwargs, new_head = kwargs | (wrapping.get("settings") or {}), wrapping.get("new_head", False)
+    path = _import_path(made_by)
+    arguments = _arguments(made_by, args, module.num_classes, kwargs | given) if path and not new_head else None
+    if arguments is None:
+        network = getattr(module, "backbone", made_by)
+        return {"class_path": _import_path(type(network.network if isinstance(network, Wrapped) else network)), "init_args": None}
+    return {"class_path": path, "init_args": arguments}
+
+
+def label_names(data: FederatedDataModule) -> list[str] | None:
+    """Names of the classes in the order of their numbers, where the data have them and classes are what is predicted."""
+    names = getattr(data, "class_names", None) if data.predicts_labels else None
+    return None if names is None else [str(name) for name in names]
+
+
+def _images(data: FederatedDataModule) -> dict[str, Any]:
+    if not data.at_hand:
+        size = getattr(data, "image_size", None)
+        return {"image_size": size and [size, size], "mean": list(data.mean), "std": list(data.std)}
+    images, _ = next(iter(data.client(0).train_dataloader()))
+    if not isinstance(images, torch.Tensor) or images.dim() != 4:
+        return {"image_size": None, "mean": None, "std": None}
+    normalised = images.dtype == torch.uint8
+    return {
+        "image_size": list(images.shape[-2:]),
+        "mean": list(data.mean) if normalised else None,
+        "std": list(data.std) if normalised else None,
+    }
+
+
+def _unwrapped(factory: Callable[..., nn.Module]) -> tuple[Callable[..., nn.Module], tuple[Any, ...], dict[str, Any]]:
+    """What a partial calls, or a dotted path names, and with what."""
+    if isinstance(factory, str):
+        factory = imported(factory)
+    if not isinstance(factory, partial):
+        return factory, (), {}
+    classes = [place for place, argument in enumerate(factory.args) if inspect.isclass(argument)]
+    if classes and not inspect.isclass(factory.func):  # from the command line, which lets a function of its own call a class
+        made: Callable[..., nn.Module] = factory.args[classes[0]]
+        return made, factory.args[classes[0] + 1 :], factory.keywords
+    return factory.func, factory.args, factory.keywords
+
+
+def _arguments(
+    made_by: Callable[..., nn.Module], args: tuple[Any, ...], classes: int, kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What a network was made with, by name; None if some of it is not plain data."""
+    signature = inspect.signature(made_by)
+    placed, named = passed(made_by, classes, kwargs)
+    arguments = dict(signature.bind(*args, *placed, **(named | kwargs)).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    try:
+        return dict(json.loads(json.dumps(arguments)))
+    except TypeError:
+        return None
+
+
+def _import_path(named: Any) -> str | None:
+    """Where a class or function can be imported from; None for what is local, in a class or without a name, such as an object."""
+    name = getattr(named, "__qualname__", "<>")
+    return None if "<" in name or "." in name else f"{named.__module__}.{name}"

@@ -1,0 +1,94 @@
+"""The folder of an exported model."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.text.classification import load_tokenizer
+from lightning_fed.errors import FederationError
+from lightning_fed.formatting import shown
+from lightning_fed.storage.export.config import label_names, model_config
+from lightning_fed.storage.export.onnx import write_onnx
+
+Format = Literal["safetensors", "onnx"]
+
+
+def write(
+    folder: Path,
+    module: FederatedModule,
+    data: FederatedDataModule,
+    facts: dict[str, Any],
+    merged: bool = False,
+    format: Format = "safetensors",
+) -> None:
+    """Write a model, the tokenizer if the data have one, and ``config.json`` with what :func:`.model_config` knows. Where the
+    transformers library has a ``config.json`` of its own, that is a block ``lightning_fed`` in it, and the names of the classes are
+    where that library looks for them.
+
+    Args:
+        folder: to write to; created if need be, see :func:`refuse_others`.
+        module: the model.
+        data: what it learned from.
+        facts: of the run; ``client`` is whose model it is, None the server's.
+        merged: see :meth:`.FederatedModule.export_merged`.
+        format: of the model: see :meth:`.FederatedModule.export`, or :func:`.write_onnx`.
+
+    Raises:
+        FederationError: where the method has no such export, or where something else lies in the folder.
+    """
+    refuse_others(folder)
+    private = facts["client"] is not None
+    if format == "onnx":
+        _refuse_parts(module, private, merged)
+        write_onnx(folder / "model.onnx", module, data.client(facts["client"] or 0))
+    else:
+        (module.export_merged if merged else module.export)(folder, private)
+    if tokenizer := getattr(data, "tokenizer", None):
+        load_tokenizer(tokenizer, pads=False).save_pretrained(folder)
+    _describe(folder / "config.json", model_config(module, data, facts), label_names(data))
+
+
+def refuse_others(folder: Path) -> None:
+    """Raises :class:`FederationError` for a folder that has something in it and no exported model: nobody's files make way for one.
+    Hidden files do not count.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FederationError(f"{folder} is no folder: give another output, a folder for the exported model alone.")
+    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if found and not _is_export(folder / "config.json"):
+        raise FederationError(
+            f"{folder} has {shown(found[0])}{f' and {len(found) - 1} more' if len(found) > 1 else ''} in it and no exported model: "
+            "give another output, an empty folder or a new one."
+        )
+
+
+def _is_export(config: Path) -> bool:
+    try:
+        said = json.loads(config.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and not said.keys().isdisjoint({"lightning_fed", "lightning_fed_version"})
+
+
+def _describe(path: Path, config: dict[str, Any], names: list[str] | None) -> None:
+    if path.exists():
+        own = json.loads(path.read_text())
+        if "model_type" in own:  # written by transformers, a moment ago
+            if names is not None:
+                own |= {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+            config = own | {"lightning_fed": config}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _refuse_parts(module: FederatedModule, private: bool, merged: bool) -> None:
+    if merged:
+        raise FederationError("An ONNX file has the whole network already: export with format onnx and without merged.")
+    if not (private or module.shares_whole_model):
+        raise FederationError(
+            f"The server of {type(module).__name__} has what is shared and no model to predict with: export a client's "
+            "(--client 0), or without format onnx."
+        )

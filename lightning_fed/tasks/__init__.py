@@ -1,0 +1,7 @@
+"""What is predicted: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
+
+from lightning_fed.tasks.f1 import F1
+from lightning_fed.tasks.matthews import Matthews
+from lightning_fed.tasks.task import TASKS, LearningTask, Multiclass, Multilabel, Regression, TaskName
+
+__all__ = ["F1", "TASKS", "LearningTask", "Matthews", "Multiclass", "Multilabel", "Regression", "TaskName"]

@@ -1,0 +1,100 @@
+"""What a method was made with is kept in names and numbers, from which it can be made again."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.loggers import CSVLogger
+from often import OFTEN, mostly_slow
+from tiny import METHODS, Net, WideNet, data_for, new_data, new_method, new_trainer, same
+
+import lightning_fed.methods
+from lightning_fed.core.hparams import describe
+from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg, FedDecomp, Standalone
+
+SILENT = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+
+
+def test_names_and_numbers() -> None:
+    plain, lost = describe(
+        {
+            "rank": 4,
+            "ratios": (1.0, 0.5),
+            "folder": Path("runs"),
+            "optimizer": partial(torch.optim.SGD, lr=0.1),
+            "backbone": [Net, partial(Net, hidden=3)],
+            "loss": torch.nn.functional.cross_entropy,
+            "function": lambda x: x,
+            "network": Net(),
+        }
+    )
+    assert plain == {
+        "rank": 4,
+        "ratios": [1.0, 0.5],
+        "folder": "runs",
+        "optimizer": {"class_path": "torch.optim.sgd.SGD", "init_args": {"lr": 0.1}},
+        "backbone": [{"class_path": f"{Net.__module__}.Net"}, {"class_path": f"{Net.__module__}.Net", "init_args": {"hidden": 3}}],
+        "loss": "torch.nn.functional.cross_entropy",
+    }
+    assert lost == ["function", "network"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+def test_a_checkpoint_is_enough_to_load_a_method(name: str, tmp_path: Path) -> None:
+    module, data = new_method(name), data_for(name, num_clients=2, size=40)
+    trainer = new_trainer(max_epochs=1, logger=CSVLogger(tmp_path), limit_train_batches=2, **SILENT)
+    trainer.fit(module, datamodule=data.client(0))
+    trainer.save_checkpoint(tmp_path / "trained.ckpt")
+    kind = getattr(lightning_fed.methods, name)
+    loaded = kind.load_from_checkpoint(tmp_path / "trained.ckpt", weights_only=True)
+    assert type(loaded) is kind
+    assert same(loaded.state_dict(), module.state_dict())
+    before, after = (optimizer.configure_optimizers()[0].defaults for optimizer in (module, loaded))
+    assert before == after
+    [written] = tmp_path.rglob("hparams.yaml")
+    assert "!!" not in written.read_text()
+    assert yaml.safe_load(written.read_text()).keys() == module.hparams.keys()
+
+
+def test_what_is_given_again_counts(tmp_path: Path) -> None:
+    path = checkpoint(FedAvg(Net, 4, epochs=2), tmp_path)
+    assert FedAvg.load_from_checkpoint(path).epochs == 2
+    assert FedAvg.load_from_checkpoint(path, epochs=5).epochs == 5
+    assert (
+        FedAvg.load_from_checkpoint(path, optimizer=partial(torch.optim.SGD, lr=0.5)).optimizer([torch.ones(1)]).defaults["lr"]
+        == 0.5
+    )
+
+
+def test_what_has_no_name_is_asked_for(tmp_path: Path) -> None:
+    path = checkpoint(Standalone(lambda classes: Net(classes), 4), tmp_path)
+    with pytest.raises(FederationError, match=r"which backbone had not: give it again, as in Standalone"):
+        Standalone.load_from_checkpoint(path)
+    assert isinstance(Standalone.load_from_checkpoint(path, backbone=Net).backbone, Net)
+    with pytest.raises(RuntimeError, match="size mismatch"):  # not what was asked for, but not for want of a name
+        Standalone.load_from_checkpoint(path, backbone=WideNet)
+
+
+class OwnSettings(FedDecomp):
+    """Whose constructor takes other arguments than its base's."""
+
+    def __init__(self, strength: float = 1.0) -> None:
+        super().__init__(Net, 4, lora_epochs=1, global_epochs=1)
+        self.strength = strength
+
+
+def test_of_a_subclass_its_own_arguments_are_kept(tmp_path: Path) -> None:
+    module = OwnSettings(strength=3.0)
+    assert {name: value for name, value in module.hparams.items() if name[0] != "_"} == {"strength": 3.0}
+    assert OwnSettings.load_from_checkpoint(checkpoint(module, tmp_path)).strength == 3.0
+
+
+def checkpoint(module: Any, folder: Path) -> Path:
+    trainer = new_trainer(max_epochs=1, logger=False, limit_train_batches=1, limit_val_batches=0, **SILENT)
+    trainer.fit(module, datamodule=new_data(2, 40).client(0))
+    trainer.save_checkpoint(folder / "trained.ckpt")
+    return folder / "trained.ckpt"

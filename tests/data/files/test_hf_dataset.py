@@ -1,0 +1,160 @@
+"""Datasets of the Hugging Face library: images, texts and numbers, from disk and from files."""
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_files import CLASS_NAMES, USERS, write_csv, write_dataset
+from tiny_texts import save_tokenizer
+
+from lightning_fed.data import IID, HFDataset
+from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.engines.packing import pack, unpack
+from lightning_fed.errors import FederationError
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def inputs_of(data: HFDataset) -> Any:
+    data.setup()
+    assert data._data is not None
+    return data._data.images
+
+
+def test_images_are_decoded_as_needed() -> None:
+    data = HFDataset(write_dataset(Path("images")), input="image", target="label", client="user", image_size=8)
+    assert (data.num_classes, data.num_clients) == (2, 2)
+    assert (data.class_names, data.client_names) == (CLASS_NAMES, list(USERS))
+    assert isinstance(inputs_of(data), LazyInputs)
+    assert len(pickle.dumps(data)) < 20_000
+    images, labels = data._data[torch.tensor([3, 30, 0])]  # type: ignore[index]
+    assert images.shape == (3, 3, 8, 8)
+    assert images[:, 0, 0, 0].tolist() == [21, 210, 0]
+    assert labels.tolist() == [1, 0, 0]
+    kept = HFDataset("images", "image", "label", client="user", image_size=8, in_memory=True)
+    assert torch.equal(inputs_of(kept), inputs_of(data).read(torch.arange(32)))
+
+
+def test_they_travel_to_other_processes() -> None:
+    data = HFDataset(write_dataset(Path("images")), "image", "label", client="user", image_size=8)
+    data.setup()
+    travelled = unpack(pack(data))
+    for (images, labels), (others, their_labels) in zip(
+        *(one.client(1).train_dataloader() for one in (data, travelled)), strict=True
+    ):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, their_labels)
+
+
+def test_sets_by_their_names() -> None:
+    path = write_dataset(Path("sets"), "numbers", ("train", "validation", "test", "unsupervised"))
+    data = HFDataset(path, "numbers", "label", client="user")
+    assert [(c.num_train, c.num_val, c.num_test) for c in data.clients] == [(size, size, size) for size in USERS.values()]
+    assert data.split == "official"
+    data = HFDataset(path, "numbers", "label", client="user", test="validation", val_share=0)
+    assert [(c.num_train, c.num_val, c.num_test) for c in data.clients] == [(size, 0, size) for size in USERS.values()]
+
+
+def test_texts_are_tokenised() -> None:
+    tokenizer = save_tokenizer(Path("tokenizer"))
+    path = write_dataset(Path("texts"), "text")
+    inputs = inputs_of(HFDataset(path, "text", "label", client="user", tokenizer=tokenizer, max_length=6))
+    assert inputs["input_ids"].shape == inputs["attention_mask"].shape
+    assert len(inputs["input_ids"]) == 32
+    pair = inputs_of(HFDataset(path, ["text", "user"], "label", client="user", tokenizer=tokenizer))
+    assert pair["attention_mask"].sum() > inputs["attention_mask"].sum()
+    with pytest.raises(FederationError, match=r"is text: set --data.init_args.tokenizer"):
+        HFDataset(path, "text", "label").setup()
+
+
+def test_numbers_in_one_column_or_in_several() -> None:
+    expected = [[float(k), k / 2] for k in range(32)]
+    path = write_dataset(Path("numbers"), "numbers")
+    assert inputs_of(HFDataset(path, "numbers", "label", partition=IID(), num_clients=1)).tolist() == expected
+    data = HFDataset(write_csv(Path("table.csv")), ["height", "weight"], "kind", client="user", partition=None)
+    assert inputs_of(data)[:12].tolist() == expected[:12]
+    assert (data.class_names, data.client_names) == (CLASS_NAMES, list(USERS))
+
+
+def test_a_split_column_of_a_file() -> None:
+    data = HFDataset(write_csv(Path("table.csv")), ["height", "weight"], "kind", "user", split_column="split")
+    assert [(c.num_train, c.num_val, c.num_test) for c in data.clients] == [(6, 3, 3), (10, 5, 5)]
+
+
+def test_files_of_other_kinds() -> None:
+    rows = [{"x": k, "kind": k % 2} for k in range(20)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert inputs_of(HFDataset("rows.jsonl", "x", "kind", partition=IID(), num_clients=1)).flatten().tolist() == list(range(20))
+    Path("folder").mkdir()
+    for part, size in (("train", 20), ("test", 4)):
+        datasets.Dataset.from_list(rows[:size]).to_parquet(f"folder/{part}.parquet")
+    data = HFDataset("folder", "x", "kind", partition=IID(), num_clients=1, val_share=0)
+    assert [(c.num_train, c.num_test) for c in data.clients] == [(20, 4)]
+
+
+def test_columns_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = sys.modules["lightning_fed.data.files.hf_dataset"].values_of
+    monkeypatch.setattr(
+        "lightning_fed.data.files.hf_dataset.values_of", lambda rows, name: read.append(name) or original(rows, name)
+    )
+    HFDataset(write_dataset(Path("images")), "image", "label", partition=IID(), num_clients=2).setup()
+    assert read == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input": "picture"}, "has the columns image, label, user, but no picture"),
+        ({"target": "image"}, "The target 'image' of images is Image.*expected one class per example"),
+        ({"test": "holdout", "path": "sets"}, "has the sets train, test, but no 'holdout' to test on"),
+        ({"path": "odd"}, "has the sets left, right, of which none is called train"),
+        ({"client": "hospital"}, "no column 'hospital', its columns are: label, user"),
+        ({"input": ["image", "label"]}, "expected an image, one or two texts, or numbers of one shape"),
+        ({"path": "notes.txt"}, "notes.txt ends in .txt: expected a folder that save_to_disk wrote"),
+        ({"path": "broken.parquet"}, "Could not load a dataset from .*broken.parquet"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    write_dataset(Path("images"))
+    write_dataset(Path("sets"), sets=("train", "test"))
+    write_dataset(Path("odd"), sets=("left", "right"))
+    Path("notes.txt").write_text("")
+    Path("broken.parquet").write_bytes(b"nothing")
+    with pytest.raises(FederationError, match=message):
+        HFDataset(**{"path": "images", "input": "image", "target": "label"} | options).setup()
+
+
+def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def load_dataset(*name: str) -> Any:
+        asked.append(name)
+        return datasets.DatasetDict(train=datasets.load_from_disk(write_dataset(Path("images"))))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert HFDataset("owner/name", "image", "label", "user", config="plain").num_clients == 2
+    assert asked == [("owner/name", "plain")]
+
+    def fails(*name: object, **options: object) -> Any:
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fails)
+    with pytest.raises(FederationError, match=r"Could not load owner/name.*\(no network\).* --data.init_args.path to a folder"):
+        HFDataset("owner/name", "image", "label").setup()
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(FederationError, match=r'pip install "lightning-fed\[hub\]"'):
+        HFDataset("owner/name", "image", "label").setup()

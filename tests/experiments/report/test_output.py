@@ -1,0 +1,112 @@
+"""The folder that a report fills, its page, its pictures."""
+
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from written_runs import write_run, write_sweep
+
+from lightning_fed.experiments.report import load_clients, load_rounds
+from lightning_fed.experiments.report.pictures import WIDTH, pictures
+from lightning_fed.experiments.report.report import report_on
+
+VALUES = {"FedAvg": [0.80, 0.82, 0.84], "Standalone": [0.50, 0.51, 0.53]}
+METRIC = "after/test_accuracy/mean"
+
+
+@pytest.fixture
+def sweep() -> Path:
+    folder = write_sweep(Path("sweep"), VALUES)
+    (folder / "cells.csv").write_text("command\nlightning-fed fit --model=<mine>\n")
+    return folder
+
+
+class Page(HTMLParser):
+    """Elements that are open when a page ends, and what it asks others for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.asked: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "img", "br"}:
+            self.open.append(tag)
+        self.asked += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_folder_with_all_that_there_is_to_see(sweep: Path) -> None:
+    report_on([sweep]).write(Path("out"))
+    drawn = {f"{name}.{kind}" for name in ("over_rounds", "over_bytes", "over_flops", "clients") for kind in ("png", "pdf")}
+    tables = {"runs.csv", "rounds.csv", "clients.csv", "table.md", "table.tex", "report.html"}
+    assert {path.name for path in Path("out").iterdir()} == drawn | tables
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
+    report_on([sweep]).write(Path("out"))
+    text = Path("out/report.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert len(page.asked) == 4
+    assert all(source.startswith("data:image/png;base64,") for source in page.asked)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert "lightning-fed fit --model=&lt;mine&gt;" in text
+    assert "<b>82.00 ± 2.00</b>" in text
+
+
+def test_pictures_are_as_wide_as_a_column_and_nothing_is_cut_off(sweep: Path) -> None:
+    for name, figure in pictures(load_rounds(sweep), load_clients(sweep), METRIC):
+        png = io.BytesIO()
+        figure.savefig(png, format="png")
+        png.seek(0)
+        image = imread(png)
+        assert image.shape[1] == WIDTH * 300
+        edges = (image[0], image[-1], image[:, 0], image[:, -1])
+        assert all(np.all(edge[..., :3] == 1) for edge in edges), name
+
+
+def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -> None:
+    over_rounds = dict(pictures(load_rounds(sweep), load_clients(sweep), METRIC))["over_rounds"]
+    [axes] = over_rounds.axes
+    line = next(line for line in axes.lines if line.get_label() == "FedAvg (82.0)")
+    assert line.get_ydata() == pytest.approx([41.0, 82.0])
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (pytest.approx(40.0), pytest.approx(84.0))
+    assert axes.get_ylabel() == "test accuracy (%)"
+
+
+def test_who_sends_nothing_is_a_line_across(sweep: Path) -> None:
+    rounds = load_rounds(sweep)
+    rounds.loc[rounds["method"] == "Standalone", "traffic/total_bytes"] = 0
+    [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_bytes"].axes
+    line = next(line for line in axes.lines if line.get_label() == "Standalone (51.3, sends nothing)")
+    assert line.get_ydata() == pytest.approx([100 * sum(VALUES["Standalone"]) / 3] * 2)
+
+
+def test_each_method_is_drawn_by_its_own_headline() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6], "HOMLoRA")
+    write_run(Path("runs/b"), [0.7, 0.8], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    clients = Path("runs/b/clients.csv")
+    clients.write_text(clients.read_text().replace("test/accuracy", "test/adapted_accuracy"))
+    report = report_on([Path("runs")])
+    tables = (load_rounds("runs"), load_clients("runs"))
+    rounds, of_clients, metric = report._of_one_metric(*tables)
+    assert rounds.loc[rounds["method"] == "PerFedAvgLoRA", metric].tolist() == pytest.approx([0.6, 0.7])
+    assert of_clients["test/accuracy"].tolist() == [0.5, 1.0] * 2
+    report.write(Path("out"))
+    assert Path("out/clients.png").is_file()
+
+
+def test_a_round_that_was_not_measured_is_no_gap(sweep: Path) -> None:
+    rounds = load_rounds(sweep)
+    rounds.loc[rounds["round"] == 1, METRIC] = np.nan
+    [axes] = dict(pictures(rounds, load_clients(sweep), METRIC))["over_rounds"].axes
+    assert next(line for line in axes.lines if line.get_label() == "FedAvg (82.0)").get_ydata() == pytest.approx([82.0])

@@ -1,0 +1,230 @@
+"""What a table says, and how it is written."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+from written_runs import write_run, write_sweep
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report import load_runs
+from lightning_fed.experiments.report.layout import Entry, Layout
+from lightning_fed.experiments.report.table import sized, tables, unfinished
+from lightning_fed.experiments.sweep.plan import Published
+
+VALUES = {"FedAvg": [0.80, 0.82, 0.84], "FedPer": [0.81, 0.80, 0.86], "Standalone": [0.50, 0.51, 0.53]}
+
+
+@pytest.fixture
+def sweep() -> Path:
+    return write_sweep(Path("sweep"), VALUES)
+
+
+def rows_of(layout: Layout) -> dict[str, dict[str, Entry]]:
+    return {row[0].text: dict(zip(layout.columns, row, strict=True)) for row in layout.rows}
+
+
+def test_means_spreads_and_paired_differences(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep))
+    rows = rows_of(layout)
+    assert list(rows) == ["FedAvg", "FedPer", "Standalone", "majority label"]
+    assert rows["FedAvg"]["last round (%)"] == Entry("82.00 ± 2.00", bold=True)
+    assert rows["FedPer"]["last round (%)"].bold
+    assert rows["Standalone"]["last round (%)"] == Entry("51.33 ± 1.53", bold=False)
+    assert rows["FedAvg"]["last, minus Standalone"].text == "+30.67 ± 1.43"  # 4.303 · 0.577 / √3
+    assert rows["Standalone"]["last, minus Standalone"].text == "–"
+    assert rows["majority label"]["last round (%)"].text == "25.00 ± 0.00"
+    assert rows["FedAvg"]["worst tenth of clients (%)"].text == "50.00 ± 0.00"
+    assert {name: rows["FedAvg"][name].text for name in ("rounds × epochs", "bytes sent", "training FLOPs", "seconds")} == {
+        **{"rounds × epochs": "2 × 1", "bytes sent": "200 B", "training FLOPs": "2.00e3", "seconds": "6"},
+    }
+
+
+def test_what_servers_computed_has_a_column_where_any_did(sweep: Path) -> None:
+    assert "server's FLOPs" not in tables(load_runs(sweep))[0].columns
+    for path in sweep.glob("FedPer/*/*/metrics.csv"):
+        pd.read_csv(path).assign(**{"server/total_flops": [10_000, 20_000]}).to_csv(path, index=False)
+    rows = rows_of(tables(load_runs(sweep))[0])
+    assert {name: rows[name]["server's FLOPs"].text for name in VALUES} == {"FedAvg": "0", "FedPer": "2.00e4", "Standalone": "0"}
+    runs = load_runs(sweep).drop(columns="server_flops")  # as a file of an earlier version
+    assert "server's FLOPs" not in tables(runs)[0].columns
+
+
+def test_what_is_not_separated_says_so(sweep: Path) -> None:
+    rows = rows_of(tables(load_runs(sweep), baseline="FedAvg")[0])
+    assert rows["FedPer"]["last, minus FedAvg"].text == "+0.33 ± 5.17, not separated"
+    assert rows["Standalone"]["last, minus FedAvg"].text == "−30.67 ± 1.43"
+    with pytest.raises(FederationError, match="no method 'FedProx' to be the baseline; there are FedAvg, FedPer, Standalone"):
+        tables(load_runs(sweep), baseline="FedProx")
+
+
+def test_of_one_seed_nothing_is_said_to_be_better() -> None:
+    [layout] = tables(load_runs(write_sweep(Path("one"), {"FedAvg": [0.8], "Standalone": [0.2]})))
+    assert not any(entry.bold for row in layout.rows for entry in row)
+    assert rows_of(layout)["FedAvg"]["last, minus Standalone"].text == "+60.00"
+    assert layout.notes[0] == "after/test_accuracy/mean: seed 0 alone."
+
+
+def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> None:
+    rows = rows_of(tables(load_runs(sweep, target=0.82))[0])
+    assert rows["FedAvg"]["rounds to target"].text == "2 (in 2 of 3)"
+    assert rows["Standalone"]["bytes to target"].text == "not reached"
+
+
+def test_published_numbers_stand_beside_ours(sweep: Path) -> None:
+    entry = Published("FedAvg", 88.09, 0.29, source="a paper")
+    [layout] = tables(load_runs(sweep), pooled=True, published=[entry])
+    assert rows_of(layout)["FedAvg"]["published"].text == "88.09 ± 0.29"
+    assert rows_of(layout)["FedPer"]["published"].text == ""
+    assert layout.notes[-1] == "Published: a paper."
+    assert rows_of(layout)["FedAvg"]["pooled (%)"].text == "83.33 ± 0.00"
+
+
+def test_a_published_number_keeps_the_places_that_yaml_drops(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep), published=[Published("FedAvg", 78.1, 2.51), Published("FedPer", 80.0)])
+    assert rows_of(layout)["FedAvg"]["published"].text == "78.10 ± 2.51"
+    assert rows_of(layout)["FedPer"]["published"].text == "80"
+
+
+def test_unfinished_runs_are_left_out_and_named() -> None:
+    write_run(Path("runs/a"), [0.5])
+    write_run(Path("runs/b"), [0.5], "Standalone", rounds=1)
+    write_run(Path("late/c"), [0.5], "FedPer", rounds=9)
+    with pytest.raises(FederationError, match="None of the 1 runs is finished"):
+        tables(load_runs("late"))
+    runs = load_runs("runs", "late", vary=["federation.rounds"])
+    assert unfinished(runs) == ["Left out: late/c has finished 1 of 9 rounds."]
+    assert [list(rows_of(layout)) for layout in tables(runs)] == [["FedAvg", "Standalone", "majority label"]]
+
+
+def test_a_table_per_point_of_the_grid() -> None:
+    for alpha, value in ((0.1, 0.05), (2.0, 0.2), (10.0, 0.5)):
+        write_run(Path(f"runs/{alpha}"), [value], alpha=alpha)
+    layouts = tables(load_runs("runs", vary=["model.alpha"]))
+    assert [(layout.title, layout.rows[0][1].text) for layout in layouts] == [
+        ("alpha=0.1", "5.00"),
+        ("alpha=2.0", "20.00"),
+        ("alpha=10.0", "50.00"),
+    ]
+
+
+LAYOUT = Layout("a & b", ["", "x (%)"], [[Entry("one_two"), Entry("1 ± 2", bold=True)], [Entry("<b>"), Entry("")]], ["Read."])
+
+
+def test_markdown() -> None:
+    assert LAYOUT.markdown() == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| \\<b> | |\n\nRead.\n"
+
+
+STRANGE = ["_top_", "a|b", "*", r"\x{y}", "a~b^c", "[1]", "`<b>`", "$a_b$", "two\nlines"]
+
+
+def test_names_with_signs_of_markdown_stay_what_they_are() -> None:
+    """Read by another program than writes them, the one that makes the documentation's pages."""
+    layout = Layout("|*|", ["", *STRANGE], [[Entry(name) for name in ["", *STRANGE]]], ["_a_"])
+    page = MarkdownIt().enable(["table", "strikethrough"]).parse(layout.markdown())
+    texts = ["".join(child.content for child in token.children or ()) for token in page if token.type == "inline"]
+    names = [" ".join(name.split()) for name in STRANGE]
+    assert texts == ["|*|", "", *names, "", *names, "_a_"]
+    assert not any(child.type.startswith(("em", "code", "link", "html")) for token in page for child in token.children or ())
+
+
+def test_names_with_signs_of_latex_stay_what_they_are() -> None:
+    written = Layout("two\nlines", ["", *STRANGE], [[Entry("[1]"), *map(Entry, STRANGE)]]).latex()
+    cells = r"\_top\_ & a\textbar{}b & {*} & \textbackslash{}x\{y\} & a\textasciitilde{}b\textasciicircum{}c & {[}1{]} & "
+    assert written.splitlines()[0] == "% two lines"
+    assert "\n{[}1] & " + cells.replace("{]}", "]") in written
+    assert r" & `\textless{}b\textgreater{}` & \$a\_b\$ & two lines \\" in written
+
+
+def test_latex() -> None:
+    lines = LAYOUT.latex().splitlines()
+    assert lines[:2] == ["% a & b", "% Read."]
+    assert r" & x (\%) \\" in lines
+    assert r"one\_two & \textbf{1 $\pm$ 2} \\" in lines
+
+
+def test_html_is_escaped() -> None:
+    assert "<td>&lt;b&gt;</td>" in LAYOUT.html()
+    assert "<b>1 ± 2</b>" in LAYOUT.html()
+
+
+def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep))
+    for width, first in ((400, "last round"), (100, "FedAvg")):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(layout.terminal(width))
+        header = captured.get().splitlines()[1]
+        assert first in header
+
+
+def test_a_table_that_is_still_too_wide_is_cut_between_columns() -> None:
+    rows = [[Entry(f"method {k}"), *(Entry("12.34 ± 5.67") for _ in range(6))] for k in range(7)]
+    layout = Layout("title", ["", *(f"worst tenth of clients ({k})" for k in range(6))], rows, ["Read."])
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(layout.terminal(80))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert (lines[0].strip(), lines[-1].strip()) == ("title", "Read.")
+    assert [line.count("method") for line in lines if "method" in line] == [3, 3, 1]
+    assert sum("worst tenth of clients (5)" in line for line in lines) == 3  # each whole
+    assert sum(line.count("12.34 ± 5.67") for line in lines) == 42
+
+
+def test_sizes() -> None:
+    assert [sized(n) for n in (0, 999, 1234, 24_536_000, 5e13)] == ["0 B", "999 B", "1.23 kB", "24.5 MB", "50 TB"]
+
+
+def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_beside_it(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, at="best"), at="best")
+    assert layout.columns[1:4] == ["best measured round, chosen on test data (%)", "last round (%)", "best on validation (%)"]
+    assert "best, minus Standalone" in layout.columns
+    assert "worst tenth of clients, last round (%)" in layout.columns
+    assert any("chosen by its accuracy on the test data" in note for note in layout.notes)
+    assert not any("on the test data" in note for note in tables(load_runs(sweep))[0].notes)
+
+
+def test_a_mean_over_rounds(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, at="mean2"), at="mean2")
+    assert rows_of(layout)["FedAvg"]["mean of the last 2 measured rounds (%)"].text == "61.50 ± 1.50"  # of half and the whole
+    with pytest.raises(FederationError, match="has no column mean3: write it with at mean3"):
+        tables(load_runs(sweep), at="mean3")
+
+
+def test_at_equal_cost(sweep: Path) -> None:
+    [layout] = tables(load_runs(sweep, equal="flops"), equal="flops")
+    assert layout.columns[1:3] == ["at equal training FLOPs (2.00e3) (%)", "last round (%)"]
+    assert "equal flops, minus Standalone" in layout.columns
+    with pytest.raises(FederationError, match="has no column equal_bytes: write it with equal bytes"):
+        tables(load_runs(sweep), equal="bytes")
+
+
+def test_clients_means_of_different_measures_are_compared_and_named() -> None:
+    for seed in (0, 1):
+        write_run(Path(f"runs/a{seed}"), [0.5 + seed / 100], "HOMLoRA", seed)
+        write_run(Path(f"runs/b{seed}"), [0.5], "HETLoRA", seed)
+        write_run(Path(f"runs/c{seed}"), [0.8 + seed / 100], "PerFedAvgLoRA", seed, headline="after/test_adapted_accuracy/mean")
+    [layout] = tables(load_runs("runs"), baseline="HOMLoRA")
+    row = rows_of(layout)["PerFedAvgLoRA"]
+    assert (row["last round (%)"], row["last, minus HOMLoRA"].text) == (Entry("70.50 ± 0.71", bold=True), "+20.00 ± 0.00")
+    assert layout.notes[0].startswith("after/test_accuracy/mean, of PerFedAvgLoRA after/test_adapted_accuracy/mean: mean ±")
+
+
+def test_of_methods_with_different_headlines_none_is_the_best() -> None:
+    for seed in (0, 1):
+        write_run(Path(f"runs/a{seed}"), [0.6 + seed / 100], "FedAvg", seed)
+        write_run(Path(f"runs/b{seed}"), [0.5 + seed / 90], "FedPer", seed)
+        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, headline="global/test_accuracy")
+    [layout] = tables(load_runs("runs", metric="headline"), baseline="FedAvg")
+    rows = rows_of(layout)
+    measured = {name: row["measured"].text for name, row in rows.items()}
+    assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", "global/test_accuracy")
+    assert (rows["FedHM"]["last round (%)"], rows["FedHM"]["last, minus FedAvg"].text) == (Entry("80.00 ± 0.00"), "another measure")
+    assert rows["FedPer"]["last, minus FedAvg"].text.startswith("−")
+    assert not any(entry.bold for row in layout.rows for entry in row)
+    [layout] = tables(load_runs("runs"))
+    assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
+    assert "The headline of FedHM is global/test_accuracy (metric: headline shows it)." in layout.notes

@@ -1,0 +1,235 @@
+"""Runs read from their files."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from written_runs import write_run, write_sweep
+
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report import load_clients, load_rounds, load_runs, read_runs
+from lightning_fed.experiments.report.report import as_csv
+from lightning_fed.experiments.report.runs import work_of
+from lightning_fed.experiments.report.views import COSTS
+
+
+def test_a_row_per_run() -> None:
+    accuracies = [i / 20 for i in range(20)]
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=accuracies)
+    [row] = load_runs("runs", target=0.5).to_dict("records")
+    assert row == {
+        **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
+        **{"epochs": "1", "metric": "after/test_accuracy/mean", "headline": "after/test_accuracy/mean"},
+        "lower_is_better": False,
+        **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
+        **{"worst_tenth": 0.025, "majority": 0.25},
+        "pooled": pytest.approx(sum(k * (k + 1) / 20 for k in range(20)) / 210),
+        **{"bytes": 300, "flops": 3000, "server_flops": 0, "seconds": 9.0},
+        **{"target_round": 2, "target_bytes": 200, "target_flops": 2000},
+        "folder": "runs/version_0",
+    }
+
+
+def test_small_is_good_where_the_measure_is_a_loss() -> None:
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6])
+    row = load_runs("runs", metric="after/test_loss", target=0.5).iloc[0]
+    assert (row["metric"], row["last"]) == ("after/test_loss/mean", pytest.approx(0.4))
+    assert row["target_round"] == 2
+    assert math.isnan(row["selected"])  # there is no loss on validation data
+
+
+def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows() -> None:
+    write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=[0.1, 0.9])
+    for file in ("metrics.csv", "clients.csv", "run.json"):
+        path = Path("runs/version_0", file)
+        path.write_text(path.read_text().replace("accuracy", "surprise"))
+    facts = Path("runs/version_0/run.json")
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"higher_is_better": False}))
+    row = load_runs("runs", target=0.5, equal="flops").iloc[0]
+    assert (row["metric"], row["headline"]) == ("after/test_surprise/mean", "after/test_surprise/mean")
+    assert (row["best"], row["best_round"], row["selected"], row["target_round"], row["worst_tenth"]) == (0.2, 1, 0.2, 1, 0.9)
+
+
+def test_what_was_never_reached_is_not_known() -> None:
+    write_run(Path("runs/version_0"), [0.2])
+    assert math.isnan(load_runs("runs", target=0.9)["target_round"].iloc[0])
+
+
+def test_a_row_per_round_and_per_client() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.6], "Standalone": [0.7, 0.7]})
+    rounds, clients = load_rounds("sweep"), load_clients("sweep")
+    assert (len(rounds), len(clients)) == (8, 8)
+    assert list(rounds.columns[:4]) == [*clients.columns[:3], "round"] == ["method", "setting", "seed", "round"]
+    assert rounds.query("method == 'FedAvg' and seed == 1")["after/test_accuracy/mean"].tolist() == [0.3, 0.6]
+
+
+def test_rows_stand_in_the_order_of_the_sweep_wherever_it_lies() -> None:
+    write_sweep(Path("sweep"), {"Standalone": [0.7, 0.7], "FedAvg": [0.8, 0.6]})
+    shutil.move("sweep", "elsewhere")
+    assert load_runs("elsewhere")[["method", "seed"]].to_numpy().tolist() == [
+        *(["Standalone", 0], ["Standalone", 1], ["FedAvg", 0], ["FedAvg", 1]),
+    ]
+    assert len(load_runs("elsewhere/FedAvg")) == 2
+
+
+def test_settings_stand_in_the_order_of_the_sweep_or_of_their_numbers() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.5]}, grid={"model.mu": [1, 0.5, 10]})
+    for mu in (10, 1, 0.5):
+        cell = sweep / f"mu={mu}/FedAvg/seed_0"
+        write_run(cell / "version_0", [0.5], mu=mu)
+        (cell / "cell.json").write_text("{}")
+        write_run(Path(f"alone/{mu}"), [0.5], mu=mu)
+    assert load_runs("sweep")["setting"].tolist() == ["mu=1", "mu=0.5", "mu=10"]
+    assert load_runs("alone", vary=["model.mu"])["setting"].tolist() == ["mu=0.5", "mu=1", "mu=10"]
+
+
+def test_of_a_cell_the_newest_run_counts_and_what_the_sweep_no_longer_plays_does_not() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
+    cell = sweep / "FedAvg/seed_0"
+    for number in (2, 10):
+        write_run(cell / f"version_{number}", [number / 100])
+    (cell / "cell.json").write_text("{}")
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    del content["methods"]["Standalone"]
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert load_runs(sweep)["last"].tolist() == [0.1]
+
+
+def test_runs_that_differ_in_what_was_not_to_vary_are_refused_by_the_key() -> None:
+    write_run(Path("runs/a"), [0.5], mu=0.1)
+    write_run(Path("runs/b"), [0.5], seed=1, mu=0.2)
+    with pytest.raises(FederationError, match=r"runs/a and runs/b differ in model.mu \(0.1 and 0.2\).* add --vary model.mu"):
+        load_runs("runs")
+    assert load_runs("runs", vary=["model.init_args.mu"])["setting"].tolist() == ["mu=0.1", "mu=0.2"]
+
+
+def test_other_methods_may_have_other_options_but_not_other_data() -> None:
+    write_run(Path("runs/a"), [0.5], "FedAvg")
+    write_run(Path("runs/b"), [0.5], "FedRep", head_epochs=3)
+    assert load_runs("runs")["method"].tolist() == ["FedAvg", "FedRep"]
+    write_run(Path("runs/c"), [0.5], "FedPer", clients=(0.5, 0.5, 0.5))
+    with pytest.raises(FederationError, match=r"differ in data.num_clients \(2 and 3\)"):
+        load_runs("runs")
+
+
+def test_what_a_sweep_varies_may_differ() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
+    for path in sweep.glob("Standalone/*/*/config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["federation"]["participation"] = 0.5
+        path.write_text(yaml.safe_dump(config))
+    with pytest.raises(FederationError, match=r"differ in federation.participation \(None and 0.5\)"):
+        load_runs(sweep)
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    content["methods"]["Standalone"]["federation.participation"] = 0.5
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert len(load_runs(sweep)) == 2
+
+
+def test_what_has_the_seed_in_its_name_differs_by_seed() -> None:
+    sweep = write_sweep(Path("sweep"), {"LG": [0.8, 0.7]})
+    for path in sweep.glob("LG/*/*/config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["federation"]["init_from"] = f"runs/seed_{config['seed_everything']}"
+        path.write_text(yaml.safe_dump(config))
+    content = yaml.safe_load((sweep / "sweep.yaml").read_text())
+    content["methods"]["LG"]["federation.init_from"] = "runs/seed_0"
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(FederationError, match=r"differ in federation\.init_from"):
+        load_runs(sweep)
+    content["methods"]["LG"]["federation.init_from"] = "runs/seed_{seed}"
+    (sweep / "sweep.yaml").write_text(yaml.safe_dump(content))
+    assert load_runs(sweep)["seed"].tolist() == [0, 1]
+
+
+def test_two_runs_of_one_name_are_refused() -> None:
+    write_run(Path("runs/a"), [0.5])
+    write_run(Path("runs/b"), [0.6])
+    with pytest.raises(FederationError, match="runs/a and runs/b are both FedAvg with seed 0"):
+        load_runs("runs")
+
+
+def test_nothing_to_read() -> None:
+    with pytest.raises(FederationError, match="No run below nowhere, elsewhere"):
+        load_runs("nowhere", "elsewhere")
+    write_run(Path("runs/a"), [0.5])
+    with pytest.raises(FederationError, match="No run has global/test_accuracy; there are after/test_accuracy/mean, "):
+        load_runs("runs", metric="global/test_accuracy")
+
+
+def test_a_csv_file_is_read_as_it_was_written() -> None:
+    write_sweep(Path("sweep"), {"FedAvg": [0.8, 1 / 3]})
+    runs = load_runs("sweep")
+    Path("runs.csv").write_text(as_csv(runs))
+    assert as_csv(read_runs("runs.csv")) == as_csv(runs)
+    assert read_runs("runs.csv")["setting"].tolist() == ["", ""]
+
+
+def cheaper(path: str, cost: str, share: float) -> None:
+    """Have a run spend less."""
+    rounds = pd.read_csv(path)
+    rounds.assign(**{cost: share * rounds[cost]}).to_csv(path, index=False)
+
+
+def test_each_method_may_be_reported_by_its_own_headline() -> None:
+    write_run(Path("runs/a"), [0.5, 0.6], "FedAvg")
+    write_run(Path("runs/b"), [0.7, 0.8], "FedHM", headline="global/test_accuracy")
+    assert load_runs("runs")[["metric", "last"]].to_numpy().tolist() == [["after/test_accuracy/mean", v] for v in (0.6, 0.8)]
+    own = load_runs("runs", metric="headline")
+    assert own["metric"].tolist() == own["headline"].tolist() == ["after/test_accuracy/mean", "global/test_accuracy"]
+    assert own["last"].tolist() == [0.6, pytest.approx(0.7)]
+    assert load_runs("runs/b")["metric"].tolist() == ["global/test_accuracy"]  # what all of them have in common
+
+
+def test_clients_means_of_different_measures_stand_side_by_side() -> None:
+    write_run(Path("runs/a"), [0.5], "HOMLoRA")
+    write_run(Path("runs/b"), [0.7], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    runs = load_runs("runs")
+    assert runs["metric"].tolist() == ["after/test_accuracy/mean", "after/test_adapted_accuracy/mean"]
+    assert runs["last"].tolist() == [0.5, pytest.approx(0.6)]
+
+
+def test_a_run_of_an_earlier_version_is_read_by_its_options() -> None:
+    write_run(Path("runs/a"), [0.5], headline=None, head_epochs=4, adapt_epochs=0, mu=0.1)
+    [row] = load_runs("runs").to_dict("records")
+    assert (row["epochs"], row["metric"], row["headline"]) == ("epochs 1, head_epochs 4", "after/test_accuracy/mean", "")
+    with pytest.raises(FederationError, match="runs/a does not say what its headline is"):
+        load_runs("runs", metric="headline")
+
+
+@pytest.mark.parametrize(
+    ("training", "adaptation", "said"),
+    [
+        ([{"phase": "local", "epochs": 5}], [], "5"),
+        ([{"phase": "local", "steps": 10}], [], "10 steps"),
+        ([{"phase": "lora", "epochs": 2}, {"phase": "global", "epochs": 3}], [], "2 on lora + 3 on global"),
+        ([{"phase": "local", "epochs": 1}], [{"phase": "adapt", "epochs": 1}], "1, adapted 1"),
+        ([], [], "0"),
+    ],
+)
+def test_what_a_client_does_in_a_round(training: list[dict[str, Any]], adaptation: list[dict[str, Any]], said: str) -> None:
+    assert work_of({"training": training, "adaptation": adaptation}) == said
+
+
+def test_at_equal_cost_everybody_has_spent_what_all_of_them_have() -> None:
+    write_run(Path("runs/a"), [0.1, 0.2, 0.3, 0.4], "FedAvg")
+    write_run(Path("runs/b"), [0.5, 0.6, 0.7, 0.6], "FedPer")
+    write_run(Path("runs/c"), [0.9], "FedRep", rounds=4)  # who is not finished does not decide
+    cheaper("runs/b/metrics.csv", "compute/total_flops", 0.5)
+    for at, expected in (("last", [0.2, 0.6, 0.9]), ("best", [0.2, 0.7, 0.9]), ("mean2", [0.15, 0.65, math.nan])):
+        runs = load_runs("runs", at=at, equal="flops")
+        assert runs["equal_flops"].tolist() == pytest.approx(expected, nan_ok=True), at
+    assert [load_runs("runs", equal=cost)[f"equal_{cost}_budget"].iloc[0] for cost in COSTS] == [4, 400, 2000]
+
+
+def test_who_sends_nothing_has_no_part_in_equal_traffic() -> None:
+    write_run(Path("runs/a"), [0.1, 0.2, 0.3], "FedAvg")
+    write_run(Path("runs/b"), [0.5, 0.6, 0.7], "Standalone")
+    cheaper("runs/b/metrics.csv", "traffic/total_bytes", 0)
+    runs = load_runs("runs", equal="bytes")
+    assert runs[["equal_bytes", "equal_bytes_budget"]].to_numpy().tolist() == [[0.3, 300], [0.7, 300]]

@@ -1,0 +1,111 @@
+"""A sweep file, and the runs that it stands for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fed.cli.sweep import as_config
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.sweep.plan import arguments, read_sweep
+from lightning_fed.experiments.sweep.settings import differences, flat
+
+CONTENT = {
+    "base": "base.yaml",
+    "folder": "runs/compared",
+    "seeds": [0, 1],
+    "methods": {"FedAvg": {"model": "FedAvg"}, "local only": {"model": "Standalone", "federation.rounds": 3}},
+    "grid": {
+        "data.init_args.partition.init_args.alpha": [0.1, 1.0],
+        "size": {"small": {"model.init_args.backbone": ["CNN5"], "data.init_args.augment": None}, "as it is": {}},
+    },
+    "report": {"at": "mean10", "target": 0.8},
+    "published": [{"method": "FedAvg", "setting": "alpha=0.1, small", "mean": 88.09, "std": 0.29, "source": "a paper"}],
+}
+
+
+def written(**changes: object) -> Path:
+    content = {key: value for key, value in (CONTENT | changes).items() if value is not None}
+    Path("my.sweep.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return Path("my.sweep.yaml")
+
+
+def test_cells_are_methods_by_points_of_the_grid_by_seeds() -> None:
+    sweep = read_sweep(written())
+    assert len(sweep.cells) == len({cell.name for cell in sweep.cells}) == 2 * 4 * 2
+    assert [cell.seed for cell in sweep.cells] == [0] * 8 + [1] * 8
+    assert sweep.cells[1].name == "alpha=0.1_small/local_only/seed_0"
+    assert sweep.varied == {
+        *("model", "federation.rounds", "data.partition.alpha", "model.backbone", "data.augment", "seed_everything"),
+    }
+
+
+def test_overrides_are_those_of_the_command_line() -> None:
+    sweep = read_sweep(written())
+    assert arguments(sweep, sweep.cells[1], Path("there")) == [
+        *("fit", "--config", "base.yaml", "--model=Standalone", "--federation.rounds=3"),
+        *("--data.init_args.partition.init_args.alpha=0.1", '--model.init_args.backbone=["CNN5"]', "--data.init_args.augment=null"),
+        *("--seed_everything=0", "--federation.run_dir=there"),
+    ]
+
+
+def test_a_value_can_name_the_seed() -> None:
+    begun = {"model": "LGFedAvg", "federation.init_from": "runs/fedavg/seed_{seed}/version_0"}
+    sweep = read_sweep(written(methods={"LG": begun, "FedAvg": {"model": "FedAvg"}}, grid={}, published=[]))
+    given = [cell.overrides.get("federation.init_from") for cell in sweep.cells]
+    assert given == ["runs/fedavg/seed_0/version_0", None, "runs/fedavg/seed_1/version_0", None]
+    assert sweep.varied_by_seed == {"federation.init_from", "seed_everything"}
+    assert read_sweep(written()).varied_by_seed == {"seed_everything"}
+
+
+def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
+    sweep = read_sweep(written())
+    Path("again.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
+    assert read_sweep(Path("again.yaml")) == sweep
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": [0]}, "'seed' is no key of a sweep; known are base, folder, methods, seeds"),
+        ({"methods": None}, "'methods' is missing"),
+        ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected different numbers"),
+        ({"seeds": 3}, "seeds is 3, expected different numbers"),
+        ({"threads": 0}, "threads is 0"),
+        ({"methods": {"FedAvg": "FedAvg"}}, "methods.FedAvg is 'FedAvg', expected options"),
+        ({"methods": {"A": {"seed_everything": 1}}}, "methods.A sets seed_everything, which the sweep sets"),
+        ({"methods": {"a b": {}, "a_b": {}}, "published": None}, "two runs would be called alpha=0.1_small/a_b/seed_0"),
+        ({"grid": {"federation.rounds": [1, 2]}, "published": None}, "method local only and grid.federation.rounds both set"),
+        ({"grid": {"alpha": 3}}, "grid.alpha is 3, expected a list of values"),
+        ({"published": [{"method": "FedProx", "mean": 1.0}]}, "published names method 'FedProx'"),
+        ({"report": {"at": "first"}}, "report.at is 'first', expected last, selected, best or, say, mean10"),
+        ({"report": {"equal": "seconds"}}, "report.equal is 'seconds', expected rounds, bytes or flops"),
+        ({"report": {"room": "FedAvg"}}, "report.room is 'FedAvg', expected a list of two methods, the lower one first"),
+        ({"report": {"round": "last"}}, "report has the key 'round', expected metric, at, baseline"),
+        ({"published": [{"method": "FedAvg"}]}, "expected method, mean, std, setting, source"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        read_sweep(written(**changes))
+
+
+def test_a_file_that_is_none() -> None:
+    with pytest.raises(FederationError, match=r"There is no file nowhere\.yaml"):
+        read_sweep(Path("nowhere.yaml"))
+    Path("list.yaml").write_text("[1]")
+    with pytest.raises(FederationError, match="holds list, not a mapping"):
+        read_sweep(Path("list.yaml"))
+
+
+def test_configurations_differ_by_keys_without_init_args() -> None:
+    one = flat({"model": {"class_path": "A", "init_args": {"lr": 1, "nets": ["x"]}}, "federation": {"run_dir": "a", "rounds": 3}})
+    other = flat({"model": {"class_path": "B", "init_args": {"lr": 2}}, "federation": {"run_dir": "b", "rounds": 3}})
+    assert one["model.lr"] == 1
+    assert differences(one, other) == {
+        "model.class_path": ("A", "B"),
+        "model.lr": (1, 2),
+        "model.nets": (["x"], None),
+    }
+    assert differences(one, other, ["model"]) == {}
+    assert set(differences(one, other, ["model.lr", "model.n"])) == {"model.class_path", "model.nets"}

@@ -1,0 +1,206 @@
+"""Who plays which cell, and what becomes of it. A small program stands for a run: it starts at once."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lightning_fed.experiments.sweep import player
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.plan import Cell
+from lightning_fed.experiments.sweep.player import CellJob, play, time_left
+from lightning_fed.experiments.sweep.progress import SweepProgress
+from lightning_fed.signals import Terminated
+
+STAND_IN = """
+import os, sys, time
+from pathlib import Path
+
+folder, behaviour = Path(sys.argv[1]), sys.argv[2]
+with (folder / "calls.txt").open("a") as calls:
+    calls.write(" ".join(sys.argv[3:]) + f" threads={os.environ['OMP_NUM_THREADS']}\\n")
+run = folder / "version_0"
+run.mkdir(exist_ok=True)
+with (run / "metrics.csv").open("a") as metrics:
+    if metrics.tell() == 0:
+        metrics.write("round\\n")
+    metrics.write("1\\n")
+if behaviour == "fails" or behaviour == "fails once" and not sys.argv[3:]:
+    sys.exit("lightning-fed: error: it is broken")
+if behaviour == "dies":
+    os.kill(os.getpid(), 9)
+if behaviour == "waits":
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+"""
+FACTS = CellRecord("interrupted", versions="python 3", commit="abc", machine="this one")
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.py").write_text(STAND_IN)
+    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+
+
+def job(seed: int, behaviour: str = "works") -> CellJob:
+    folder = CellFolder(Path(f"sweep/A/seed_{seed}"))
+    return CellJob(Cell("A", "", seed, {}), folder, [str(folder.path), behaviour], 1, 3)
+
+
+def played(jobs: list[CellJob], workers: int = 1) -> list[dict[str, str]]:
+    """Play, and what ``cells.csv`` then says."""
+    Path("sweep").mkdir(exist_ok=True)
+    table = Path("sweep/cells.csv")
+    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), table)
+    return cells()
+
+
+def cells() -> list[dict[str, str]]:
+    return list(csv.DictReader(Path("sweep/cells.csv").read_text().splitlines()))
+
+
+def calls(job: CellJob) -> list[str]:
+    path = job.folder.path / "calls.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_each_cell_is_played_once_with_its_threads_and_recorded() -> None:
+    jobs = [job(0), job(1)]
+    rows = played(jobs, workers=2)
+    assert [calls(job) for job in jobs] == [[" threads=3"]] * 2
+    assert [(row["method"], row["seed"], row["status"], row["commit"]) for row in rows] == [
+        ("A", "0", "finished", "abc"),
+        ("A", "1", "finished", "abc"),
+    ]
+    assert rows[0]["command"] == "OMP_NUM_THREADS=3 lightning-fed sweep/A/seed_0 works"
+    assert 0 < float(rows[0]["seconds"]) < 20
+    assert [row["status"] for row in played(jobs)] == ["finished"] * 2
+    assert [calls(job) for job in jobs] == [[" threads=3"]] * 2  # not again
+
+
+def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next_time() -> None:
+    jobs = [job(0, "fails once"), job(1, "dies"), job(2)]
+    rows = played(jobs)
+    assert [row["status"] for row in rows] == ["failed", "failed", "finished"]
+    assert [row["error"] for row in rows] == ["it is broken", "killed by SIGKILL", ""]
+    assert [row["status"] for row in played(jobs)] == ["finished", "failed", "finished"]
+    assert calls(jobs[0]) == [" threads=3", "--ckpt_path=last threads=3"]
+    assert len(calls(jobs[2])) == 1
+
+
+def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [job(0), job(1)]
+    with jobs[0].folder.locked() as lock:
+        assert lock is not None
+        with jobs[0].folder.locked() as second:
+            assert second is None
+        played(jobs)
+    assert (calls(jobs[0]), len(calls(jobs[1]))) == ([], 1)
+    assert "A/seed_0: is being played by another sweep" in capsys.readouterr().out
+
+
+def test_a_cell_whose_status_is_asked_for_is_free() -> None:
+    """Another sweep on the folder asks for it whenever it writes its table."""
+    folder = CellFolder(Path("cell").absolute())
+    with folder.locked():
+        folder.record(FACTS)
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            assert folder.status in ("interrupted", "playing")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    taken = []
+    for _ in range(200):
+        with folder.locked() as lock:
+            taken.append(lock is not None)
+    over.set()
+    asking.join()
+    assert all(taken)
+    with folder.locked():
+        assert folder.status == "playing"
+    assert folder.status == "interrupted"
+
+
+def test_a_run_holds_its_cell_when_its_sweep_is_gone() -> None:
+    folder = CellFolder(Path("cell").absolute())
+    with folder.locked() as lock:
+        assert lock is not None
+        child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock])
+    with folder.locked() as lock:
+        assert lock is None
+    child.communicate(b"\n")
+    with folder.locked() as lock:
+        assert lock is not None
+
+
+def when(condition: Callable[[], bool], do: Callable[[], Any]) -> threading.Thread:
+    """Do something as soon as something is so."""
+
+    def wait() -> None:
+        while not condition():
+            time.sleep(0.01)
+        do()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_ends_the_runs_and_they_are_continued_next_time(number: int, raised: type[BaseException]) -> None:
+    jobs, before = [job(0, "waits"), job(1, "waits"), job(2)], signal.getsignal(number)
+    when(lambda: bool(calls(jobs[0]) and calls(jobs[1])), lambda: os.kill(os.getpid(), number))
+    with pytest.raises(raised):
+        played(jobs, workers=2)
+    rows = cells()
+    assert [row["status"] for row in rows] == ["interrupted", "interrupted", "waiting"]
+    assert signal.getsignal(number) == before
+    for one in jobs:
+        one.folder.path.mkdir(parents=True, exist_ok=True)
+        (one.folder.path / "go").touch()
+    assert [row["status"] for row in played(jobs)] == ["finished"] * 3
+    assert calls(jobs[0])[1] == "--ckpt_path=last threads=3"
+
+
+def test_two_sweeps_on_one_folder_share_the_cells() -> None:
+    """Each cell is played by one of two processes that start at the same time."""
+    Path("both.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            import test_player as t
+            t.player.PROGRAM = (sys.executable, "-S", "run.py")
+            t.played([t.job(seed) for seed in range(4)])
+            """
+        )
+    )
+    command = [sys.executable, "both.py", str(Path(__file__).parent)]
+    sweeps = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [sweep.wait(60) for sweep in sweeps] == [0, 0]
+    assert [len(calls(job(seed))) for seed in range(4)] == [1] * 4
+
+
+def test_the_time_left_is_that_of_the_rounds_left_at_each_methods_pace() -> None:
+    slow, fast, unknown = (CellJob(Cell(name, "", 0, {}), CellFolder(Path(name)), [], 10, 1) for name in ("slow", "fast", "new"))
+    paces = {("slow", ""): [2.0], ("fast", ""): [1.0, 1.0]}
+    run = Path("slow/version_0")
+    run.mkdir(parents=True)
+    (run / "metrics.csv").write_text("round\n1\n2\n3\n4\n")
+    assert time_left([slow, fast], [], paces, 1) == 6 * 2 + 10 * 1
+    assert time_left([slow, fast], [], paces, 2) == 12  # a run is not divided
+    assert time_left([unknown], [], paces, 1) == pytest.approx(10 * 4 / 3)
+    assert time_left([slow], [], {}, 1) is None

@@ -1,0 +1,337 @@
+"""Turns that come to nothing: a round goes on without them; and engines that do not keep their contract."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from often import OFTEN, mostly_slow
+from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
+from torch import Tensor
+
+from lightning_fed.callbacks import FederationCallback
+from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data.client_info import SERVER
+from lightning_fed.engines import InProcess
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
+from lightning_fed.methods import FedAvg, FedHM
+from lightning_fed.methods.fedhm import FedHMServer
+from lightning_fed.tensors import State, count_bytes
+
+each_method = pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+no_sgd = partial(torch.optim.SGD, lr=0.0)
+
+
+class Losing(InProcess):
+    """Loses some turns, and keeps what is taken and what comes of fit turns."""
+
+    def __init__(self, lost: Callable[[Turn], bool]) -> None:
+        super().__init__()
+        self.lost = lost
+        self.turns: list[Turn] = []
+        self.updates: dict[tuple[int, int], ClientUpdate] = {}  # by round and client
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for turn in turns:
+            self.turns.append(turn)
+            if self.lost(turn):
+                yield Lost(turn.client.id, "its battery was empty")
+                continue
+            for update in super().run([turn]):
+                if turn.verb == "fit":
+                    assert isinstance(update, ClientUpdate)
+                    self.updates[turn.round, turn.client.id] = update
+                yield update
+
+
+class Watch(FederationCallback):
+    """Keeps what the server and the clients have after each round, and whose updates were received."""
+
+    def __init__(self) -> None:
+        self.servers: list[State] = []
+        self.privates: list[dict[int, State]] = []
+        self.kept: list[dict[int, State]] = []
+        self.since: list[dict[int, int]] = []
+        self.received: list[int] = []
+
+    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+        self.received.append(update.client)
+
+    def on_round_end(self, run: Run) -> None:
+        self.servers.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
+        clients = [SERVER, *(client.id for client in run.clients)]
+        self.privates.append({client: copy.deepcopy(run.store.get(client)) for client in clients if client in run.store})
+        self.kept.append({client: copy.deepcopy(run.kept.get(client)) for client in run.kept})
+        self.since.append(dict(run.since))
+
+
+def fit(
+    model: str | FederatedModule, lost: Callable[[Turn], bool], rounds: int = 3, **options: Any
+) -> tuple[Federation, Losing, Watch]:
+    engine, watch = Losing(lost), Watch()
+    federation = new_federation(rounds, engine=engine, callbacks=[watch], **{"evaluate_every": 0} | options)
+    if isinstance(model, str):
+        federation.fit(new_method(model), data_for(model, num_clients=3, size=100))
+    else:
+        federation.fit(model, new_data(3, 120))
+    return federation, engine, watch
+
+
+def fits_of(round: int, *clients: int) -> Callable[[Turn], bool]:
+    """The fit turns of some clients in a round."""
+    return lambda turn: turn.verb == "fit" and turn.round == round and turn.client.id in clients
+
+
+# ----------------------------------------------------------------------------------------------------------- every method
+
+
+def everybody(name: str) -> set[int]:
+    return {SERVER} if new_method(name).centralised else {0, 1, 2}
+
+
+@cache
+def losing(name: str) -> tuple[Federation, Losing, Watch]:
+    """Four rounds; one client is lost in the second, all are in the third."""
+    one, all_of_them = fits_of(2, max(everybody(name) - {2})), fits_of(3, *everybody(name))
+    return fit(name, lambda turn: one(turn) or all_of_them(turn), rounds=4)
+
+
+@each_method
+def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) -> None:
+    federation, engine, watch = losing(name)
+    _, before, after, later = watch.servers
+    assert same(before, after)
+    for states in (watch.privates, watch.kept):
+        assert states[1].keys() == states[2].keys()
+        assert all(same(states[1][client], state) for client, state in states[2].items())
+    assert watch.since[1] == watch.since[2]
+    row = federation.run.history[2]
+    assert row["round/lost"] == federation.run.cohort_size
+    assert row["traffic/up_bytes"] == row["compute/flops"] == 0
+    lessons = [turn for turn in engine.turns if (turn.verb, turn.round) == ("learn", 4) and turn.client.id >= 0]  # for who arrived
+    of_lessons = sum(count_bytes(turn.broadcast.state) for turn in lessons)
+    assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"] - of_lessons  # it was sent all the same
+    assert not any(column.startswith("train/") for column in row)
+    assert all(math.isfinite(value) for value in row.values())
+    assert watch.since[3] == dict.fromkeys(everybody(name), 4)
+    if federation.run.model.shared_names() and not federation.run.model.centralised:
+        assert not same(after, later)
+
+
+@each_method
+def test_who_is_lost_keeps_its_private_state(name: str) -> None:
+    """And what it is told the next time: of which round that state is."""
+    federation, engine, watch = losing(name)
+    one = max(everybody(name) - {2})
+    others = sorted(everybody(name) - {one})
+    before, after = watch.privates[0], watch.privates[1]
+    assert before.keys() == after.keys() <= everybody(name)
+    assert {client for client in before if not same(before[client], after[client])} == before.keys() - {one}
+    assert watch.since[0] == dict.fromkeys(everybody(name), 1)
+    assert watch.since[1] == {one: 1} | dict.fromkeys(others, 2)
+    assert {(turn.round, turn.since) for turn in engine.turns if turn.client.id == one and turn.verb == "fit"} == {
+        (1, 0),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+    }
+    assert [row.get("round/lost", 0) for row in federation.run.history] == [0, 1, len(everybody(name)), 0]
+    assert watch.received == [*sorted(everybody(name)), *others, *sorted(everybody(name))]
+
+
+# ---------------------------------------------------------------------------------------------------------- what is merged
+
+
+def test_the_mean_is_over_those_who_arrived(capsys: pytest.CaptureFixture[str]) -> None:
+    federation, engine, _ = fit(FedAvg(Net, CLASSES, momentum), fits_of(1, 1), rounds=1)
+    first, third = engine.updates[1, 0], engine.updates[1, 2]
+    assert first.num_examples != third.num_examples
+    share = first.num_examples / (first.num_examples + third.num_examples)
+    for name, tensor in federation.run.server.state.items():
+        torch.testing.assert_close(tensor, share * first.state[name] + (1 - share) * third.state[name])
+    row = federation.run.history[0]
+    losses = [first.metrics["train/local_loss"], third.metrics["train/local_loss"]]
+    assert row["train/local_loss"] == pytest.approx(share * losses[0] + (1 - share) * losses[1])
+    assert row["compute/flops"] == first.metrics["flops"] + third.metrics["flops"]
+    assert row["traffic/up_bytes"] * 3 == row["traffic/down_bytes"] * 2
+    assert "Round 1: the turn of client 1 was lost: its battery was empty\n" in capsys.readouterr().out
+
+
+def test_where_nobody_is_lost_nothing_is_said() -> None:
+    federation, _, _ = fit(FedAvg(Net, CLASSES, momentum), lambda turn: False, rounds=1)
+    assert "round/lost" not in federation.run.history[0]
+
+
+def behind(federation: Federation, ratio: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """Singular values behind the rank of a ratio, before the first round and now."""
+    start, now = federation.run.model.shared_state(), federation.run.server.state
+    ranks = {"backbone.fc1.weight": round(5 * ratio), "backbone.fc2.weight": round(6 * ratio)}
+    return {
+        name: (torch.linalg.svdvals(start[name])[rank:], torch.linalg.svdvals(now[name])[rank:]) for name, rank in ranks.items()
+    }
+
+
+def test_the_previous_model_stands_in_for_a_full_size_client_that_is_lost() -> None:
+    """What lies behind the largest rank fades by the weight of full size, and stays; without anchor it is erased."""
+
+    def played(lost: Callable[[Turn], bool], anchor: str) -> Federation:
+        method = FedHM(Net, CLASSES, ratios=[1.0, 0.5, 0.5], anchor=anchor, masked=False, optimizer=no_sgd, decay=0.0)
+        return fit(method, lost, rounds=1)[0]
+
+    share = math.exp(1.0) / (math.exp(1.0) + 2 * math.exp(0.5))
+    for start, now in behind(played(fits_of(1, 0), anchor="missing_largest"), 0.5).values():
+        assert start.min() > 1e-3
+        torch.testing.assert_close(now, share * start, rtol=1e-4, atol=1e-6)
+    for _, now in behind(played(fits_of(1, 0), anchor="never"), 0.5).values():
+        torch.testing.assert_close(now, torch.zeros_like(now), rtol=0, atol=1e-6)
+    # A full-size client that arrives leaves no room for the anchor: here it sends the same model, so nothing tells the two apart.
+    stood_in, present = (played(lost, anchor="missing_largest").run.server.state for lost in (fits_of(1, 0), fits_of(1)))
+    for name, tensor in stood_in.items():
+        torch.testing.assert_close(tensor, present[name], rtol=1e-5, atol=1e-6)
+
+
+def test_an_anchor_stays_out_of_a_round_with_a_full_size_client() -> None:
+    states = [
+        fit(FedHM(Net, CLASSES, ratios=[1.0, 0.5], anchor=anchor, optimizer=momentum), lambda turn: False, rounds=1)[
+            0
+        ].run.server.state
+        for anchor in ("missing_largest", "never")
+    ]
+    assert same(*states)
+
+
+@pytest.mark.parametrize("weights", ["paper", "official"])
+@pytest.mark.parametrize("ratios", [[1.0, 0.5, 0.25], [0.25, 0.5, 1.0], [0.5, 1.0, 0.25]])
+@pytest.mark.parametrize("largest_is_lost", [True, False])
+def test_steep_weights_neither_overflow_nor_vanish(weights: Any, ratios: list[float], largest_is_lost: bool) -> None:
+    """All is the largest's of those who arrived, whoever that is and in whatever order they come."""
+    lost = [ratios.index(1.0)] if largest_is_lost else []
+    method = FedHM(Net, CLASSES, ratios=ratios, weights=weights, temperature=0.001, masked=False, optimizer=momentum)
+    federation, engine, _ = fit(method, fits_of(1, *lost), rounds=1)
+    server, largest = federation.run.server, ratios.index(0.5 if largest_is_lost else 1.0)
+    assert isinstance(server, FedHMServer)
+    expected = server.embed(engine.updates[1, largest])
+    for name, tensor in server.state.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_continued_run_knows_who_was_lost() -> None:
+    federation, _, _ = fit(FedAvg(Net, CLASSES, momentum), fits_of(2, 1), rounds=2, run_dir="runs")
+    assert federation.run.since == {0: 2, 1: 1, 2: 2}
+    continued = new_federation(2, run_dir="runs", evaluate_every=0)
+    continued.fit(FedAvg(Net, CLASSES, momentum), new_data(3, 120), ckpt_path="last")
+    assert continued.run.since == federation.run.since
+    assert continued.run.history[1]["round/lost"] == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- measurements
+
+
+def evaluations_of(*clients: int) -> Callable[[Turn], bool]:
+    return lambda turn: turn.verb == "evaluate" and turn.client.id in clients
+
+
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "PFedLoRA", "PF2LoRA", "FedHM"], often={"FedAvg", "PFedLoRA"}))
+def test_a_lost_measurement_leaves_those_of_the_others(name: str) -> None:
+    """Tables and figures are made of these."""
+    federation, _, _ = fit(name, evaluations_of(1), rounds=2, run_dir="runs", logger=True)
+    results, row = federation.run.results, federation.run.history[-1]
+    assert results.keys() == {0, 2}
+    assert row["after/test_accuracy/mean"] == pytest.approx(sum(result["test/accuracy"] for result in results.values()) / 2)
+    assert "round/lost" not in row
+    of_client_1 = Path("runs/version_0/clients.csv").read_text().splitlines()[2].split(",")
+    assert of_client_1[0] == "1"
+    assert of_client_1[-1] == ""
+
+
+def test_a_round_without_any_measurement_goes_on() -> None:
+    """A second measurement finds what the first one lost."""
+    federation, _, _ = fit(
+        "PFedLoRA", lambda turn: turn.verb == "evaluate" and turn.round == 1, rounds=2, evaluate_every=1, run_dir="runs"
+    )
+    first, second = federation.run.history
+    assert not any(column.startswith("after/") for column in first)
+    assert "after/test_accuracy/mean" in second
+    assert federation.run.results.keys() == {0, 1, 2}
+
+
+def test_statistics_are_those_of_the_clients_that_arrived() -> None:
+    def gathered(lost: Callable[[Turn], bool]) -> State:
+        server = fit("FedHM", lost, rounds=1)[0].run.server
+        return server.models()["global"].statistics
+
+    everybody, without = gathered(lambda turn: False), gathered(lambda turn: turn.verb == "gather" and turn.client.id == 2)
+    assert everybody.keys() == without.keys()
+    assert all(torch.isfinite(tensor).all() for tensor in without.values())
+    assert not same(everybody, without)
+
+
+# ----------------------------------------------------------------------------------------------------------------- contract
+
+
+class Reversed(InProcess):
+    """Hands on what is done last first."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        yield from reversed(list(super().run(turns)))
+
+
+class Forgetful(InProcess):
+    """Takes all turns and hands on all but the last."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        yield from list(super().run(turns))[:-1]
+
+
+class Lazy(InProcess):
+    """Takes the first turn only."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for turn in turns:
+            yield from super().run([turn])
+            return
+
+
+class Repeating(InProcess):
+    """Hands on the last update twice."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        for update in super().run(turns):
+            yield update
+        yield update
+
+
+class Inventing(InProcess):
+    """Loses a turn that it was not given."""
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        yield from super().run(turns)
+        yield Lost(7, "nobody knows")
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (Reversed, "Reversed returned something of client 2 when client 0's turn was due"),
+        (Forgetful, "Forgetful did not carry out all turns of round 2"),
+        (Lazy, "Lazy did not carry out all turns of round 2"),
+        (Repeating, "Repeating returned something of client 2, whose turn it was not"),
+        (Inventing, "Inventing returned something of client 7, whose turn it was not"),
+    ],
+)
+def test_an_engine_that_mixes_up_turns_is_refused_by_name(engine: type[InProcess], message: str) -> None:
+    """The server stays as it was, and no checkpoint of the round is written."""
+    new_federation(1, run_dir="runs").fit(FedAvg(Net, CLASSES, momentum), new_data(3, 120))
+    federation, watch = new_federation(2, run_dir="runs", engine=engine()), Watch()
+    federation.callbacks.append(watch)
+    with pytest.raises(FederationError, match=message):
+        federation.fit(FedAvg(Net, CLASSES, momentum), new_data(3, 120), ckpt_path="last")
+    assert watch.servers == []
+    assert [path.name for path in sorted(Path("runs/version_0/checkpoints").iterdir())] == ["round_000001"]
