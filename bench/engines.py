@@ -32,11 +32,10 @@ from overhead import BareLoop
 from torch import Tensor
 
 from lightning_fed import FederatedModule, Federation
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines import Engine, InProcess, Processes, Ray
 from lightning_fed.engines.malloc import lasting_heap
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PF2LoRA, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, TransformerClassifier
 
@@ -52,11 +51,11 @@ class Clock(FederationCallback):
         self.rounds: list[float] = []
         self._start = 0.0
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Begin."""
         self.rounds, self._start = [], perf_counter()
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Note a round."""
         now = perf_counter()
         self.rounds.append(now - self._start)

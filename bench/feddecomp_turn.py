@@ -26,7 +26,6 @@ from lightning_fed.core.messages import Broadcast, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.methods.feddecomp import FedDecomp
@@ -129,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
-    with quiet_lightning(), lean_lightning():
+    with quiet_lightning():
         against_bare_loops(options.pairs)
         composed_or_chosen()
 

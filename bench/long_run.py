@@ -37,9 +37,8 @@ def run(clients: int, rounds: int) -> None:
     from torch.nn.functional import relu
 
     from lightning_fed import Federation
-    from lightning_fed.callbacks import FederationCallback
+    from lightning_fed.callbacks import FederationCallback, RunView
     from lightning_fed.data import DirichletPerClient, InMemory
-    from lightning_fed.federation.run import Run
     from lightning_fed.methods import FedPer
     from lightning_fed.models import Backbone
 
@@ -60,10 +59,10 @@ def run(clients: int, rounds: int) -> None:
         def __init__(self) -> None:
             self.start, self.cpu, self.written = 0.0, 0.0, 0
 
-        def on_fit_start(self, run: Run) -> None:
+        def on_fit_start(self, run: RunView) -> None:
             self.start, self.cpu, self.written = perf_counter(), process_time(), written()
 
-        def on_round_end(self, run: Run) -> None:
+        def on_round_end(self, run: RunView) -> None:
             now, cpu, total = perf_counter(), process_time(), written()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             measured = run.headline("test") in run.history[-1]

@@ -29,7 +29,6 @@ from lightning_fed.core.messages import Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods.fd import FD
 from lightning_fed.methods.fedamp import FedAMP
@@ -314,7 +313,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} thread(s), {options.pairs} pairs")
-    with quiet_lightning(), lean_lightning():
+    with quiet_lightning():
         for name in options.methods:
             with tempfile.TemporaryDirectory() as folder:
                 compare(name, CASES[name], options.pairs, Path(folder))

@@ -28,14 +28,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed import Federation
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.aggregation import WeightedMean, check_update
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
-from lightning_fed.engines.worker import QUIET
-from lightning_fed.federation.run import Run
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1, Backbone
 
@@ -121,11 +119,11 @@ class PlayBareRound(FederationCallback):
         self.pairs: list[tuple[float, float]] = []
         self.start = 0.0
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Start the clock."""
         self.start = perf_counter()
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Stop the clock, play the bare round, start the clock."""
         federated = perf_counter() - self.start
         start = perf_counter()
@@ -179,7 +177,7 @@ def measure(case: Case, rounds: int) -> None:
     steps = -(-case.samples // case.batch)
     print(f"  a turn of {steps} steps: federated {federated:.1f} ms, bare loop {bare:.1f} ms (medians of {len(pairs)} pairs)")
     print(f"  ratio: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}; goal {case.goal:.2f}")
-    with quiet_lightning(), lean_lightning():
+    with quiet_lightning():
         parts = parts_of_a_turn(case, data, new_trainer)
     rest = federated - bare - sum(parts.values())
     for name, value in (parts | {f"the rest, {1000 * rest / steps:.0f} us a step": rest}).items():

@@ -2,9 +2,9 @@
 
     python bench/startup.py
 
-``import torch, lightning`` and ``import lightning_fed.federation.federation, lightning_fed.methods`` (all that a run from Python needs), each
-in a process of its own, in turns. What counts is the ratio of their medians. Then the imports of the package that take longest by
-themselves, as Python counts them (``-X importtime``).
+``import torch, lightning`` and ``import lightning_fed.federation.federation, lightning_fed.methods`` (all that a run from Python
+needs), each in a process of its own, in turns. What counts is the ratio of their medians. Then the imports of the package that take
+longest by themselves, as Python counts them (``-X importtime``).
 """
 
 import argparse

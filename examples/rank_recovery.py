@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.regression import R2Score
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.server import Server
 from lightning_fed.data import InMemory, Partitioner
@@ -33,7 +33,6 @@ from lightning_fed.data.batches import TARGETS
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import PF2LoRA
 from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRA, HETLoRAServer
@@ -313,13 +312,13 @@ class RankFigure(FederationCallback):
         self.before: list[dict[int, dict[str, float]]] = []
         self.after: list[dict[int, dict[str, float]]] = []
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         """Note what the client had learned by itself."""
         if len(self.before) < run.round:
             self.before.append({})
         self.before[-1][update.client] = update.metrics
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Note what the clients have now, and log."""
         self.after.append(run.results)
         scalars = {f"recovery/distance_{when}": self.distances(when)[-1] for when in ("before", "after")}
@@ -329,7 +328,7 @@ class RankFigure(FederationCallback):
         for logger in run.loggers:
             logger.log_metrics(scalars, step=run.round)
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         """Draw."""
         for logger in run.loggers:
             if isinstance(logger, TensorBoardLogger):

@@ -11,12 +11,11 @@ from tiny import METHODS, data_for, new_federation, new_method, same
 from torch import Tensor
 
 import lightning_fed.methods
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.run import Run
 from lightning_fed.methods.families.adapter_module import FineTuning
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.checks import Subject
@@ -64,7 +63,7 @@ class Converting(InProcess):
 class Start(FederationCallback):
     """Keeps the server's state from before the first round."""
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         self.state = {key: tensor.clone() for key, tensor in run.server.state_dict().items()}
 
 

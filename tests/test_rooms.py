@@ -8,35 +8,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
-MACHINERY = {
-    *(
-        "__main__",
-        "callbacks",
-        "cli",
-        "engines",
-        "evaluation",
-        "export",
-        "federation",
-        "flower",
-        "heap",
-        "lean",
-        "measure",
-        "overlapping",
-        "quiet",
-        "report",
-        "run",
-    ),
-    *("shipped", "signals", "sites", "storage", "sweep", "testing", "wording"),
-}
-"""What plays the rounds, whatever the method."""
+GROUND = {"errors", "formatting", "options", "seeding", "signals", "tensors"}
+"""Small files at the root. They import nothing above themselves; nothing else lies there."""
 
-METHODS = {"families", "methods"}
+STOREYS = [
+    {"nn", "experiments"},
+    {"tasks"},
+    {"data"},
+    {"models"},
+    {"core"},
+    {"methods", "storage"},
+    {"engines"},
+    {"callbacks"},
+    {"federation"},
+    {"deployment"},
+    {"testing"},
+    {"cli"},
+    {"__main__"},
+]
+"""Rooms from the ground up. What a room imports lies below it; rooms of one storey do not know each other."""
 
-OTHERS = {
-    *("adapting", "aggregation", "data", "errors", "exchange", "exported", "hparams", "kept", "measured", "models", "module", "nn"),
-    *("options", "phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
-}
-"""What both build on."""
+CROWDED = {"methods"}
+"""Folders that may hold more than twenty files: one file per method."""
 
 COMPOSITION = {"lightning_fed.methods", "lightning_fed.models", "lightning_fed.data"}
 """What the command line imports so that short names of classes work."""
@@ -60,6 +53,11 @@ def tree(module: str) -> ast.Module:
 def room(module: str) -> str:
     """The file or folder in the package that a module is, or is in."""
     return module.split(".")[1] if "." in module else module
+
+
+def folder(module: str) -> str:
+    """The folder that a module is in: the file of a package belongs to its folder."""
+    return module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
 @cache
@@ -101,54 +99,82 @@ def reach(module: str) -> set[str]:
 # ---------------------------------------------------------------------------------------------------------------- imports
 
 
-def test_every_room_is_on_a_side() -> None:
-    rooms = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert rooms - {"__init__"} == MACHINERY | METHODS | OTHERS
-    assert imports("lightning_fed.callbacks.base") == {"lightning_fed.core.messages", "lightning_fed.federation.run"}
+def test_the_root_holds_the_ground_alone() -> None:
+    assert {path.stem for path in ROOT.glob("*.py")} == GROUND | {"__init__", "__main__"}
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"__main__"} == set().union(*STOREYS)
+
+
+def test_a_room_imports_what_lies_below_it() -> None:
+    height = {name: number for number, storey in enumerate(STOREYS, start=1) for name in storey}
+    height |= dict.fromkeys(GROUND, 0) | {"lightning_fed": 0}
+    wrong = {
+        (module, other)
+        for module in MODULES
+        for other in imports(module)
+        if room(other) != room(module) and height[room(other)] >= height[room(module)] > 0
+    }
+    assert wrong == set()
 
 
 def test_imports_go_in_no_circle() -> None:
     TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
 
 
-def test_rooms_import_each_other_in_no_circle() -> None:
-    rooms: dict[str, set[str]] = {}
+def test_folders_import_each_other_in_no_circle() -> None:
+    """Those inside a room, too. A folder's own file, which gathers what is in it, is not counted for it, nor is the root."""
+    folders: dict[str, set[str]] = {}
     for module in MODULES:
-        rooms.setdefault(room(module), set()).update({room(other) for other in imports(module)} - {room(module)})
-    TopologicalSorter(rooms).prepare()
+        if SOURCES[module].name != "__init__.py" and folder(module) != "lightning_fed":
+            folders.setdefault(folder(module), set()).update({folder(other) for other in imports(module)} - {folder(module)})
+    TopologicalSorter(folders).prepare()
 
 
-def test_what_is_learned_does_not_know_what_runs_it() -> None:
-    known = {module: rooms_of(reach(module)) & MACHINERY for module in MODULES if room(module) not in MACHINERY}
-    assert {module: rooms for module, rooms in known.items() if rooms} == {}
+def test_no_folder_is_crowded() -> None:
+    sizes: dict[str, int] = {}
+    for module in MODULES:
+        sizes[folder(module)] = sizes.get(folder(module), 0) + (SOURCES[module].name != "__init__.py")
+    assert {name for name, size in sizes.items() if size > 20} <= {f"lightning_fed.{name}" for name in CROWDED}
 
 
 def test_who_plays_and_compares_runs_knows_them_by_their_files() -> None:
     """Reports and sweeps wait for nothing that learns."""
     for module in MODULES:
-        if room(module) in {"report", "sweep"}:
-            known = {"lightning_fed", "errors", "report", "shipped", "signals", "sweep", "wording"}
-            assert rooms_of(reach(module)) <= known, module
+        if room(module) == "experiments":
+            assert rooms_of(reach(module)) <= {"lightning_fed", "errors", "experiments", "formatting", "signals"}, module
             assert not {"torch", "lightning"} & libraries(module), module
 
 
 def test_what_runs_methods_knows_none() -> None:
     """But the command line, which brings everything together: it imports the packages, and no method."""
     for module in MODULES:
-        if room(module) in MACHINERY:
-            known = {other for other in imports(module) if room(other) in METHODS}
+        known = {other for other in imports(module) if room(other) == "methods"}
+        if room(module) not in {"methods"}:
             assert known <= (COMPOSITION if room(module) == "cli" else set()), module
 
 
-def test_nothing_below_the_federation_imports_callbacks() -> None:
-    assert {room(module) for module in MODULES if "callbacks" in rooms_of(imports(module))} == {
-        *("callbacks", "cli", "federation", "testing")
-    }
+def test_a_family_knows_no_method() -> None:
+    for module in MODULES:
+        if module.startswith("lightning_fed.methods.families"):
+            assert {other for other in imports(module) if room(other) == "methods"} <= {
+                other for other in MODULES if other.startswith("lightning_fed.methods.families.")
+            }, module
+
+
+def test_core_is_gathered_for_those_above_it() -> None:
+    """Its names are imported when they are used, and nobody inside it or below it does so: else phases would know federations."""
+    below = {"core", *GROUND, *(name for storey in STOREYS[:4] for name in storey)}
+    for module in MODULES:
+        if room(module) in below and module != "lightning_fed.core":
+            assert "lightning_fed.core" not in imports(module), module
 
 
 def test_phases_know_no_federation() -> None:
     """They are of use to any LightningModule."""
-    below = {f"lightning_fed.{name}" for name in ("errors", "phase", "resuming", "schedules", "seeding")}
+    below = {
+        "lightning_fed.errors",
+        "lightning_fed.seeding",
+        *(f"lightning_fed.core.{name}" for name in ("phase", "resume", "schedules")),
+    }
     assert reach("lightning_fed.core.phased_module") == below
     assert imports("lightning_fed") == set()  # the package itself, which comes with each of its modules
 
@@ -157,7 +183,7 @@ def test_imports_by_a_string_are_where_public_names_are() -> None:
     """Elsewhere they would escape these tests. ``hub`` imports libraries that need not be there."""
     calls = {(module, node) for module in MODULES for node in ast.walk(tree(module)) if isinstance(node, ast.Call)}
     named = {module for module, call in calls if ast.unparse(call.func).split(".")[-1] in {"import_module", "__import__"}}
-    assert named == {"lightning_fed", "lightning_fed.methods", "lightning_fed.data.hub"}
+    assert named == {"lightning_fed", "lightning_fed.core", "lightning_fed.methods", "lightning_fed.data.hub"}
 
 
 # -------------------------------------------------------------------------------------------------------------- attributes

@@ -17,7 +17,6 @@ from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.deployment.wire import Study, unpack
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.tensors import State
@@ -34,7 +33,7 @@ def data_of(name: str, num_clients: int = 3) -> Any:
 def new_site(name: str, client: int, folder: Path | str = "sites", study: Study = STUDY, seed: int = 0, **options: Any) -> Site:
     """The site of one of three clients, as if it had been started now."""
     recipe = Recipe(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
-    with quiet_lightning(), lean_lightning():
+    with quiet_lightning():
         return Site(recipe, client, study, Path(folder) / str(client))
 
 

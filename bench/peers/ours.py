@@ -8,10 +8,9 @@ import torch
 from work import Contestant
 
 from lightning_fed import Federation
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1
 
@@ -22,11 +21,11 @@ class Line(FederationCallback):
     def __init__(self, contestant: Contestant) -> None:
         self.contestant = contestant
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Before the first round."""
         self.contestant.begin()
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Between two rounds."""
         self.contestant.end({name.removeprefix("backbone."): tensor for name, tensor in run.server.state.items()})
         self.contestant.begin()

@@ -1,7 +1,7 @@
 """What happens around the rounds: reporting."""
 
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.board import TensorBoardPage
 from lightning_fed.callbacks.facts import RunFacts
 from lightning_fed.callbacks.hyperparameters import Hyperparameters
@@ -18,6 +18,7 @@ __all__ = [
     "ProgressBar",
     "RoundLines",
     "RunFacts",
+    "RunView",
     "StartLine",
     "Summary",
     "TensorBoardFigures",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.table import write_table
 from lightning_fed.core.messages import PRIVATE_SHARE, RANK
-from lightning_fed.federation.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +28,7 @@ class AdapterRanks(FederationCallback):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Write and draw the ranks."""
         measured = run.headline("test") in run.history[-1]
         due = run.round % self.every == 0 or run.round == run.rounds

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.hyperparameters import Word, columns, hyperparameters
-from lightning_fed.federation.run import Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,7 +23,7 @@ class TensorBoardPage(FederationCallback):
     the worst client, the losses of the phases, bytes, FLOPs and seconds.
     """
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Lay out the page, and say what is played: a run that is stopped is in the table, too."""
         for logger in boards(run):
             logger.hparams.update(hyperparameters(run))  # for hparams.yaml
@@ -33,13 +32,13 @@ class TensorBoardPage(FederationCallback):
             writer.add_text("configuration", in_markdown(configuration(run)), global_step=run.round)
             begin_session(writer, columns(run), run.metric, f"{run.method}, seed {run.seed}, {logger.log_dir}")
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Add the headline, if it was measured."""
         for logger in boards(run):
             for tag, value in headline(run).items():
                 logger.experiment.add_scalar(tag, value, global_step=run.round)
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         """Say that the run is finished."""
         from torch.utils.tensorboard.summary import hparams
 
@@ -48,12 +47,12 @@ class TensorBoardPage(FederationCallback):
             logger.experiment._get_file_writer().add_summary(end)
 
 
-def boards(run: Run) -> Iterator[TensorBoardLogger]:
+def boards(run: RunView) -> Iterator[TensorBoardLogger]:
     """Those of the run's loggers that are TensorBoard's."""
     return (logger for logger in run.loggers if isinstance(logger, TensorBoardLogger))
 
 
-def headline(run: Run) -> dict[str, float]:
+def headline(run: RunView) -> dict[str, float]:
     """The newest round's headline on test data, the quartiles and the worst of the clients, and what an honest user may report."""
     row, metric = run.history[-1], run.metric
     of_clients = f"after/test_{metric}"
@@ -85,7 +84,7 @@ def page(metric: str) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def configuration(run: Run) -> str:
+def configuration(run: RunView) -> str:
     """The file that the command line writes, without what is not set, or else what there is to be told."""
     file = run.folder / "config.yaml" if run.folder else None
     if file is None or not file.is_file():

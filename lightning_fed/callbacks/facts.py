@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.phased_module import Phase
-from lightning_fed.federation.run import Run
 
 
 class RunFacts(FederationCallback):
@@ -17,7 +16,7 @@ class RunFacts(FederationCallback):
     Phases are those of a client without particulars: where clients differ in capacity, of the largest.
     """
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Write it; a continued run replaces it."""
         if run.folder is None:
             return

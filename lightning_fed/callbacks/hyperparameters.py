@@ -5,10 +5,9 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.lines import networks
 from lightning_fed.core.phased_module import Phase
-from lightning_fed.federation.run import Run
 
 Word = bool | int | float | str
 """What every logger can take."""
@@ -22,14 +21,14 @@ class Hyperparameters(FederationCallback):
     has a table for it, is told by :class:`.TensorBoardPage`.
     """
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Tell them."""
         for logger in run.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(run))
 
 
-def hyperparameters(run: Run) -> dict[str, Word]:
+def hyperparameters(run: RunView) -> dict[str, Word]:
     """Method, seed, data, clients, networks, learning rates and the method's own options, by dotted names: with slashes, the name
     of one could be a folder of another where a logger keeps a file for each.
     """
@@ -46,7 +45,7 @@ def hyperparameters(run: Run) -> dict[str, Word]:
     return found | dict(_words("model", options))
 
 
-def columns(run: Run) -> dict[str, Word]:
+def columns(run: RunView) -> dict[str, Word]:
     """The same in as few columns as go on a screen, the same ones for every method: TensorBoard takes those of one run for all."""
     words = hyperparameters(run)
     of_partition = {name.replace("partition.", ""): value for name, value in words.items() if name.startswith("partition.")}

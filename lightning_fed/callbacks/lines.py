@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.federation.run import Run
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import name_of
 
@@ -16,7 +15,7 @@ from lightning_fed.models.factory import name_of
 class StartLine(FederationCallback):
     """What is being played, and where it is written: the first line of a run."""
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Print the line."""
         where = str(run.folder) if run.folder is not None else "a run that is not written"
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
@@ -31,11 +30,11 @@ class RoundLines(FederationCallback):
     def __init__(self) -> None:
         self._start, self._first = 0.0, 0
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Note when the run starts, and from which round."""
         self._start, self._first = monotonic(), run.round
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Print what the round came to, what it took, and what the rest will take at this pace."""
         row, spent = run.history[-1], monotonic() - self._start
         pace = spent / (run.round - self._first)
@@ -47,18 +46,18 @@ class RoundLines(FederationCallback):
             parts.append(f"{timedelta(seconds=round(pace * (run.rounds - run.round)))} left")
         print(f"Round {run.round}/{run.rounds}: {', '.join(parts)}", flush=True)
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         """Print what the run came to."""
         print(f"Finished {run.rounds} rounds: {headline(run)}, {timedelta(seconds=round(monotonic() - self._start))}.", flush=True)
 
 
-def headline(run: Run) -> str:
+def headline(run: RunView) -> str:
     """The newest round's measure by which the method is judged."""
     value = run.history[-1].get(run.headline("test"))
     return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
 
 
-def networks(run: Run) -> str:
+def networks(run: RunView) -> str:
     """What the clients' networks are called."""
     return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
 

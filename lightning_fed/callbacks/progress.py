@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lightning_fed.callbacks.base import FederationCallback
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.federation.run import Run
 from lightning_fed.formatting import amount, grouped, ordinal
 
 
@@ -24,7 +23,7 @@ class ProgressBar(FederationCallback):
         self._turns = 0
         self._accuracy = ""
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Show the bar, from the round at which the run starts or continues."""
         self._progress = Progress(
             TextColumn("Round"),
@@ -40,14 +39,14 @@ class ProgressBar(FederationCallback):
         self._accuracy = ""
         self._progress.start()
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         """Move a little within the round, so that a long one is seen to live."""
         assert self._progress is not None
         self._turns += 1
         done = run.round - 1 + self._turns / (run.cohort_size + 1)
         self._progress.update(self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{run.cohort_size}")
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Complete the round and show the accuracy."""
         assert self._progress is not None
         self._turns = 0
@@ -56,11 +55,11 @@ class ProgressBar(FederationCallback):
             self._accuracy = f"{run.metric} {mean:.4f}"
         self._progress.update(self._task, completed=run.round, status=self._accuracy)
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         """Make room for what is printed at the end."""
         self.teardown(run)
 
-    def teardown(self, run: Run) -> None:
+    def teardown(self, run: RunView) -> None:
         """Leave the terminal as it was."""
         if self._progress is not None:
             self._progress.stop()
@@ -70,14 +69,14 @@ class ProgressBar(FederationCallback):
 class Summary(FederationCallback):
     """The table at the end of a run."""
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         """Print what was reached, beside the trivial baseline, and what it cost."""
         console = Console()
         console.print(summary_table(run))
         for line in (*what_next(run), *where_to_look(run)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def on_measure_end(self, run: Run, metrics: dict[str, float]) -> None:
+    def on_measure_end(self, run: RunView, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
         if run.folder is not None:
             print(f"Measured: {run.folder}")
@@ -89,7 +88,7 @@ class Summary(FederationCallback):
         Console().print(table)
 
 
-def what_next(run: Run) -> Iterator[str]:
+def what_next(run: RunView) -> Iterator[str]:
     """The reference that sharing has to beat, as a command where one would play it."""
     config = run.folder / "config.yaml" if run.folder is not None else None
     if run.model.alone and run.model.alone != run.method and config is not None and config.is_file():
@@ -97,7 +96,7 @@ def what_next(run: Run) -> Iterator[str]:
         yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.alone])
 
 
-def where_to_look(run: Run) -> Iterator[str]:
+def where_to_look(run: RunView) -> Iterator[str]:
     """The command or place that shows what each logger has."""
     for logger in run.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -115,13 +114,13 @@ def where_to_look(run: Run) -> Iterator[str]:
         yield f"Tables: {run.folder}"
 
 
-def seconds_of(run: Run) -> tuple[float, float]:
+def seconds_of(run: RunView) -> tuple[float, float]:
     """What all rounds took for training, participants' measurement in their turns included, and for measuring all clients."""
     training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
     return training, measuring
 
 
-def summary_table(run: Run) -> Table:
+def summary_table(run: RunView) -> Table:
     """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
     metric, last = run.metric, run.history[-1]
     table = Table(title=f"{run.method}: {len(run.clients)} clients, round {run.round} of {run.rounds}")

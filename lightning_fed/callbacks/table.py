@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.federation.run import Run
+from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.storage.disk import make_way, naming
 
 
@@ -23,13 +22,13 @@ class MetricsTable(FederationCallback):
     def __init__(self) -> None:
         self._columns: list[str] = []
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Begin with the rounds that a continued run has behind it."""
         self._columns = columns_of(run.history)
         if run.folder is not None and run.history:
             write_table(run.folder / "metrics.csv", run.history)
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Add the round."""
         if run.folder is None:
             return
@@ -43,7 +42,7 @@ class MetricsTable(FederationCallback):
             write_table(run.folder / "clients.csv", list(client_rows(run)))
 
 
-def client_rows(run: Run) -> Iterable[dict[str, Any]]:
+def client_rows(run: RunView) -> Iterable[dict[str, Any]]:
     """What is known of each client and what was last measured."""
     majority, names = run.data.majority_accuracy(), run.data.client_names
     for client in run.clients:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback
-from lightning_fed.federation.run import Run
+from lightning_fed.callbacks.base import FederationCallback, RunView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,11 +25,11 @@ class TensorBoardFigures(FederationCallback):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Draw the labels."""
         self._show(run, "clients/labels", lambda: label_figure(run.data.label_counts().numpy()))
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Draw the accuracies."""
         measured = run.headline("test") in run.history[-1]
         if measured and (run.round % self.every == 0 or run.round == run.rounds):
@@ -40,7 +39,7 @@ class TensorBoardFigures(FederationCallback):
             self._show(run, f"clients/{run.metric}", lambda: spread_figure(values, majority, run.metric))
 
     @staticmethod
-    def _show(run: Run, tag: str, draw: Callable[[], Figure]) -> None:
+    def _show(run: RunView, tag: str, draw: Callable[[], Figure]) -> None:
         for logger in run.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure(tag, draw(), global_step=run.round)

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import lightning_fed.data
 import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.cli.checks import check_config
 from lightning_fed.cli.environment import PREFIX, check_variables
 from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
@@ -22,11 +22,10 @@ from lightning_fed.cli.trainer import REFUSED, build_trainer, settings_of
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 
 VERBS = ["fit", "validate", "test", "export"]
 
@@ -161,7 +160,7 @@ class SaveConfig(FederationCallback):
     def __init__(self, cli: FederationCLI) -> None:
         self._parser, self._config = cli._parser(cli.subcommand), cli.config[cli.subcommand]
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         """Write ``config.yaml``; a continued run replaces it, since it may have more rounds. Where it was continued from is no part
         of it: whoever plays it again wants all of the run.
         """

@@ -146,8 +146,8 @@ def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tenso
 
 
 def common_bits(states: Kept, name: str, clients: Sequence[int]) -> Tensor:
-    """How many bits each two of the clients' masks have in common, which are as :func:`~lightning_fed.core.messages.pack_bits` packed
-    them; on the diagonal, how many each has.
+    """How many bits each two of the clients' masks have in common, which are as :func:`.pack_bits` packed them; on the
+    diagonal, how many each has.
 
     Args:
         states: where the masks are.

@@ -32,7 +32,7 @@ class MeasuredModule(PhasedModule):
         loss: of outputs and targets; None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the headline: the name of one of the task's or the network's metrics or of those in ``metrics``. None: their first.
-        task: what is predicted. See :mod:`lightning_fed.tasks.task`.
+        task: what is predicted. See :mod:`lightning_fed.tasks`.
         **kwargs: see :class:`.PhasedModule`.
     """
 

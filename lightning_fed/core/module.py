@@ -65,7 +65,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         metrics: more metrics of outputs and targets, by name.
         metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
         task: what is predicted: one class of several, any number of labels, or numbers; the command line takes it from the data.
-            See :mod:`lightning_fed.tasks.task`.
+            See :mod:`lightning_fed.tasks`.
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.

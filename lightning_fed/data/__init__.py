@@ -26,7 +26,7 @@ from lightning_fed.data.text.glue import GLUE
 from lightning_fed.data.text.question_answering import QuestionAnswering, QuestionFiles
 from lightning_fed.data.text.squad import SQuAD
 from lightning_fed.data.text.webnlg import WebNLG
-from lightning_fed.data.vision.augment import random_crop_flip
+from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.vision.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.vision.tiny_imagenet import TinyImageNet
 

@@ -97,7 +97,7 @@ class FederatedDataModule(L.LightningDataModule):
     """
 
     problem: TaskName = "multiclass"
-    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks.task`. Labels or numbers
+    """What is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. Labels or numbers
     are the inputs' targets, and ``num_classes`` says how many there are.
     """
 

@@ -25,7 +25,7 @@ from lightning_fed.engines.pool import WAITING, Crew, Died, Job
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Numerics
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt

@@ -12,8 +12,8 @@ from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
-from lightning_fed.engines.worker import QUIET, TrainerFactory, Worker
+from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
+from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
@@ -87,5 +87,5 @@ class Recipe:
         """Whether a turn in this process would compute on a GPU. Where there is none, the trainer need not be asked."""
         if not torch.cuda.is_available():
             return False
-        with quiet_lightning(), lean_lightning():
+        with quiet_lightning():
             return self.new_trainer(**QUIET).strategy.root_device.type == "cuda"

@@ -1,186 +1,255 @@
-"""What a Trainer does again and again though the answer does not change, or though nobody listens.
+"""The Trainer of a worker's turns: built once, with a training loop that calls only the hooks that somebody has.
 
-A federation builds thousands of Trainers and takes many small steps. The functions of Lightning that are replaced here, while a run
-lasts, do what they did before; if one of them moves, the patch raises an error, which every test of a federation shows.
+A federation plays thousands of turns, many of them of small steps: building a Trainer takes longer than a hundred of these, and
+calling the hooks of a batch as long as one. All that is done here belongs to the instance of the Trainer that does it.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from enum import Enum
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterable
 from typing import Any
-from unittest.mock import patch
 
 import lightning as L
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-from lightning.pytorch.utilities.argparse import _parse_env_variables
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from lightning_utilities.core.enums import StrEnum
 from torch import Tensor
 
-from lightning_fed.engines.overlapping import while_any
+TrainerFactory = Callable[..., L.Trainer]
+"""Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
 
-UNHEARD = frozenset(
-    {
-        *(f"on_{stage}_batch_{moment}" for stage in ("train", "validation", "test", "predict") for moment in ("start", "end")),
-        *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
-    }
-)
-"""Hooks of every batch that do nothing in Lightning's own classes."""
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+"""The federation reports, checkpoints and shows progress; its clients' Trainers do not."""
+
+TRIED = ("2.6.",)
+"""Releases of Lightning whose training loop the loop of a turn was compared with; with others, Lightning's own is used."""
 
 
-ASK_FOR_SIGNATURES = ("core.module", "core.optimizer", "loops.evaluation_loop", "loops.training_epoch_loop", "loops.utilities")
-"""Modules of ``lightning.pytorch`` that look at the signatures of hooks."""
+def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
+    """A Trainer for turns.
 
-
-@while_any
-@contextmanager
-def lean_lightning() -> Iterator[None]:
-    """What does not change while a run lasts is found out once: installed plugins, environment variables, GPUs, whether there is a
-    SLURM, signatures of hooks and whether they are overridden. What nobody listens to is not done: hooks that nobody overrides,
-    profiling without a profiler, moving to a device what is there already. No Trainer sets signal handlers.
+    Args:
+        new_trainer: builds it.
+        **options: more of its options.
     """
-    replaced: dict[str, Callable[..., Any]] = {
-        "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.cpu": _to_cpu,
-        "lightning.fabric.utilities.device_dtype_mixin._DeviceDtypeModuleMixin.to": _to,
-        "lightning.fabric.utilities.registry.entry_points": cache(entry_points),
-        "lightning.fabric.plugins.environments.slurm.SLURMEnvironment._validate_srun_used": staticmethod(
-            cache(SLURMEnvironment._validate_srun_used)
-        ),
-        "lightning.pytorch.core.module.LightningModule._call_batch_hook": _call_batch_hook,
-        "lightning.pytorch.profilers.Profiler.profile": _profile,
-        "lightning.pytorch.trainer.call._call_callback_hooks": _call_callback_hooks,
-        "lightning.pytorch.trainer.call._call_lightning_module_hook": _call_lightning_module_hook,
-        "lightning.pytorch.trainer.call._call_strategy_hook": _call_strategy_hook,
-        "lightning.pytorch.trainer.connectors.data_connector.is_overridden": _is_overridden,
-        "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": _leave_signals,
-        "lightning.pytorch.trainer.connectors.logger_connector.result._ResultCollection.to": _results_to,
-        "lightning.pytorch.utilities.argparse._parse_env_variables": cache(_parse_env_variables),
-        "lightning_utilities.core.enums.StrEnum.__eq__": _equal,
-        "torch.cuda.device_count": cache(torch.cuda.device_count),
-        **{f"lightning.pytorch.{place}.is_param_in_hook_signature": _is_param_in_hook_signature for place in ASK_FOR_SIGNATURES},
-    }
-    with ExitStack() as stack:
-        for name, function in replaced.items():
-            stack.enter_context(patch(name, function))
-        yield
+    trainer = new_trainer(**QUIET, **options)
+    # Signals are the run's, see lightning_fed.signals: Lightning would take them from it, and give them back wrongly.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    strategy = trainer.strategy
+    if type(strategy) is SingleDeviceStrategy and strategy.root_device.type == "cpu":
+        strategy.teardown = lambda: None  # type: ignore[method-assign]  # it would move what is on the CPU to the CPU, tensor by tensor
+    return trainer
 
 
-_call_all_callbacks, _call_module, _call_strategy = (
-    call._call_callback_hooks,
-    call._call_lightning_module_hook,
-    call._call_strategy_hook,
-)
-_call_any_batch_hook, _move_results, _move, _move_to_cpu = (
-    L.LightningModule._call_batch_hook,
-    _ResultCollection.to,
-    _DeviceDtypeModuleMixin.to,
-    _DeviceDtypeModuleMixin.cpu,
-)
-_profile_with, _equal_as_text = Profiler.profile, StrEnum.__eq__
+class Trainers:
+    """The Trainers of a worker, each built when it is first needed.
+
+    Args:
+        new_trainer: builds them.
+    """
+
+    def __init__(self, new_trainer: TrainerFactory) -> None:
+        self.new_trainer = new_trainer
+        self._fitting: L.Trainer | None = None
+        self._others: dict[bool, L.Trainer] = {}
+
+    def for_fit(self, epochs: int, callbacks: Iterable[L.Callback], **options: Any) -> L.Trainer:
+        """A Trainer that has trained nothing yet: one that stopped at its ``max_epochs`` trains no more.
+
+        It is the one of the turn before with a new training loop, unless options differ from turn to turn, or a part of it (a
+        callback, a scaler of gradients) would hand on what an earlier turn left in it.
+
+        Args:
+            epochs: to train.
+            callbacks: besides those of the Trainer.
+            **options: of the Trainer; none: it does not validate.
+        """
+        trainer = self._fitting
+        if trainer is None or options:
+            trainer = turn_trainer(self.new_trainer, max_epochs=epochs, **(options or {"limit_val_batches": 0}))
+            if not options and _keeps_nothing(trainer):
+                self._fitting = trainer
+        else:
+            trainer.callbacks = []  # type: ignore[attr-defined]
+        trainer.callbacks += callbacks  # type: ignore[attr-defined]
+        old = trainer.fit_loop
+        if trainer is self._fitting:
+            trainer.fit_loop = _FitLoop(trainer, old.min_epochs, epochs)
+        kind = _TurnEpochLoop if L.__version__.startswith(TRIED) else _TrainingEpochLoop
+        trainer.fit_loop.epoch_loop = kind(trainer, old.min_steps, old.max_steps)
+        return trainer
+
+    def for_measuring(self, gradients: bool = False) -> L.Trainer:
+        """A Trainer that validates, tests and predicts, which starts afresh on every call.
+
+        Args:
+            gradients: whether there are to be any.
+        """
+        if gradients not in self._others:
+            self._others[gradients] = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))
+        return self._others[gradients]
 
 
-def _call_callback_hooks(trainer: L.Trainer, hook_name: str, *args: Any, **kwargs: Any) -> None:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    if hook_name not in UNHEARD or any(_listens(callback, L.Callback, hook_name) for callback in callbacks):
-        _call_all_callbacks(trainer, hook_name, *args, **kwargs)
+def _keeps_nothing(trainer: L.Trainer) -> bool:
+    """Whether a Trainer with a new training loop is as one that has just been built."""
+    plugin = trainer.precision_plugin
+    return (
+        type(trainer) is L.Trainer
+        and not trainer.callbacks  # type: ignore[attr-defined]
+        and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        and type(trainer.strategy) is SingleDeviceStrategy
+        and type(plugin).__module__.startswith("lightning.")
+        and getattr(plugin, "scaler", None) is None
+    )
 
 
-def _call_lightning_module_hook(trainer: L.Trainer, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
-    if hook_name not in UNHEARD or _listens(pl_module or trainer.lightning_module, L.LightningModule, hook_name):
-        return _call_module(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
-    return None
+class _TurnEpochLoop(_TrainingEpochLoop):
+    """An epoch of manual optimisation that does what Lightning's does, except what nobody would notice.
+
+    Hooks of a batch are called where somebody overrides them, which is found out once per epoch; a batch that is on its device is
+    not looked through; nothing is profiled without a profiler; logged values are brought up to date after a batch where a step
+    logs.
+    """
+
+    _batches_that_stepped: int
+    """Of Lightning's loop, for loggers."""
+
+    def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self._short = False  # whether Lightning's own way through a batch can be shortened
+        self._logs_steps = False
+        self._logged = 0  # names that are logged at the end of an epoch
+        self._moves = self._takes_number = True
+        self._step: Callable[..., Any] = _nothing
+        self._callbacks_start: list[Callable[..., Any]] = []
+        self._callbacks_end: list[Callable[..., Any]] = []
+        self._module_start: list[Callable[..., Any]] = []
+        self._module_end: list[Callable[..., Any]] = []
+        self._strategy_start: list[Callable[..., Any]] = []
+
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        """All batches."""
+        module = self.trainer.lightning_module
+        before = module._current_fx_name
+        try:
+            super().run(data_fetcher)
+        finally:
+            module._current_fx_name = before
+            self.manual_optimization.on_run_end()
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        """Find out who wants to know of what."""
+        super().on_run_start(data_fetcher)
+        trainer, module = self.trainer, self.trainer.lightning_module
+        self._short = (
+            not module.automatic_optimization
+            and type(trainer.profiler) is PassThroughProfiler
+            and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+            and not trainer.loggers
+            and not trainer.fast_dev_run
+        )
+        if not self._short:
+            return
+        data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
+        self.manual_optimization.on_run_start()
+        module._current_fx_name = "training_step"
+        self._step = trainer.strategy.training_step
+        self._takes_number = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._callbacks_start = _who("on_train_batch_start", trainer.callbacks, L.Callback)
+        self._callbacks_end = _who("on_train_batch_end", trainer.callbacks, L.Callback)
+        self._module_start = _who("on_train_batch_start", [module], L.LightningModule)
+        self._module_end = _who("on_train_batch_end", [module], L.LightningModule)
+        self._strategy_start = _who("on_train_batch_start", [trainer.strategy], Strategy)
+        hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        data = [trainer.datamodule] if trainer.datamodule is not None else []
+        self._moves = any(_who(hook, [module], L.LightningModule) or _who(hook, data, L.LightningDataModule) for hook in hooks)
+        self._logged = len(self._results)
+        self._spare_hooks_of_a_step()
+
+    def _spare_hooks_of_a_step(self) -> None:
+        """Let the Trainer's own precision plugin call those hooks of a backward pass and of an optimizer step that somebody has."""
+        trainer, plugin = self.trainer, self.trainer.precision_plugin
+        unheard = {
+            "pre_backward": ("on_before_backward", lambda loss, module: loss),
+            "post_backward": ("on_after_backward", lambda loss, module: loss.detach()),
+            "optimizer_step": ("on_before_optimizer_step", _optimizer_step),
+        }
+        for name, (hook, short) in unheard.items():
+            vars(plugin).pop(name, None)
+            heard = _who(hook, trainer.callbacks, L.Callback) or _who(hook, [trainer.lightning_module], L.LightningModule)
+            if not heard and getattr(type(plugin), name) is getattr(Precision, name):
+                setattr(plugin, name, short)
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        """One batch."""
+        if not self._short:
+            super().advance(data_fetcher)
+            return
+        trainer, progress = self.trainer, self.batch_progress
+        module, results = trainer.lightning_module, self._results
+        batch, _, _ = next(data_fetcher)
+        number = self.batch_idx + 1
+        progress.is_last_batch = data_fetcher.done
+        batch = trainer.precision_plugin.convert_input(batch)
+        if self._moves or not _is_on(batch, trainer.strategy.root_device):
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        progress.increment_ready()
+        trainer._logger_connector.on_batch_start(batch)
+        for hook in self._callbacks_start:
+            hook(trainer, module, batch, number)
+        skip = [hook(batch, number) for hook in self._module_start] == [-1]
+        for hook in self._strategy_start:
+            hook(batch, number)
+        if skip:
+            progress.increment_by(0, is_last_batch=True)
+            progress.increment_processed()
+            raise StopIteration
+        progress.increment_started()
+        output = self._step(batch, number) if self._takes_number else self._step(batch)
+        output = self.manual_optimization.output_result_cls.from_training_step_output(output).asdict()
+        progress.increment_processed()
+        for hook in self._callbacks_end:
+            hook(trainer, module, output, batch, number)
+        for hook in self._module_end:
+            hook(output, batch, number)
+        if self._logs_steps or len(results) > self._logged:
+            self._logs_steps = True
+            trainer._logger_connector.on_batch_end()
+        else:
+            results.batch = results.batch_size = None
+        progress.increment_completed()
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        """Validate where that is due."""
+        if self._short and not self.trainer.limit_val_batches:
+            self._batches_that_stepped += 1
+        else:
+            super().on_advance_end(data_fetcher)
 
 
-def _call_strategy_hook(trainer: L.Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-    if hook_name not in UNHEARD or _listens(trainer.strategy, Strategy, hook_name):
-        return _call_strategy(trainer, hook_name, *args, **kwargs)
-    return None
-
-
-def _call_batch_hook(module: L.LightningModule, hook_name: str, batch: Any, *args: Any) -> Any:
-    default = hook_name == "on_before_batch_transfer" or (hook_name == "transfer_batch_to_device" and _is_on(batch, args[0]))
-    datamodule = getattr(module._trainer, "datamodule", None)
-    if (
-        default
-        and not _listens(module, L.LightningModule, hook_name)
-        and (datamodule is None or not _listens(datamodule, L.LightningDataModule, hook_name))
-    ):
-        return batch
-    return _call_any_batch_hook(module, hook_name, batch, *args)
+def _who(hook: str, objects: Iterable[Any], base: type) -> list[Callable[..., Any]]:
+    """The hook of those objects that override it."""
+    default = getattr(base, hook)
+    return [getattr(one, hook) for one in objects if hook in vars(one) or getattr(type(one), hook, default) is not default]
 
 
 def _is_on(batch: Any, device: torch.device) -> bool:
     return type(batch) is tuple and all(isinstance(part, Tensor) and part.device == device for part in batch)
 
 
-def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
-    to_cpu = args == (torch.device("cpu"),) and not kwargs
-    return module if to_cpu and _is_on_cpu(module) else _move(module, *args, **kwargs)
+def _optimizer_step(optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+    return optimizer.step(closure=closure, **kwargs)
 
 
-def _to_cpu(module: Any) -> Any:
-    return module if _is_on_cpu(module) else _move_to_cpu(module)
-
-
-def _results_to(results: _ResultCollection, *args: Any, **kwargs: Any) -> _ResultCollection:
-    to_cpu = (*args, *kwargs.values()) in (("cpu",), (torch.device("cpu"),))
-    there = to_cpu and all(metric.device.type == "cpu" for metric in results.values())
-    return results if there else _move_results(results, *args, **kwargs)
-
-
-def _is_on_cpu(module: Any) -> bool:
-    return module.device.type == "cpu" and all(t.is_cpu for t in (*module.parameters(), *module.buffers()))
-
-
-def _profile(profiler: Profiler, action_name: str) -> AbstractContextManager[Any]:
-    if type(profiler) is PassThroughProfiler:
-        return nullcontext(action_name)
-    return _profile_with(profiler, action_name)
-
-
-def _equal(one: StrEnum, other: object) -> bool:
-    """Values of a kind are compared as the objects that they are, everything else as text."""
-    return one is other if isinstance(other, Enum) and type(one) is type(other) else _equal_as_text(one, other)
-
-
-def _leave_signals(connector: Any) -> None:
-    """Signals are the run's: see :mod:`lightning_fed.signals`."""
-
-
-def _listens(listener: Any, base: type, hook_name: str) -> bool:
-    return hook_name in vars(listener) or _overrides(type(listener), base, hook_name)  # type: ignore[arg-type]
-
-
-@cache
-def _overrides(kind: Hashable, base: Hashable, hook_name: str) -> bool:
-    return getattr(kind, hook_name) is not getattr(base, hook_name)
-
-
-def _is_param_in_hook_signature(hook: Any, param: str, explicit: bool = False, min_args: int | None = None) -> bool:
-    return _has_param(getattr(hook, "__func__", hook), param, explicit, min_args)
-
-
-@cache
-def _has_param(function: Any, param: str, explicit: bool, min_args: int | None) -> bool:
-    return is_param_in_hook_signature(function, param, explicit, min_args)
-
-
-def _is_overridden(method_name: str, instance: Any = None, parent: Any = None) -> bool:
-    if instance is None or method_name in vars(instance):
-        return is_overridden(method_name, instance, parent)
-    key = type(instance), method_name, parent
-    if key not in _OVERRIDDEN:
-        _OVERRIDDEN[key] = is_overridden(method_name, instance, parent)
-    return _OVERRIDDEN[key]
-
-
-_OVERRIDDEN: dict[tuple[Any, ...], bool] = {}
+def _nothing() -> None:
+    pass

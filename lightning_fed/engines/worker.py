@@ -1,7 +1,7 @@
 """One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,22 +18,11 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
 from lightning_fed.engines.preflight.shape_mismatch import misfit
 from lightning_fed.engines.review import Review
+from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.seeding import ADAPT, LESSON, PUBLIC, TURN, seed_all
 from lightning_fed.tensors import State, check_finite
-
-TrainerFactory = Callable[..., L.Trainer]
-"""Builds a client's Trainer from keyword arguments; ``L.Trainer`` is one."""
-
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}
-"""The federation reports, checkpoints and shows progress; its clients' Trainers do not."""
 
 
 class Worker:
@@ -45,7 +34,7 @@ class Worker:
     Args:
         template: the method, built; it is copied, never trained.
         data: the clients' data.
-        new_trainer: builds the Trainer of a turn. A Trainer stops for good at its ``max_epochs``, so each turn needs its own.
+        new_trainer: builds the Trainers of turns; see :class:`.Trainers`.
         seed: the run's seed.
         initial: what new clients' private states begin with copies of; None: what the template has.
     """
@@ -60,15 +49,12 @@ class Worker:
     ) -> None:
         self.template = template
         self.data = data
-        self.new_trainer = new_trainer
+        self.trainers = Trainers(new_trainer)
         self.seed = seed
         self.initial = template.initial_copies() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
         self._activity = ""  # what a turn is at, besides training
-        # Validate, test and predict, unlike fit, start afresh on every call.
-        self._evaluator: L.Trainer | None = None
-        self._reviewer: L.Trainer | None = None  # with gradients where a method asks for them
 
     def take(self, turn: Turn, private: State | None) -> Outcome:
         """Carry out a turn. An evaluate turn gives an update without a payload.
@@ -194,7 +180,7 @@ class Worker:
     def _ask(self, module: FederatedModule, data: ClientDataModule) -> Tensor:
         self._activity = "asked about public data"
         asking = OutputsPass(module, self.flops, data.info.num_train)
-        self._standing_trainer().predict(asking, datamodule=data, return_predictions=False)
+        self.trainers.for_measuring().predict(asking, datamodule=data, return_predictions=False)
         return asking.result()
 
     def _train(
@@ -208,9 +194,10 @@ class Worker:
         with module.playing(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
                 return {}
-            validation = {"limit_val_batches": 0} if best is None else best.trainer_options
-            trainer = self.new_trainer(**QUIET, max_epochs=epochs, **validation)
-            trainer.callbacks += [self.flops] if best is None else [self.flops, best]  # type: ignore[attr-defined]
+            if best is None:
+                trainer = self.trainers.for_fit(epochs, [self.flops])
+            else:
+                trainer = self.trainers.for_fit(epochs, [self.flops, best], **best.trainer_options)
             module.rounds_before = rounds
             try:
                 trainer.fit(module, datamodule=data)
@@ -233,30 +220,23 @@ class Worker:
 
     def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
         self._activity = "reviewing its data"
-        if self._reviewer is None:
-            self._reviewer = self.new_trainer(**QUIET, inference_mode=False)
         review = Review(module, self.flops)
-        self._reviewer.predict(review, datamodule=data, return_predictions=False)
+        self.trainers.for_measuring(gradients=True).predict(review, datamodule=data, return_predictions=False)
         return review.result()
 
     def _gather(self, module: FederatedModule, data: ClientDataModule) -> ClientUpdate:
         self._activity = "gathering statistics"
-        batches = self._standing_trainer().predict(StatisticsPass(module), datamodule=data) or []
+        batches = self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or []
         return ClientUpdate(data.info.id, data.info.num_train, module.statistics(), {"batches": float(len(batches))})
 
     def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
         self._activity = "measured"
-        trainer = self._standing_trainer()
+        trainer = self.trainers.for_measuring()
         results = []
         if data.info.num_val:
             results += trainer.validate(module, datamodule=data, verbose=False)
         results += trainer.test(module, datamodule=data, verbose=False)
         return {name: float(value) for result in results for name, value in result.items()}
-
-    def _standing_trainer(self) -> L.Trainer:
-        if self._evaluator is None:
-            self._evaluator = self.new_trainer(**QUIET)
-        return self._evaluator
 
     @staticmethod
     def _refuse_divergence(metrics: dict[str, float], module: FederatedModule, trainer: L.Trainer) -> None:

@@ -16,7 +16,6 @@ from lightning_fed.engines.malloc import lasting_heap
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     pipe.send(Ready())
     worker: RemoteWorker | None = None
     broadcast = Broadcast({})
-    with quiet_lightning(), lean_lightning(), ExitStack() as run:
+    with quiet_lightning(), ExitStack() as run:
         while True:
             try:
                 message = pipe.recv()

@@ -34,8 +34,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.malloc import lasting_heap
 from lightning_fed.engines.silence import quiet_lightning, torch_threads
-from lightning_fed.engines.turn_loop import lean_lightning
-from lightning_fed.engines.worker import TrainerFactory
+from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
@@ -331,7 +330,6 @@ class Federation:
         with ExitStack() as stack:
             for surrounding in (
                 quiet_lightning(),
-                lean_lightning(),
                 lasting_heap(),
                 isolate_rng(),
                 torch_threads(self.engine.threads),

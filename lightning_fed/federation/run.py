@@ -25,7 +25,7 @@ from lightning_fed.engines.order import Check, carried_out
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
-from lightning_fed.engines.worker import TrainerFactory
+from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, TrafficMeter, running_totals, spread_all, training_means

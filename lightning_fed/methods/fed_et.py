@@ -231,7 +231,7 @@ class LargeServer(EnsembleServer):
     """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
 
     Args:
-        states: the initial models, by the number of their architecture; :data:`~lightning_fed.core.messages.SERVER` is the large one's.
+        states: the initial models, by the number of their architecture; :data:`.SERVER` is the large one's.
         groups: which one each client has, by id.
         names: of the models.
         weighting: within an architecture, and of the heads.

@@ -21,7 +21,7 @@ class HeteroFL(CapacityModule):
     A client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the first :math:`\mathrm{round}(sK)`, with about
     :math:`s^2` of all parameters. The server averages each entry over those who cover it, without regard to their amounts of data;
     entries that nobody covers in a round stay as they are. Batch norm is static, the loss masked and the activations of narrow
-    networks scaled up: see :class:`lightning_fed.methods.families.capacity.CapacityModule` and :func:`lightning_fed.nn.scale_before_norms`.
+    networks scaled up: see :class:`.CapacityModule` and :func:`lightning_fed.nn.scale_before_norms`.
 
     Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. The text of that
     paper says 0.64 and 0.35 where the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).

@@ -23,8 +23,8 @@ def jointly(*shares: Share) -> OptimizerCallable:
         *shares: pairs of what builds an optimizer and the parameters that it gets.
 
     Returns:
-        A builder for :class:`lightning_fed.core.phased_module.Phase`. It raises :class:`FederationError` if the parameters of the phase are not
-        those of the shares.
+        A builder for :class:`.Phase`. It raises :class:`FederationError` if the parameters of the phase are not those of
+        the shares.
     """
 
     def build(parameters: Any) -> torch.optim.Optimizer:

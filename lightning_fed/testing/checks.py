@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
@@ -38,11 +37,11 @@ class RoundStates(FederationCallback):
         self.states: list[dict[int, State]] = []
         self._arrived: set[int] = set()
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         """Note whose."""
         self._arrived.add(update.client)
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """Note the round, in copies."""
         self.participants.append(self._arrived)
         self._arrived = set()
@@ -107,7 +106,7 @@ class InterruptInRound(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         """Press it."""
         if run.round == self.round:
             raise KeyboardInterrupt

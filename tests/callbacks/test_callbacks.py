@@ -9,12 +9,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import new_data, new_federation, new_method
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.callbacks.table import write_table
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.storage.manifest import Metrics
 
 PROMISED = [
@@ -95,7 +94,7 @@ def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:
 class Stop(FederationCallback):
     """Ends a run after a round was reported and before it is checkpointed."""
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         if run.round == 3:
             raise KeyboardInterrupt
 
@@ -144,23 +143,23 @@ class Noting(FederationCallback):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunView) -> None:
         self.calls.append(("fit_start", run.round))
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         self.calls.append((f"turn_end {update.client}", run.round))
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         assert run.history[-1]["round"] == run.round
         self.calls.append(("round_end", run.round))
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         self.calls.append(("fit_end", run.round))
 
-    def on_measure_end(self, run: Run, metrics: Metrics) -> None:
+    def on_measure_end(self, run: RunView, metrics: Metrics) -> None:
         self.calls.append(("measure_end", run.round))
 
-    def teardown(self, run: Run) -> None:
+    def teardown(self, run: RunView) -> None:
         self.calls.append(("teardown", run.round))
 
 

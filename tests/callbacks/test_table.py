@@ -12,10 +12,9 @@ import pytest
 from often import mostly_slow
 from tiny import new_data, new_federation, new_method, without_seconds
 
-from lightning_fed.callbacks import FederationCallback, MetricsTable
+from lightning_fed.callbacks import FederationCallback, MetricsTable, RunView
 from lightning_fed.callbacks.table import append_row, write_table
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 
 TABLE = Path("metrics.csv")
 
@@ -116,7 +115,7 @@ class Stop(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         if run.round == self.round:
             raise KeyboardInterrupt
 

@@ -17,7 +17,6 @@ from lightning_fed.__main__ import main
 from lightning_fed.cli.join import run
 from lightning_fed.deployment.site import Site
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 from lightning_fed.errors import FederationError
 
 STUDY: dict[str, Any] = {
@@ -65,7 +64,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Memory]:
 
         @contextmanager
         def linked(*settings: Any) -> Iterator[Memory]:
-            with quiet_lightning(), lean_lightning():
+            with quiet_lightning():
                 yield link
 
         monkeypatch.setattr("lightning_fed.cli.leading.linked", linked)

@@ -29,7 +29,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, PFedLoRA, Standalone
 from lightning_fed.models import Backbone, Transformer

@@ -29,7 +29,7 @@ from lightning_fed.data import ByColumn, InMemory, Partitioner, ShuffledBatches
 from lightning_fed.data.batches import LoneExample, batches_of, num_batches
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.engines.packing import pack, unpack
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, Standalone
 from lightning_fed.methods.families.adapter_module import FineTuning

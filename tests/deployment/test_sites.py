@@ -12,7 +12,7 @@ from often import OFTEN, mostly_slow
 from tiny import CLASSES, METHODS, Net, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
@@ -22,7 +22,6 @@ from lightning_fed.deployment.wire import Study, pack, unpack
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import CentralizedLoRA, FedAvg, FedDF
 
 Answering = Callable[[], bytes]
@@ -241,7 +240,7 @@ class Dying(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         if run.round == self.round:
             raise KeyboardInterrupt
 

@@ -22,14 +22,13 @@ from tiny_sessions import family, gone_within
 
 import lightning_fed
 from lightning_fed.__main__ import main
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.data import Digits
 from lightning_fed.engines import Engine, InProcess, Ray
 from lightning_fed.engines.ray.cluster import SILENT
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
 
@@ -91,7 +90,7 @@ class Store(FederationCallback):
     def __init__(self) -> None:
         self.emptied: list[bool] = []
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         """But for the recipe."""
         self.emptied.append(falls_to(1))
 

@@ -31,7 +31,7 @@ from tiny import (
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
@@ -40,7 +40,6 @@ from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer, FedProx
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
@@ -178,7 +177,7 @@ class ExplodeAfter(FederationCallback):
         self.round = round
         self.monkeypatch = monkeypatch
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         if run.round == self.round:
             self.monkeypatch.setattr(Exploding, "rate", math.inf)
 

@@ -13,14 +13,13 @@ from often import OFTEN, mostly_slow
 from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
 from torch import Tensor
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.tensors import State, count_bytes
@@ -61,10 +60,10 @@ class Watch(FederationCallback):
         self.since: list[dict[int, int]] = []
         self.received: list[int] = []
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         self.received.append(update.client)
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         self.servers.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
         clients = [SERVER, *(client.id for client in run.clients)]
         self.privates.append({client: copy.deepcopy(run.store.get(client)) for client in clients if client in run.store})

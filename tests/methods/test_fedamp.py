@@ -27,7 +27,7 @@ from lightning_fed.core.client_state import flatten
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAMP, Standalone

@@ -31,16 +31,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
@@ -516,7 +515,7 @@ def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
 class MeasureAgain(FederationCallback):
     """Measures everything once more after the last round."""
 
-    def on_fit_end(self, run: Run) -> None:
+    def on_fit_end(self, run: RunView) -> None:
         self.results = dict(run.results)
         self.again = run.measure("val") | run.measure("test")
 
@@ -614,7 +613,7 @@ class Sizes(FederationCallback):
     def __init__(self) -> None:
         self.rounds: list[dict[int, float | None]] = []
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         self.rounds.append(dict(run.server.capacity))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedProx
 from lightning_fed.tensors import count_bytes

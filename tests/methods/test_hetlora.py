@@ -12,15 +12,14 @@ from tiny_rounds import checked
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.phased_module import MOMENTS
 from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import HETLoRA
 from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
@@ -37,7 +36,7 @@ class Ranks(FederationCallback):
     def __init__(self) -> None:
         self.rounds: list[dict[int, int]] = []
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         self.rounds.append(dict(run.server.ranks))
 
 

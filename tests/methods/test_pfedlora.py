@@ -17,7 +17,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.data import IID, InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PFedLoRA, Standalone

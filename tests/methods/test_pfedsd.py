@@ -12,14 +12,13 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import FedAvg, PFedSD
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
@@ -196,7 +195,7 @@ class Before(FederationCallback):
     def __init__(self) -> None:
         self.accuracy: dict[int, float] = {}
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         if "test/accuracy" in update.metrics:
             self.accuracy[update.client] = update.metrics["test/accuracy"]
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import SCAFFOLD, FedAvg, Standalone

@@ -14,12 +14,11 @@ from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_fe
 from tiny_rounds import checked
 from torch import Tensor
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
@@ -37,7 +36,7 @@ class Interrupt(FederationCallback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         if run.round == self.round:
             raise KeyboardInterrupt
 

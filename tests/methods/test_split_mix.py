@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, SplitMix
 from lightning_fed.methods.split_mix import renamed

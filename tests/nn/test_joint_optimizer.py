@@ -9,7 +9,7 @@ from tiny import new_trainer
 from torch import Tensor, nn
 
 from lightning_fed.core.phased_module import Phase, PhasedModule
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.nn import jointly
 

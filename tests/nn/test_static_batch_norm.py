@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fed.engines.worker import QUIET
+from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.models import ResNet8
 from lightning_fed.nn import StatisticsPass, running_statistics
 

@@ -11,12 +11,11 @@ import pytest
 from often import mostly_slow
 from tiny import assert_same_end, new_data, new_federation, new_method
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.callbacks.table import append_row, write_table
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.disk import in_one_line
 from lightning_fed.storage.run_folder import load_checkpoint
@@ -94,7 +93,7 @@ class At(FederationCallback):
     def __init__(self, round: int, do: Callable[[], Any]) -> None:
         self.round, self.do = round, do
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         if run.round == self.round:
             self.do()
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from tiny import final_checkpoint, new_data, new_federation, new_method, same
 
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.storage.checkpoint import Keep
 
 FOLDER = Path("runs/version_0")
@@ -81,7 +80,7 @@ def test_of_none_what_is_on_disk_only_can_be_asked_for_as_long_as_the_run_is_the
 class Stop(FederationCallback):
     """Interrupts a run."""
 
-    def on_round_end(self, run: Run) -> None:
+    def on_round_end(self, run: RunView) -> None:
         if run.round == 2:
             raise KeyboardInterrupt
 

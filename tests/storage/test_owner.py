@@ -12,10 +12,9 @@ import pytest
 from tiny import assert_same_end, new_data, new_federation, new_method
 
 import lightning_fed.storage.owner
-from lightning_fed.callbacks import FederationCallback
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.run import Run
 from lightning_fed.storage.owner import only_writer, temporary_folder
 
 HOLD = """
@@ -66,7 +65,7 @@ class Second(FederationCallback):
     def __init__(self) -> None:
         self.said = ""
 
-    def on_turn_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
         if run.round == 2 and not self.said:
             with pytest.raises(FederationError) as caught:
                 fit(3, ckpt_path="last")

@@ -15,7 +15,6 @@ from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.ray.cluster import the_package
 from lightning_fed.engines.remote_worker import Failure, RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import lean_lightning
 
 
 class Carried:
@@ -67,7 +66,6 @@ class RayWorker:
         numerics.set()
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_lightning())
-        self._quiet.enter_context(lean_lightning())
         self._quiet.enter_context(lasting_heap())
         self._worker = RemoteWorker(recipe, room=Carried)
         self._broadcast = 0, Broadcast({})

@@ -28,13 +28,13 @@ def tables(
     """A table per setting.
 
     Args:
-        runs: as :func:`lightning_fed.experiments.report.load_runs` gives them, or its CSV file. Runs that are not finished are left out.
+        runs: as :func:`.load_runs` gives them, or its CSV file. Runs that are not finished are left out.
         baseline: the method that differences are to; None: the clients alone (``Standalone``) if they are there, else the first.
         pooled: also show the accuracy over all clients' examples together.
         published: numbers of others, shown beside ours.
         at: which round is reported; see :class:`.View`. The last round and, if there is one, that which is best on validation data
             stand beside it.
-        equal: compare at equal cost, which the runs must have been loaded with; see :func:`lightning_fed.experiments.report.load_runs`.
+        equal: compare at equal cost, which the runs must have been loaded with; see :func:`.load_runs`.
         room: two methods, the lower and the upper reference between which the others stand; None: no such column.
 
     Raises:
