@@ -38,7 +38,7 @@ from lightning_fed.heap import lasting_heap
 from lightning_fed.lean import lean_lightning
 from lightning_fed.measure.meters import Metrics
 from lightning_fed.module import FederatedModule
-from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.quiet import quiet_lightning, torch_threads
 from lightning_fed.run import Run
 from lightning_fed.signals import stopped_by_signals
@@ -97,7 +97,7 @@ class Federation:
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
         participants: list[NonNegativeInt] | None = None,
-        seed: NonNegativeInt = 0,
+        seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,

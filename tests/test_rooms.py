@@ -26,7 +26,7 @@ MACHINERY = {
         "report",
         "run",
     ),
-    *("shipped", "signals", "sites", "storage", "sweep", "testing", "wording"),
+    *("shipped", "signals", "sites", "storage", "sweep", "testing"),
 }
 """What plays the rounds, whatever the method."""
 
@@ -34,7 +34,7 @@ METHODS = {"families", "methods"}
 
 OTHERS = {
     *("adapting", "aggregation", "data", "errors", "exchange", "exported", "hparams", "kept", "measured", "models", "module", "nn"),
-    *("options", "phase", "phases", "resuming", "schedules", "seeding", "server", "tasks"),
+    *("options", "phase", "phases", "resuming", "schedules", "seeding", "server", "tasks", "wording"),
 }
 """What both build on."""
 
