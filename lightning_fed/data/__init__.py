@@ -1,5 +1,6 @@
 """Lightning datamodules that know their clients, and the partitions that make clients differ."""
 
+from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.batches import BatchTransform, Inputs, SharedTensors, ShuffledBatches
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.federated import FederatedDataModule
@@ -26,7 +27,6 @@ from lightning_fed.data.text.glue import GLUE
 from lightning_fed.data.text.question_answering import QuestionAnswering, QuestionFiles
 from lightning_fed.data.text.squad import SQuAD
 from lightning_fed.data.text.webnlg import WebNLG
-from lightning_fed.data.augment import random_crop_flip
 from lightning_fed.data.vision.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, ImageFiles, InMemory
 from lightning_fed.data.vision.tiny_imagenet import TinyImageNet
 

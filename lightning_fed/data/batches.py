@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_fed.data.lazy import Joined, LazyInputs, Taken
 from lightning_fed.data.augment import random_crop_flip
+from lightning_fed.data.lazy import Joined, LazyInputs, Taken
 from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import derive_seed
 

@@ -45,7 +45,7 @@ from lightning_fed.data.split import (
     union,
 )
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import AnySeed, PositiveInt
 from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10
@@ -119,7 +119,7 @@ class FederatedDataModule(L.LightningDataModule):
         augment: Literal["none", "crop_flip"] = "none",
         lone_example: LoneExample = "join",
         public: "FederatedDataModule | PublicShare | None" = None,
-        seed: NonNegativeInt = 0,
+        seed: AnySeed = 0,
     ) -> None:
         super().__init__()
         self.asked_clients: int | None = num_clients

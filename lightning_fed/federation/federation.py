@@ -37,7 +37,7 @@ from lightning_fed.engines.silence import quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
-from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.disk import in_one_line, naming
@@ -96,7 +96,7 @@ class Federation:
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
         participants: list[NonNegativeInt] | None = None,
-        seed: NonNegativeInt = 0,
+        seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
         checkpoint_every: NonNegativeInt = 1,

@@ -85,7 +85,9 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
     except Exception as error:
         if not isinstance(error, ValueError) and place_of(error):
             raise  # inside the factory, whose author will want to see where
-        raise FederationError(f"backbone: {title(make)} builds no network with {_listed(named) or args}: {told(error)}") from error
+        refused = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
+        verb = "cannot be called" if refused else "builds no network"
+        raise FederationError(f"backbone: {title(make)} {verb} with {_listed(named) or args}: {told(error)}") from error
 
 
 def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:

@@ -115,8 +115,7 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
     except (OSError, ValueError, FederationError) as error:
         raise FederationError(
             f"No model {name!r} could be loaded: give as backbone a local folder, a name on the hub, or one of "
-            f"TransformerClassifier, "
-            f"TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"
+            f"TransformerClassifier, TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"
         ) from error
     return VisionTransformer(num_classes, name) if kind == "vit" else TransformerClassifier(num_classes, name)
 

@@ -1,6 +1,9 @@
 """Networks of the transformers library, behind the interface of this one."""
 
 import copy
+import inspect
+import re
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -163,12 +166,7 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     known = transformers.CONFIG_MAPPING
     if (kind := str(config.get("model_type"))) not in known:
         raise FederationError(f"config has model_type {kind!r}, which transformers does not know{nearest(kind, list(known))}.")
-    default = known[kind]()
     for name, value in config.items():
-        if name != "model_type" and not hasattr(default, name):
-            raise FederationError(
-                f"config has {name!r}, which {type(default).__name__} does not know{nearest(name, list(default.to_dict()))}."
-            )
         if settings.get(name, value) != value:
             raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")
 
@@ -179,11 +177,17 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
         return made
 
     try:
-        return build(config | settings)
+        model = build(config | settings)
     except Exception as error:
         wrong = at_fault(config, lambda given: build(given | settings))
         what = "config:" if wrong is None else f"config has {wrong} {config[wrong]!r}:"
         raise FederationError(f"{what} no {kind} can be built of it: {told(error)}") from error
+    default, code = known[kind](), inspect.getsource(sys.modules[type(model).__module__])
+    for name in config.keys() - {"model_type"}:
+        if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known to the network alone
+            question = nearest(name, list(default.to_dict()))
+            raise FederationError(f"config has {name!r}, which {type(default).__name__} does not know{question}.")
+    return model
 
 
 def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> str | None:

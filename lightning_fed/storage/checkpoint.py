@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
 from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
-from lightning_fed.storage.index import CLIENTS, Entry, Index, number_of
+from lightning_fed.storage.index import CLIENTS, ClientEntry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.manifest import SERVER_FILE, Best, Manifest, Metrics, Setting, read_manifest, round_named, write_manifest
 from lightning_fed.tensors import State
@@ -36,7 +36,7 @@ class Checkpoint:
     manifest: Manifest
     server: State
     history: list[Metrics] = field(default_factory=list)
-    entries: dict[int, dict[int, Entry]] = field(default_factory=dict)
+    entries: dict[int, dict[int, ClientEntry]] = field(default_factory=dict)
 
     @property
     def clients(self) -> dict[int, FileRecord]:
@@ -297,8 +297,8 @@ class Checkpoints:
         servers = kept.records if kept is not None else {}
         for number in sorted(self._changed):
             clients = range(number * CLIENTS, (number + 1) * CLIENTS)
-            found = {k: Entry(store.records.get(k), servers.get(k), self._since.get(k)) for k in clients}
-            entries = {client: entry for client, entry in found.items() if entry != Entry(None, None, None)}
+            found = {k: ClientEntry(store.records.get(k), servers.get(k), self._since.get(k)) for k in clients}
+            entries = {client: entry for client, entry in found.items() if entry != ClientEntry(None, None, None)}
             self._names[number] = self.index.write(entries)
             self._files[self._names[number]] = _files(entries)
 
@@ -378,5 +378,5 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _files(entries: Mapping[int, Entry]) -> set[str]:
+def _files(entries: Mapping[int, ClientEntry]) -> set[str]:
     return {record["file"] for entry in entries.values() for record in entry.records}

@@ -20,7 +20,7 @@ NAME = re.compile(r"[0-9a-f]{32}\.json", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Entry:
+class ClientEntry:
     """What there is of a client.
 
     Args:
@@ -50,7 +50,7 @@ class Index:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, entries: Mapping[int, Entry]) -> str:
+    def write(self, entries: Mapping[int, ClientEntry]) -> str:
         """Write the entries of the clients of a number; returns the name of the file."""
         data = json.dumps({str(client): asdict(entry) for client, entry in entries.items()}).encode()
         name = _name(data)
@@ -60,7 +60,7 @@ class Index:
         aside.replace(self.folder / name)
         return name
 
-    def read(self, name: str, number: int, last: int, round: int) -> dict[int, Entry]:
+    def read(self, name: str, number: int, last: int, round: int) -> dict[int, ClientEntry]:
         """The entries by client.
 
         Args:
@@ -89,7 +89,7 @@ class Index:
                 for owner in ("client", "server")
             }
             since = fields.integer("since", 1, round) if fields.content.get("since") is not None else None
-            entries[client] = Entry(files["client"], files["server"], since)
+            entries[client] = ClientEntry(files["client"], files["server"], since)
         return entries
 
 

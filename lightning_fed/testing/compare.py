@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from lightning_fed.callbacks import RunView
 from lightning_fed.federation.federation import Federation
-from lightning_fed.federation.run import Run
 from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 
@@ -29,7 +29,7 @@ def private_states(federation: Federation) -> dict[int, State]:
     return states_of(federation.run)
 
 
-def states_of(run: Run) -> dict[int, State]:
+def states_of(run: RunView) -> dict[int, State]:
     """The private state of every client that has one."""
     return {client.id: dict(run.store.get(client.id)) for client in run.clients if client.id in run.store}
 
