@@ -74,7 +74,7 @@ class Problem:
 
         count = len(self.truths)
         own: dict[str, Any] = {"num_clients": count, "partition": OwnProblem(), "split": "official", "val_share": 0.0}
-        return InMemory(*pool(slice(TRAIN)), count, *pool(slice(TRAIN, None)), batch_size=TRAIN, **own)
+        return InMemory(*pool(slice(TRAIN)), SIZE, *pool(slice(TRAIN, None)), batch_size=TRAIN, **own)
 
 
 class OwnProblem(Partitioner):

@@ -136,7 +136,7 @@ def test_average_under_partial_participation(absentees: str) -> None:
     model = Kept(Net, CLASSES, absentees=absentees, optimizer=sgd)
     federation = new_federation(1, participation=0.5, participants=[0, 1, 3, 4])
     federation.fit(model, new_data(5, 160))
-    start, sent = model.shared_state(), Kept.sent[:2]
+    start, sent = federation.run.model.shared_state(), Kept.sent[:2]
     for name, tensor in federation.run.server.state_dict().items():
         mean = (sent[0][name] + sent[1][name]) / 2
         expected = mean if absentees == "left_out" else (2 * mean + 2 * start[name]) / 4

@@ -164,6 +164,7 @@ def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[fl
     """The j-th singular value is multiplied by the weights of those whose rank is at least j; the anchor's rank is full."""
     model = FedHM(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(2, 80, batch_size=1000))
+    model = federation.run.model
     layers, before, after = model.low_rank_layers(), model.shared_state(), federation.run.server.state_dict()
     takers = [*ratios, 1.0] if anchor == "always" else list(ratios)
     found = spectra(after, layers)

@@ -90,13 +90,13 @@ def whole(state: State, layers: Sequence[str]) -> State:
 def test_rounds_in_which_nobody_learns_change_nothing(network: Any, ratios: tuple[float, ...], anchor: Any) -> None:
     model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(3, 80, batch_size=1000), rounds=3, participation=0.7)
-    assert same(federation.run.server.state_dict(), model.shared_state())
+    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def test_the_paper_s_average_of_the_same_round_does_change_it() -> None:
     model = FedHM(TinyResNet, CLASSES, ratios=RATIOS, optimizer=no_sgd)
     federation = fit(model, new_data(3, 80, batch_size=1000))
-    assert not same(federation.run.server.state_dict(), model.shared_state())
+    assert not same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def test_a_client_that_learned_nothing_contributes_exact_zeros_however_its_tensors_lie_in_memory() -> None:
@@ -220,7 +220,7 @@ def test_two_rounds_equal_a_plain_loop() -> None:
     model = FedHMDelta(Net, CLASSES, ratios=RATIOS, masked=False, decay=0.0, optimizer=without_decay, epochs=epochs)
     federation = fit(model, data, rounds=2)
     network = Net(CLASSES)
-    network.load_state_dict({n.removeprefix("backbone."): t for n, t in model.shared_state().items()})
+    network.load_state_dict({n.removeprefix("backbone."): t for n, t in federation.run.model.shared_state().items()})
     weights = torch.tensor(RATIOS).softmax(dim=0)
     for _ in range(2):
         step = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items()}

@@ -54,7 +54,7 @@ def test_rounds_in_which_nobody_learns_change_nothing() -> None:
     model = FedHMLoRADelta(tiny_vit, CLASSES, ranks=RANKS, optimizer=still)
     federation = new_federation(3, participation=0.7, evaluate_every=0)
     federation.fit(model, new_data(3, 60))
-    state, initial = federation.run.server.state_dict(), model.shared_state()
+    state, initial = federation.run.server.state_dict(), federation.run.model.shared_state()
     assert not any(tensor.any() for name, tensor in state.items() if name.endswith(".change"))
     head = state.keys() & initial.keys() - {matrix.first for matrix in federation.run.server.matrices}
     assert len(head) == 2

@@ -133,7 +133,7 @@ def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
     federation = new_federation(1, evaluate_every=0)
     method = PF2LoRA(partial(TransformerClassifier, config=config), CLASSES, r=3, optimizer=adam, local_steps=2)
     federation.fit(method, new_texts(2, 60))
-    start = method.shared_state()
+    start = federation.run.model.shared_state()
     for name, tensor in federation.run.server.state_dict().items():
         assert not torch.equal(tensor, start[name])
     assert federation.run.history[0]["compute/flops"] > 0

@@ -200,7 +200,7 @@ def test_networks_that_nobody_trained_stay_bit_for_bit() -> None:
     method = SplitMix(Net, CLASSES, bases=4, budgets=[2], masked=False, optimizer=momentum)
     federation = fit(method, new_data(3, 120), participation=0.3)
     [assigned] = federation.run.server.assigned.values()
-    before, after = method.shared_state(), federation.run.server.state_dict()
+    before, after = federation.run.model.shared_state(), federation.run.server.state_dict()
     assert len(assigned) == 2
     for k in range(4):
         assert same(base(before, k), base(after, k)) == (k not in assigned)

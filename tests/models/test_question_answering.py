@@ -184,8 +184,7 @@ def test_every_lora_method_answers_questions(name: str) -> None:
     assert history[-1]["compute/flops"] > 0
     if name != "PF2LoRA":  # it has no model of its own to be measured on the server
         assert 0 <= history[-1]["global/test_f1"] <= 1
-    method.configure_model()
-    assert method.headline_metric == ("adapted_f1" if name == "PerFedAvgLoRA" else "f1")
+    assert federation.run.metric == ("adapted_f1" if name == "PerFedAvgLoRA" else "f1")
 
 
 def test_a_method_that_trains_the_whole_network_is_measured_as_in_fine_tuning() -> None:
