@@ -44,7 +44,7 @@ REFUSED = {
     "use_distributed_sampler": ONE_DEVICE,
     "sync_batchnorm": ONE_DEVICE,
     "profiler": PROFILE,
-    "barebones": "it switches off what clients are measured by, and their Trainers are lean already: leave it out",
+    "barebones": "it switches off what clients are measured by, and their Trainers are quiet already: leave it out",
 }
 """Options of Lightning's Trainer that a client's Trainer cannot take or that would do nothing, and what to do instead."""
 
