@@ -8,8 +8,9 @@
 
 Each side is played in processes of its own with its tree first on the path, by the player and with the cases of this folder
 (``play.py``, ``cases.yaml``), in the words of its own ``tests/golden/renames.yaml``. A case that is in a folder of records is not
-played again, unless it failed: after a crash ``record`` goes on. The exit code is 0 if all is equal, 1 if something differs.
-Numbers that moved are listed with their largest relative difference: what differs most comes first.
+played again, unless it failed, or ``cases.yaml`` or ``golden_parts.py`` have changed what it is: after a crash ``record`` goes on.
+The exit code is 0 if all is equal, 1 if something differs. Numbers that moved are listed with their largest relative difference:
+what differs most comes first.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from play import ALL_WAYS, cases
+from play import ALL_WAYS, cases, fingerprint
 from safetensors.torch import load_file
 from torch import Tensor
 from words import Renames
@@ -173,7 +174,12 @@ def report(base: Side, head: Side, names: Iterable[str], within: float = 0.0, ev
     equal, differing, largest = 0, 0, 0.0
     for name in names:
         missing = [f"{side.folder}" for side in (base, head) if name not in side.names()]
-        found = [Difference(name, f"not recorded in {' and '.join(missing)}")] if missing else differences(base, head, name)
+        if missing:
+            found = [Difference(name, f"not recorded in {' and '.join(missing)}")]
+        elif made_of(base.folder, name) != made_of(head.folder, name):
+            found = [Difference(name, "another case, or other parts, in base than in head: record both with the same tests/golden")]
+        else:
+            found = differences(base, head, name)
         moved = [d for d in found if math.isfinite(d.relative)]
         largest = max([largest, *(d.relative for d in moved)])
         serious = [d for d in found if not (within and d.relative <= within)]
@@ -222,7 +228,7 @@ def commands(
         shutil.copy(table, folder / TABLE)
     else:
         (folder / TABLE).write_text("{}\n")
-    left = [name for name in names if failures(folder, name) != {}]
+    left = [name for name in names if failures(folder, name) != {} or made_of(folder, name) != fingerprint(name)]
     path = os.pathsep.join([str(tree), str(HERE)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     parts = [left[k::slices] for k in range(slices)]
@@ -234,6 +240,11 @@ def failures(folder: Path, name: str) -> dict[str, str] | None:
     """What went wrong with a case, by the way in which it was played; None if it was not recorded."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text())["failures"] if path.exists() else None
+
+
+def made_of(folder: Path, name: str) -> str:
+    """What a recorded case was made of."""
+    return str(json.loads((folder / f"{name}.json").read_text())["fingerprint"])
 
 
 def play(jobs: list[tuple[list[str], dict[str, str], Path]], workers: int) -> None:

@@ -19,7 +19,7 @@ from lightning_fed.models import Backbone, TransformerClassifier, VisionTransfor
 
 CLASSES = 4
 PIXELS = 3 * 4 * 4
-SHARES = {"val_share": 0.2, "test_share": 0.3}
+VAL_SHARE, TEST_SHARE = 0.2, 0.3
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,18 @@ class Images(InMemory):
         labels = torch.arange(size) % CLASSES
         patterns = torch.randn(CLASSES, 3, 4, 4, generator=stream)
         images = patterns[labels] + torch.randn(size, 3, 4, 4, generator=stream)
-        settings = SHARES | {"partition": Growing()} | kwargs
-        super().__init__(images, labels, CLASSES, num_clients=num_clients, batch_size=batch_size, **settings)
+        # Written out: the command line finds out of the call which options are left.
+        super().__init__(
+            images,
+            labels,
+            CLASSES,
+            num_clients=num_clients,
+            batch_size=batch_size,
+            partition=Growing(),
+            val_share=VAL_SHARE,
+            test_share=TEST_SHARE,
+            **kwargs,
+        )
 
 
 class Texts(InMemory):
@@ -55,8 +65,18 @@ class Texts(InMemory):
         mask = torch.ones_like(ids)
         ids[::3, 4:], mask[::3, 4:] = 1, 0
         inputs = {"input_ids": ids, "attention_mask": mask}
-        settings = SHARES | {"partition": Growing()} | kwargs
-        super().__init__(inputs, labels, CLASSES, num_clients=num_clients, batch_size=batch_size, **settings)
+        # Written out: the command line finds out of the call which options are left.
+        super().__init__(
+            inputs,
+            labels,
+            CLASSES,
+            num_clients=num_clients,
+            batch_size=batch_size,
+            partition=Growing(),
+            val_share=VAL_SHARE,
+            test_share=TEST_SHARE,
+            **kwargs,
+        )
 
 
 def scaled(size: int, width: float) -> int:

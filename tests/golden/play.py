@@ -7,6 +7,7 @@ import contextlib
 import copy
 import csv
 import gc
+import hashlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +34,37 @@ NOISE = re.compile(r"seconds/")
 """Columns that no two runs have in common."""
 
 
+@cache
 def cases() -> dict[str, dict[str, Any]]:
     """All cases by name, each with its base's settings under its own."""
     content = yaml.safe_load((HERE / "cases.yaml").read_text())
     found = {}
     for name, case in content["cases"].items():
         base = content["bases"][case.get("base", "none")]
-        merged = {"method": name, "play": list(WAYS), "quick": name in content["quick"]} | case
+        merged = {"name": name, "method": name, "play": list(WAYS), "quick": name in content["quick"]} | case
         data = base.get("data", {})
         merged["data"] = {"class_path": data.get("class_path"), "init_args": case.get("data", {})}
         merged["model"] = {"class_path": merged["method"], "init_args": base.get("model", {}) | case.get("model", {})}
         found[name] = merged
-    return found | {"configurations": {"play": ["printed"], "quick": False}, "module": {"play": ["alone"], "quick": True}}
+    others = {"configurations": {"play": ["printed"], "quick": False}, "module": {"play": ["alone"], "quick": True}}
+    return found | {name: {"name": name} | case for name, case in others.items()}
+
+
+def fingerprint(name: str) -> str:
+    """What a case is made of: records of two sides are comparable only if it is the same."""
+    parts = (HERE / "golden_parts.py").read_text() + json.dumps(cases()[name], sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 class Record:
-    """What came of a case: tensors, tables, values and options by name, in the words of the tree that was played."""
+    """What came of a case: tensors, tables, values and options by name, in the words of the tree that was played.
 
-    def __init__(self) -> None:
+    Args:
+        fingerprint: of the case.
+    """
+
+    def __init__(self, fingerprint: str = "") -> None:
+        self.fingerprint = fingerprint
         self.tensors: dict[str, Any] = {}
         self.tables: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
@@ -99,7 +114,7 @@ class Player:
 
     def __init__(self, root: Path, renames: Renames, case: dict[str, Any]) -> None:
         self.root, self.renames, self.case = root, renames, case
-        self.record = Record()
+        self.record = Record(fingerprint(case["name"]))
 
     def play(self, ways: list[str]) -> Record:
         for way in ways:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from golden_parts import Images, Kill, Watch
-from play import Player, Record, cases
+from play import Player, Record, cases, fingerprint
 from safetensors.torch import save_file
 from words import Renames, deep, flat
 
@@ -151,6 +151,11 @@ def test_what_failed_or_was_not_played_is_never_equal(capsys: pytest.CaptureFixt
         compare.report(recorded("base", **failed), recorded("head", **failed), ["case"]) or capsys.readouterr().out
     )
     assert not compare.report(compare.Side(Path("base")), compare.Side(Path("head")), ["other"])
+
+
+def test_records_of_another_case_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "record both with the same tests/golden" in said(capsys, recorded("head", fingerprint="of before"))
+    assert len({fingerprint(name) for name in cases()}) == len(cases())
 
 
 def test_words_are_whole_and_paths_come_back() -> None:
