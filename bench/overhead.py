@@ -33,7 +33,7 @@ from lightning_fed.core.aggregation import WeightedMean, check_update
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import QUIET
+from lightning_fed.engines.turn_loop import Trainers
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import CNN1, Backbone
 
@@ -148,7 +148,7 @@ def parts_of_a_turn(case: Case, data: FederatedDataModule, new_trainer: Callable
     state, update = module.shared_state(), ClientUpdate(0, case.samples, module.shared_state())
     mean = WeightedMean()
     mean.add(state, 1)
-    no_steps = {**QUIET, "max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
+    trainers = Trainers(partial(new_trainer, limit_train_batches=1))
 
     def one_step() -> None:
         images, labels = next(iter(data.client(0).train_dataloader()))
@@ -156,7 +156,7 @@ def parts_of_a_turn(case: Case, data: FederatedDataModule, new_trainer: Callable
         cross_entropy(module(images / 255), labels).backward()
         torch.optim.SGD(module.parameters(), lr=0.01).step()
 
-    fit = milliseconds(lambda: new_trainer(**no_steps).fit(module, datamodule=data.client(0)))
+    fit = milliseconds(lambda: trainers.for_fit(1, []).fit(module, datamodule=data.client(0)))
     return {
         "load the broadcast": milliseconds(lambda: module.load_shared_state(state)),
         "Trainer and fit, less one step": fit - milliseconds(one_step),
