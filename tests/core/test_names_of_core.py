@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import subprocess
-import sys
 
 import pytest
 
@@ -29,10 +27,3 @@ def test_each_name_is_said_once_for_type_checkers_and_once_for_python() -> None:
 def test_a_name_that_is_not_there_is_none() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Recipe'"):
         core.Recipe  # noqa: B018
-
-
-def test_phases_come_without_federations() -> None:
-    code = "import sys, lightning_fed.core.phased_module; print([m for m in sys.modules if m.startswith('lightning_fed.')])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "lightning_fed.core.phased_module" in found
-    assert not any(part in found for part in ("core.module", "core.server", "lightning_fed.data", "lightning_fed.models"))
