@@ -30,7 +30,7 @@ from lightning_fed.data.text.generation import Example
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models import TransformerLM
 
 END = "<|endoftext|>"
@@ -119,7 +119,7 @@ def pretrain(data: SomeRestaurants, tokenizer: str, options: argparse.Namespace)
     return str(folder)
 
 
-def new_method(name: str, backbone: Any) -> FineTuning:
+def new_method(name: str, backbone: Any) -> AdapterModule:
     """HOMLoRA or PF2LoRA with the ranks of PF2LoRA's paper; learning rates are for this small network."""
     adam = partial(torch.optim.AdamW, lr=5e-3)
     if name == "HOMLoRA":
@@ -134,14 +134,14 @@ def scores_of(federation: Federation) -> dict[str, float]:
     return {name[len(start) : -len(end)]: value for name, value in last.items() if name.startswith(start) and name.endswith(end)}
 
 
-def scores_before(module: FineTuning, data: SomeRestaurants) -> dict[str, float]:
+def scores_before(module: AdapterModule, data: SomeRestaurants) -> dict[str, float]:
     """The same of the network as it was pre-trained: adapters begin with no effect."""
     new = trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     rows = [new.test(module, datamodule=data.client(client.id), verbose=False)[0] for client in data.clients]
     return {name.removeprefix("test/"): sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def answers_of(module: FineTuning, data: SomeRestaurants, client: int) -> dict[int, str]:
+def answers_of(module: AdapterModule, data: SomeRestaurants, client: int) -> dict[int, str]:
     """What a client's model says to the first batch of its test set, by number of the source."""
     inputs, targets = next(iter(data.client(client).test_dataloader()))
     ids = module.eval().backbone.predict(inputs, targets)

@@ -16,7 +16,7 @@ from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.testing import Check, checks_of
 from lightning_fed.testing.checks import Subject
 
@@ -26,7 +26,7 @@ assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
 @cache
 def subject(name: str) -> Subject:
     """A method; the run that others are compared with is played once."""
-    tunes = issubclass(getattr(lightning_fed.methods, name), FineTuning)  # a transformer, not any network
+    tunes = issubclass(getattr(lightning_fed.methods, name), AdapterModule)  # a transformer, not any network
     return Subject(partial(new_method, name), partial(data_for, name), any_network=not tunes)
 
 

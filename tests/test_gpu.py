@@ -11,7 +11,7 @@ from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federa
 
 import lightning_fed.methods
 from lightning_fed.engines import InProcess, Processes
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.capacity import CapacityModule
 from lightning_fed.models import TransformerClassifier
 
@@ -60,7 +60,7 @@ def test_worker_processes_on_the_gpu_learn_what_one_process_does(name: str, engi
 def without_dropout(name: str) -> dict[str, Any]:
     """A network without it, for methods that are tested on one that has it: the devices do not draw the same numbers."""
     method = getattr(lightning_fed.methods, name)
-    if issubclass(method, FineTuning) and name not in ON_IMAGES:
+    if issubclass(method, AdapterModule) and name not in ON_IMAGES:
         none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {"backbone": partial(TransformerClassifier, config=TINY_TRANSFORMER | none)}
     return {"backbone": Net} if issubclass(method, CapacityModule) else {}

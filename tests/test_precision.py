@@ -25,6 +25,7 @@ from tiny import (
 )
 from transformers import BertConfig, BertForSequenceClassification
 
+from lightning_fed.core.client_modules import frozen_parameters
 from lightning_fed.errors import FederationError
 from lightning_fed.models import TransformerClassifier
 from lightning_fed.tensors import State
@@ -87,7 +88,7 @@ def test_what_learns_of_a_bf16_checkpoint_is_float32(name: str, precision: str) 
     client = federation.client_module(0)
     for state in (federation.run.server.state_dict(), client.private_state()):
         assert floating(state) <= {wanted}
-    assert {tensor.dtype for tensor in client.frozen_parameters().values()} <= {torch.bfloat16}
+    assert {tensor.dtype for tensor in frozen_parameters(client).values()} <= {torch.bfloat16}
     [(turn, update), *_] = engine.fits()
     before, after = (state["backbone.network.classifier.weight"] for state in (turn.broadcast.state, update.state))
     assert torch.equal(before, after) == (precision == "bf16-true")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import lightning_fed.methods
+from lightning_fed.core import PublicDistillation
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.capacity import CapacityModule
 from lightning_fed.models import VisionTransformer
 from lightning_fed.models.transformer import TransformerClassifier
@@ -135,16 +136,16 @@ def made_precise(module: FederatedModule) -> None:
 def data_for(name: str, **options: Any) -> InMemory:
     """Data that a method can train on."""
     method = getattr(lightning_fed.methods, name)
-    on_texts = issubclass(method, FineTuning) and name not in ON_IMAGES
+    on_texts = issubclass(method, AdapterModule) and name not in ON_IMAGES
     new = new_texts if on_texts else new_data
-    public = {"public": new(1, 24)} if method.needs_public_data else {}
+    public = {"public": new(1, 24)} if issubclass(method, PublicDistillation) else {}
     return new(**public | options)
 
 
 def new_method(name: str, **options: Any) -> FederatedModule:
     """A method by name, with two different networks if it can take them."""
     method = getattr(lightning_fed.methods, name)
-    if issubclass(method, FineTuning):
+    if issubclass(method, AdapterModule):
         adam, network = partial(torch.optim.AdamW, lr=0.02), tiny_vit if name in ON_IMAGES else tiny_transformer
         return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "local_steps": 2} | options)
     plain = name == "SCAFFOLD"  # which is for plain SGD

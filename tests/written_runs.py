@@ -41,7 +41,7 @@ def write_run(
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     if headline is not None:
-        facts = {"headline": headline, "higher_is_better": True, "training": [{"phase": "local", "epochs": 1}], "adaptation": []}
+        facts = {"headline": headline, "higher_is_better": True, "training": [{"phase": "local", "epochs": 1}], "fine_tuning": []}
         (path / "run.json").write_text(json.dumps(facts))
     write_csv(
         path / "metrics.csv",

@@ -10,7 +10,7 @@ from lightning_fed.core.phased_module import Phase
 
 class RunFacts(FederationCallback):
     """Writes ``run.json``: method, seed and rounds, which column of ``metrics.csv`` is the headline, whether it is to be large, and
-    what a client does in a round: its phases in their order, each with its epochs or steps, and the same of how it is adapted
+    what a client does in a round: its phases in their order, each with its epochs or steps, and the same of how it is fine-tuned
     before it is measured.
 
     Phases are those of a client without particulars: where clients differ in capacity, of the largest.
@@ -27,7 +27,7 @@ class RunFacts(FederationCallback):
             "headline": run.headline("test"),
             "higher_is_better": run.model.more_is_better,
             "training": lengths(run.model.phases()),
-            "adaptation": lengths(run.model.adaptation()),
+            "fine_tuning": lengths(run.model.fine_tuning_phases()),
         }
         (run.folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 

@@ -39,7 +39,7 @@ def hyperparameters(run: RunView) -> dict[str, Word]:
         **dict(_words("partition", vars(partition))),
         **{"clients": len(run.clients), "cohort": run.cohort_size, "rounds": run.rounds, "networks": networks(run)},
     }
-    for phase in (*run.model.phases(), *run.model.adaptation()):
+    for phase in (*run.model.phases(), *run.model.fine_tuning_phases()):
         found |= {f"{name}.{phase.name}": value for name, value in _phase_words(phase).items()}
     options = {name: value for name, value in run.model.hparams.items() if _is_own(name)}
     return found | dict(_words("model", options))

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
         squared_norms,
         unflatten,
     )
+    from lightning_fed.core.fine_tuning import FineTuning
+    from lightning_fed.core.global_parameters import KeepsGlobalParameters
     from lightning_fed.core.messages import PRIVATE_SHARE, RANK, Broadcast, ClientUpdate
-    from lightning_fed.core.module import OUTPUTS, FederatedModule
+    from lightning_fed.core.module import FederatedModule
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
+    from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
     from lightning_fed.core.server import OfModels, Server
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
@@ -46,9 +49,12 @@ _HOMES = {
         "unflatten",
     ),
     "core.messages": ("PRIVATE_SHARE", "RANK", "Broadcast", "ClientUpdate"),
-    "core.module": ("OUTPUTS", "FederatedModule"),
+    "core.fine_tuning": ("FineTuning",),
+    "core.global_parameters": ("KeepsGlobalParameters",),
+    "core.module": ("FederatedModule",),
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
+    "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
     "core.server": ("OfModels", "Server"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
@@ -67,10 +73,13 @@ __all__ = [
     "EntryMean",
     "FederatedModule",
     "FederationError",
+    "FineTuning",
+    "KeepsGlobalParameters",
     "Kept",
     "OfModels",
     "Phase",
     "PhasedModule",
+    "PublicDistillation",
     "Scratch",
     "Server",
     "State",

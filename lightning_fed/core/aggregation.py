@@ -160,7 +160,7 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
             raise FederationError(f"{what} has the metric {shown(name)} = {shown(value)}, expected a finite number in float32.")
 
 
-COUNTED = frozenset({"flops", "steps", "batches", "adapt/flops"})
+COUNTED = frozenset({"flops", "steps", "batches", "fine_tune/flops"})
 """Metrics of a turn that are sums: of none of them there can be less than nothing."""
 
 MEASURED = ("val/", "test/")

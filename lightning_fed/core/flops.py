@@ -15,11 +15,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.public_distillation import PublicDistillation
+from lightning_fed.models import Transformer, Wrapped
 
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
 
-AROUND = {"backbone_factories", "source", "progress", "_phases", "_playing", "_schedules", "_moments", "_stopped"}
+AROUND = {
+    "backbone_factories",
+    "source",
+    "progress",
+    "running_phases",
+    "_other_phases",
+    "_schedules",
+    "moments",
+    "resume",
+    "_clients",
+}
 """Attributes of a module that no step touches: what makes networks, which may be large ones themselves, and what surrounds a step,
 with optimizers and their states. Copies share them.
 """
@@ -80,13 +92,14 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> int:
     """FLOPs of a step."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
-    if module.flops_on_meta and not small:
+    on_meta = module.flops_on_meta and not any(isinstance(layer, Wrapped | Transformer) for layer in module.modules())
+    if on_meta and not small:  # nobody knows what other networks look at
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied, batch = _real_copy(module), copy.deepcopy(batch)
     with isolate_rng(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
         # Shapes have no anomalies: looking for them asks tensors for numbers that those on the meta device have not.
-        if module.flops_on_meta or small:
+        if on_meta or small:
             step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps
         with FlopCounterMode(display=False) as counter:
             step(copied, batch)
@@ -113,10 +126,10 @@ def _plain_kernels(module: nn.Module) -> Iterator[None]:
 
 def _train(copied: FederatedModule, batch: Any) -> None:
     """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
-    phases = {
-        phase.name: phase for phase in (*copied.phases(), *copied.adaptation(), *copied.server_phases(), *copied.lesson_phases())
-    }
-    copied.phase = phases[copied.phase.name]
+    phases = [*copied.phases(), *copied.fine_tuning_phases()]
+    if isinstance(copied, PublicDistillation):
+        phases += [*copied.server_phases(), *copied.lesson_phases()]
+    copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
     copied.compute_gradients(batch)
 

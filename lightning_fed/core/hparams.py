@@ -1,12 +1,13 @@
 """What a module was made with, in plain words: names and numbers that YAML and any checkpoint can hold."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import lightning as L
 import torch
@@ -56,6 +57,11 @@ def _plain(value: Any) -> Plain:
         return [_plain(entry) for entry in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "class_path": _path(type(value)),
+            "init_args": {field.name: _plain(getattr(value, field.name)) for field in fields(value)},
+        }
     if isinstance(value, partial) and not value.args:
         return {"class_path": _path(value.func), "init_args": _plain(value.keywords)}
     if isinstance(value, type):
@@ -73,44 +79,41 @@ def _path(thing: Any) -> str:
     return f"{module}.{name}"
 
 
-class StoredHyperparameters(L.LightningModule):
-    """A module whose ``hparams`` are what it was made with, as a configuration has it: its checkpoints need nothing else."""
+def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) -> list[str]:
+    """Keep what a module was made with in its ``hparams``, as a configuration has it.
 
-    _not_stored: Sequence[str] = ()
+    Args:
+        module: it.
+        frame: of the constructor that calls this. What counts are the arguments of the class that is made, not of its bases.
 
-    def store_hyperparameters(self, frame: FrameType | None) -> None:
-        """Keep what the module was made with.
+    Returns:
+        Names of the arguments that could not be stored.
+    """
+    if _given_hyperparameters.get() is not None:  # the command line knows its configuration
+        module.save_hyperparameters(frame=frame)
+        return []
+    assert frame is not None
+    plain, not_stored = describe(collect_init_args(frame, [], classes=(L.LightningModule,))[-1])
+    module.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
+    return not_stored
 
-        Args:
-            frame: of the constructor that calls this. What counts are the arguments of the class that is made, not of its bases.
-        """
-        if _given_hyperparameters.get() is not None:  # the command line knows its configuration
-            self.save_hyperparameters()
-            return
-        assert frame is not None
-        plain, self._not_stored = describe(collect_init_args(frame, [], classes=(StoredHyperparameters,))[-1])
-        self.save_hyperparameters({**plain, "_instantiator": INSTANTIATOR})
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what could not be stored."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint[NOT_STORED] = list(self._not_stored)
+def refuse_missing(cls: type, checkpoint_path: Any, given: Collection[str], error: Exception) -> None:
+    """Say which arguments a checkpoint lacks, where they are why it cannot be loaded.
 
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
+    Args:
+        cls: of the module.
+        checkpoint_path: of a Trainer's checkpoint.
+        given: names of the arguments that were given beside it.
+        error: of loading it.
 
-        Raises:
-            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
-        """
-        try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        except Exception as error:
-            checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
-            missing = [name for name in checkpoint.get(NOT_STORED, []) if name not in kwargs]
-            if not missing:
-                raise
-            raise FederationError(
-                f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
-                f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
-            ) from error
+    Raises:
+        FederationError: where something was a lambda, an object or the like, which has no name.
+    """
+    checkpoint = torch.load(checkpoint_path, map_location="meta", weights_only=True)
+    missing = [name for name in checkpoint.get(NOT_STORED, []) if name not in given]
+    if missing:
+        raise FederationError(
+            f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
+            f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
+        ) from error

@@ -60,7 +60,7 @@ class Turn:
         evaluate: whether a fit turn also measures the trained model, before aggregation.
         since: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
             has to start from is of that round.
-        adapt: whether an evaluate turn adapts the model first, if the method says how.
+        fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
     """
 
     verb: Literal["fit", "evaluate", "gather", "predict", "learn"]
@@ -69,7 +69,7 @@ class Turn:
     broadcast: Broadcast
     evaluate: bool = False
     since: int = 0
-    adapt: bool = True
+    fine_tune: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,35 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
-import copy
 import inspect
-import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, Self
 
-import torch
 from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 
-from lightning_fed.core.exported import ExportedModule
-from lightning_fed.core.hparams import StoredHyperparameters
-from lightning_fed.core.measured import Loss, Metrics
+from lightning_fed.core.answers import Answers
+from lightning_fed.core.client_modules import ClientModules, unbuilt_copy
+from lightning_fed.core.fine_tuning import FineTuning
+from lightning_fed.core.hparams import NOT_STORED, refuse_missing, store_hyperparameters
 from lightning_fed.core.messages import Broadcast
-from lightning_fed.core.phased_module import CHECKPOINT, MOMENTS, Phase, Progress, default_optimizer
+from lightning_fed.core.phase import Phase
+from lightning_fed.core.phased_module import MOMENTS, PhasedModule, default_optimizer
 from lightning_fed.core.schedules import Interval
 from lightning_fed.core.server import Server
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.models import Backbone, Backbones, Transformer, Wrapped, backbone_of
+from lightning_fed.models import Backbone, Backbones, Transformer, backbone_of
 from lightning_fed.models.pretrained import with_weights
-from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.seeding import INITIAL, seeded
-from lightning_fed.tasks.task import TaskName
+from lightning_fed.tasks.task import TASKS, Loss, Metrics, TaskName
 from lightning_fed.tensors import State, check_dtypes, check_fits
 
-OUTPUTS = "outputs"
-"""The name of what a model says of public examples, ``(M, C)``."""
 
-
-class FederatedModule(StoredHyperparameters, ExportedModule):
+class FederatedModule(PhasedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -69,13 +64,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
-        adapt_epochs: before a client is measured or exported, its model is trained for so many epochs on its own training data; see
-            :meth:`adaptation`. 0: it is measured as it is.
-        adapt_steps: the same in optimizer steps.
-        adapt_layers: what is adapted: everything that learns, the head alone, or what is private and learns.
-        adapt_when: before every measurement; or ``last``: clients are measured as they are, and in the last round a second time,
-            adapted (``adapted/…``), as papers tune everybody's head at the end. An export is adapted in both cases.
-        adapt_optimizer: how. Default: ``optimizer``.
+        fine_tuning: how a client's model is tuned to its own training data before it is measured or exported; None: it is measured
+            as it is.
     """
 
     headline_model: Literal["clients", "global"] = "clients"
@@ -98,43 +88,10 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
     centralised = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
-    keeps_received = False
-    """Whether there is :attr:`received`."""
-
-    received: BufferDict
-    """Copies of the shared parameters that learn, by name, as they were when the fit began: as the server sent them, in a
-    federation.
-    """
-
     payload_varies = False
     """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes,
     and the server says what it :meth:`expects <.Server.expected>`.
     """
-
-    needs_public_data = False
-    """Whether there have to be inputs that belong to nobody; see :meth:`.FederatedDataModule.public_set`."""
-
-    public_batch_size: int | None = None
-    """Size of the batches of public data; None: that of training."""
-
-    server_validation: tuple[int, int | None] | None = None
-    """Where the server trains: after how many steps it validates, and after how many steps that made it no better it stops (None:
-    not before the end). The model that was best stays. None: the last one stays.
-    """
-
-    public_table_limit: float = math.inf
-    """Bytes that what a model says of the public data may have in float32; what is larger is in bfloat16."""
-
-    asked: Tensor | None = None
-    """Numbers of the public examples about which a client is asked when it has trained: what its model says of them comes to
-    :meth:`after_training`, under :data:`OUTPUTS`. None: it is not asked.
-    """
-
-    lesson_examples: Tensor | None = None
-    """Numbers of the public examples on which :meth:`server_phases` and :meth:`lesson_phases` train; None: all."""
-
-    copies_of: Literal["initial", "first_broadcast"] = "initial"
-    """What :meth:`copied_names` are copies of: the shared part as it was before the first round, or as the client first gets it."""
 
     def __init__(
         self,
@@ -149,28 +106,16 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         task: TaskName = "multiclass",
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
-        adapt_epochs: NonNegativeInt = 0,
-        adapt_steps: NonNegativeInt = 0,
-        adapt_layers: Literal["all", "head", "private"] = "all",
-        adapt_when: Literal["always", "last"] = "always",
-        adapt_optimizer: OptimizerCallable | None = None,
+        fine_tuning: FineTuning | None = None,
     ) -> None:
-        super().__init__(
-            adapt_epochs=adapt_epochs,
-            adapt_steps=adapt_steps,
-            adapt_layers=adapt_layers,
-            adapt_when=adapt_when,
-            adapt_optimizer=adapt_optimizer,
-            num_classes=num_classes,
-            loss=loss,
-            metrics=metrics,
-            metric=metric,
-            task=task,
-            gradient_clip=gradient_clip,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
-        self.store_hyperparameters(inspect.currentframe())
+        super().__init__(gradient_clip, lr_scheduler, lr_interval)
+        self._not_stored = store_hyperparameters(self, inspect.currentframe())
+        if task not in TASKS:
+            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
+        self.task = TASKS[task](loss, metrics, metric)
+        self._num_classes = num_classes
+        self.fine_tuning = fine_tuning or FineTuning(epochs=0)
+        self.fine_tuning.check(self)
         self.backbone_factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
         if not self.backbone_factories:
             raise FederationError("backbone is an empty list: name at least one network.")
@@ -183,11 +128,11 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         self.epochs = epochs
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
-        self._shared = self._private = self._statistics = self._payload = self._given = self.frozen_names
+        self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
         self._keeps_moments: bool | None = None  # not asked yet
-        self._built = False
-        self._templates: dict[int, Self] = {}
-        self._frozen: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
+        self.is_built = False
+        self.answers = Answers()
+        self._clients: dict[int, ClientModules[Self]] = {}
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -216,71 +161,26 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
         """A new module for ``client``, whose initial weights come from a random stream of the client's own. What is frozen, and
-        neither travels nor stays, is no client's: all of an architecture have the same tensors, see :meth:`for_architecture`.
+        neither travels nor stays, is no client's: all of an architecture have the same tensors.
 
         Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
         """
-        return self._template(seed)._made(client, seed, client.id)
+        return self._client_modules(seed).of(client)
 
     def for_architecture(self, client: ClientInfo, seed: int = 0) -> Self:
-        """A new module of the architecture of ``client``, in which nothing is the client's yet: all of it is drawn on the stream
-        from which the federation's own module is drawn, and its frozen tensors are that one's, if it is of this architecture.
-        """
-        return self._template(seed)._made(client, seed)
+        """A new module of the architecture of ``client``, in which nothing is the client's yet."""
+        return self._client_modules(seed).of_architecture(client)
 
-    def _template(self, seed: int) -> Self:
-        """This module, if its networks exist; else one with networks as a federation draws them."""
-        if self._built:
-            return self
-        if seed not in self._templates:
-            template = self.fresh()
-            with seeded(seed, INITIAL):
-                template.configure_model()
-            self._templates[seed] = template
-        return self._templates[seed]
-
-    def _made(self, client: ClientInfo, seed: int, *own: int) -> Self:
-        """A module with the frozen tensors of its architecture; the rest is drawn on the stream of (seed, initial, ``*own``)."""
-        module, architecture = self._drawn(client, seed, *own), self.architecture(client)
-        if module.frozen_parameters():
-            if architecture == self.architecture(self.client):
-                frozen = self.frozen_parameters()
-            elif (frozen := self._frozen.get((seed, architecture), {})) == {}:
-                frozen = (self._drawn(client, seed) if own else module).frozen_parameters()
-                self._frozen[seed, architecture] = frozen
-            module.take_frozen(frozen)
-        return module
-
-    def _drawn(self, client: ClientInfo, seed: int, *own: int) -> Self:
-        module = self._copy()
-        module.client = client
-        with seeded(seed, INITIAL, *own):
-            module.configure_model()
-        if self.dtype != torch.float32:  # what a Trainer of another precision has made of the template
-            module.to(self.dtype)
-        return module
-
-    def _copy(self) -> Self:
-        """A module with the same attributes, to be built."""
-        module = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
-                vars(module)[name] = copy.copy(value)
-        module._trainer, module._built, module._templates, module._frozen = None, False, {}, {}
-        return module
+    def _client_modules(self, seed: int) -> ClientModules[Self]:
+        if seed not in self._clients:
+            self._clients[seed] = ClientModules(self, seed)
+        return self._clients[seed]
 
     def blank(self) -> Self:
         """This method as it was before its networks were built, to be built again elsewhere. Networks that ``__init__`` was given
         stay.
         """
-        module = self._copy()
-        if self._built:
-            for name in vars(self).keys() - self._given:
-                del vars(module)[name]
-            for place in ("_parameters", "_buffers", "_modules"):
-                vars(module)[place] = {name: value for name, value in vars(self)[place].items() if name in self._given}
-        module.progress, module._phase, module._phases, module._moments, module._schedules = Progress(), None, [], {}, {}
-        return module
+        return unbuilt_copy(self)
 
     def fresh(self) -> Self:
         """The same, to be drawn anew: of what has been drawn nothing is left. Default: :meth:`blank`."""
@@ -293,7 +193,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         Raises:
             FederationError: if it was made for another number of classes.
         """
-        module = self if self._built else self.fresh()
+        module = self if self.is_built else self.fresh()
         module.know_classes(num_classes)
         return module
 
@@ -320,20 +220,18 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def configure_model(self) -> None:
         """Lightning's hook for late model creation: calls :meth:`build` once."""
-        if self._built:
+        if self.is_built:
             return
         if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
         if self._num_classes is None and (known := getattr(getattr(self._trainer, "datamodule", None), "num_classes", None)):
             self.know_classes(known)
-        self._given = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
+        self.given_attributes = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
         learn_in_float32(self)
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
         self.headline_metric = self.choose_headline()
-        if any(isinstance(module, Wrapped | Transformer) for module in self.modules()):
-            self.flops_on_meta = False  # nobody knows what these networks look at
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics, self._payload = frozenset(self.statistics_names()), frozenset(self.payload())
@@ -341,10 +239,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             raise FederationError(
                 f"The payload of {type(self).__name__} names {clash[0]!r}, which is in the state dict: rename it."
             )
-        if self.keeps_received:
-            self.received = BufferDict(self._learning_shared(), persistent=False)
         self.start_copies(self.update_state() if self.copied_names() else {})
-        self._built = True
+        self.is_built = True
 
     def shared_names(self) -> set[str]:
         """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
@@ -364,8 +260,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def copied_names(self) -> dict[str, str]:
         """Names of the private entries that begin as copies of what travels, shared part or payload, each with the name of its
-        original; see :attr:`copies_of`. A client that never took part keeps none: they are copied whenever it is measured. Default:
-        none, each client draws what it keeps.
+        original; see :meth:`initial_copies`. A client that never took part keeps none: they are copied whenever it is measured.
+        Default: none, each client draws what it keeps.
         """
         return {}
 
@@ -375,10 +271,11 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
 
     def initial_copies(self) -> State:
-        """What of the shared state, as it is now, new clients begin with copies of; empty where that is the broadcast's."""
-        if self.copies_of != "initial" or not (copies := self.copied_names()):
+        """What of the shared state, as it is now before the first round, new clients begin with copies of. Empty: they begin with
+        copies of the first broadcast that they get.
+        """
+        if not (originals := set(self.copied_names().values())):
             return {}
-        originals = set(copies.values())
         return {name: tensor for name, tensor in self.update_state().items() if name in originals}
 
     def payload(self) -> State:
@@ -391,27 +288,6 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
     def load_payload(self, payload: State) -> None:
         """Take over what the server sent under the names of :meth:`payload`. Default: nothing to do."""
 
-    def frozen_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that nobody learns, sends or keeps, by their names in the state dict: they are no client's."""
-        common = self.frozen_names - self._shared - self._private
-        return {name: p for name, p in self.named_parameters(remove_duplicate=False) if name in common}
-
-    def take_frozen(self, frozen: Mapping[str, nn.Parameter]) -> None:
-        """Have these parameters themselves, and not copies of them, as :meth:`frozen_parameters`.
-
-        Raises:
-            FederationError: if other parameters are frozen here, or their shapes differ.
-        """
-        own = self.frozen_parameters()
-        check_fits(dict(own), dict(frozen), f"What is frozen in {type(self).__name__}, which depends on the architecture alone,")
-        taken = {id(p): frozen[name] for name, p in own.items()}
-        for module in self.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is not None and id(parameter) in taken:
-                    setattr(module, name, taken[id(parameter)])  # which recurrent layers notice
-        for name, parameter in own.items():
-            parameter.data = frozen[name].data  # for whoever refers to it without having registered it
-
     def shared_state(self) -> State:
         """The part of the state dict that travels: a copy, on the CPU."""
         return self._state(self._shared)
@@ -422,7 +298,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     def private_state(self) -> State:
         """What the client keeps between its turns, the state of persistent optimizers included: a copy, on the CPU."""
-        return self._state(self._private) | self._moments
+        return self._state(self._private) | self.moments
 
     def load_shared_state(self, state: State) -> None:
         """Take over what the server sent. Raises :class:`FederationError` if it does not fit :meth:`shared_names`."""
@@ -438,7 +314,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             )
         own = {name: tensor for name, tensor in state.items() if name not in moments}
         self._load_state(own, self._private, "private")
-        self._moments = moments
+        self.moments = moments
 
     def statistics(self) -> State:
         """The entries of :meth:`statistics_names`: a copy, on the CPU."""
@@ -491,10 +367,28 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
+    @property
+    def predictor(self) -> Any:
+        """The network that a client predicts with. Default: its backbone."""
+        return getattr(self, "backbone", None)
+
     def forward(self, x: Any) -> Tensor:
         """Logits ``(B, num_classes)``, what a client predicts with."""
         logits: Tensor = self.predictor(x)
         return logits
+
+    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
+        """What a network takes of a batch, and what it is to predict; see :meth:`.Task.unpack`."""
+        return self.task.unpack(batch, self.predictor)
+
+    def client_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch: :meth:`criterion` of outputs and targets."""
+        x, y = self.unpack(batch)
+        return self.criterion(self(x), y)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs: the one that was given, or the task's."""
+        return self.task.criterion(outputs, targets)
 
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
@@ -520,36 +414,133 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         and the private state are taken. Default: nothing.
 
         Args:
-            reviewed: the sums of what :meth:`review_step` returned, on the CPU, and :data:`OUTPUTS` where the client was
-                :attr:`asked`; empty without either.
+            reviewed: the sums of what :meth:`review_step` returned, on the CPU; empty without it.
         """
 
-    def server_phases(self) -> list[Phase]:
-        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.learn`. It begins with
-        the model that the server names, and learns from the numbers of examples, which a batch has in place of targets, and from
-        what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it does not.
+    def fine_tuning_phases(self) -> list[Phase]:
+        """How a federation tunes a client's model before it is measured or exported: like training, from the random stream of
+        (seed, round, client). What comes of it is thrown away. Default: as ``fine_tuning`` says; empty: as it is.
         """
-        return []
+        return self.fine_tuning.phases(self)
 
-    def lesson_phases(self) -> list[Phase]:
-        """How a client trains on public data: before its own, if what it was sent says so; or when the server has merged, see
-        :meth:`.Server.lesson`. It is asked when the broadcast has been loaded. Default: it does not.
+    @property
+    def has_own_gradients(self) -> bool:
+        """Whether a step is another than one down the gradient of a loss."""
+        return type(self).compute_gradients is not PhasedModule.compute_gradients
+
+    # ------------------------------------------------------------------------------------------------------------ measuring
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes, labels or values are predicted. Raises :class:`FederationError` while nobody has said it."""
+        if self._num_classes is None:
+            raise FederationError(
+                f"{type(self).__name__} does not know how many classes there are: give num_classes, or train on data that say it."
+            )
+        return self._num_classes
+
+    def know_classes(self, num_classes: int) -> None:
+        """Predict as many classes as the data have, before networks are built.
+
+        Raises:
+            FederationError: if it was made for another number of classes.
         """
-        return []
+        if self._num_classes not in (None, num_classes):
+            raise FederationError(
+                f"{type(self).__name__} got num_classes={self._num_classes}, but the data have {num_classes}: leave it out."
+            )
+        if self._num_classes is None:
+            self._num_classes = self.hparams["num_classes"] = num_classes
 
-    # ---------------------------------------------------------------------------------------------------------- what was received
+    @property
+    def _measured_network(self) -> Transformer | None:
+        """The network, if it says how its predictions are measured: which are of classes, or of texts."""
+        return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
 
-    def _learning_shared(self) -> State:
-        shared = self._shared - self.frozen_names
-        return {name: parameter for name, parameter in self.named_parameters() if name in shared}
+    def configure_metrics(self) -> MetricCollection:
+        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the headline,
+        and those that were given.
+        """
+        return self.task.configure_metrics(self.num_classes, self._measured_network)
 
-    def on_fit_start(self) -> None:
-        """Remember where the fit starts from, for methods that ask for it; a continued fit started where its checkpoint says."""
-        super().on_fit_start()
-        if self.keeps_received:
-            self.received.update(self._stopped["received"] if self._stopped else self._learning_shared())
+    def choose_headline(self) -> str:
+        """The name of the metric that progress, tables and model selection use. Asked once, when the metrics are there. Default:
+        the one that was asked for, else the network's or the task's first.
+        """
+        return self.task.choose_monitor(self.test_metrics, self._measured_network)
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the headline is to be large; an error, say, is not."""
+        return self.task.higher_is_better(self.headline_metric, self.test_metrics, self._measured_network)
+
+    def inspect(self) -> dict[str, float]:
+        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
+        Default: nothing.
+        """
+        return {}
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch into the metrics."""
+        x, y = self.unpack(batch)
+        if metrics:  # some networks are measured by their answers alone
+            metrics.update(*self.task.measured(self(x), y))
+        self.answers.add(self.predictor, x, y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``val/…`` metrics."""
+        self.update_metrics(self.val_metrics, batch)
+        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``test/…`` metrics."""
+        self.update_metrics(self.test_metrics, batch)
+        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/…`` scores of texts."""
+        self._log_scores("val/")
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/…`` scores of texts."""
+        self._log_scores("test/")
+
+    def _log_scores(self, stage: str) -> None:
+        scores = self.answers.score(getattr(self.trainer, "datamodule", None))
+        self.log_dict({f"{stage}{name}": value for name, value in scores.items()})
+
+    # ------------------------------------------------------------------------------------------------------------ checkpoints
+
+    @property
+    def shares_whole_model(self) -> bool:
+        """Whether what is shared is a whole model, with what is frozen: nothing that one predicts with stays with the clients."""
+        return bool(self._shared) and not self._private
+
+    def export_state(self, private: bool = True) -> State:
+        """What an export writes, by name in the state dict. A method overrides it whose state has another form than what one
+        predicts with.
+
+        Args:
+            private: with what belongs to the client; else what is shared alone, which is what the server has. Where nothing belongs
+                to the clients, the server has a whole model.
+        """
+        whole = private or self.shares_whole_model
+        return {name: tensor for name, tensor in self.state_dict().items() if whole or name in self._shared}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add where the fit started from."""
+        """Add what the module was made with that could not be stored."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT]["received"] = dict(self.received.items()) if self.keeps_received else {}
+        checkpoint[NOT_STORED] = self._not_stored
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """The module of a Trainer's checkpoint; nothing that it was made with has to be given again.
+
+        Raises:
+            FederationError: where something was a lambda, an object or the like, which has no name: give it again.
+        """
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except Exception as error:
+            refuse_missing(cls, checkpoint_path, kwargs, error)
+            raise

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from lightning_fed.core.phase import Phase, Progress
-from lightning_fed.core.resume import CHECKPOINT, ContinuedModule
+from lightning_fed.core.resume import CHECKPOINT, Resume
 from lightning_fed.core.schedules import Interval, Schedule
 from lightning_fed.errors import FederationError
 
@@ -28,7 +29,7 @@ def default_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-class PhasedModule(ContinuedModule):
+class PhasedModule(L.LightningModule):
     """A LightningModule that learns in phases, by manual optimisation.
 
     A subclass says in :meth:`phases` what learns when, on which loss and with which optimizer. The base class freezes what is
@@ -68,9 +69,13 @@ class PhasedModule(ContinuedModule):
         self.lr_interval: Interval = lr_interval
         self.frozen_names: frozenset[str] | None = None
         self.rounds_before = 0  # runs through the phases before this fit; a federation says how many
+        self.progress = Progress()
+        self.running_phases: list[Phase] = []  # of the current fit
+        self.moments: dict[str, Tensor] = {}  # of persistent optimizers
+        self.resume = Resume()
         self._phase: Phase | None = None
         self._schedules: dict[str, Schedule] = {}
-        self._playing: Sequence[Phase] | None = None
+        self._other_phases: Sequence[Phase] | None = None
         self._epoch_batches = 0  # of an epoch that is not cut short
 
     def phases(self) -> list[Phase]:
@@ -115,29 +120,37 @@ class PhasedModule(ContinuedModule):
 
     def num_epochs(self, batches_per_epoch: int) -> int:
         """Trainer epochs that one run through the phases takes."""
-        phases = self.phases() if self._playing is None else self._playing
+        phases = self.phases() if self._other_phases is None else self._other_phases
         return sum(phase.num_epochs(batches_per_epoch, self.batches_per_step) for phase in phases)
 
     @contextmanager
-    def playing(self, phases: Sequence[Phase]) -> Iterator[None]:
+    def training_on(self, phases: Sequence[Phase]) -> Iterator[None]:
         """In this block a fit runs these phases, and :meth:`phases` is not asked."""
-        self._playing = phases
+        self._other_phases = phases
         try:
             yield
         finally:
-            self._playing = None
+            self._other_phases = None
 
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the training is."""
+        checkpoint[CHECKPOINT] = self.resume.state_dict(self)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remember where the training was, in case that it is continued."""
+        self.resume.stopped = checkpoint.get(CHECKPOINT)
 
     def configure_optimizers(self) -> Any:
         """One optimizer per phase, and the schedules of those that have one."""
         if self.frozen_names is None:  # asked before the first phase freezes anything
             self.frozen_names = self.find_frozen()
-        phases = self.phases() if self._playing is None else self._playing
-        self._phases = [phase for phase in phases if phase.epochs or phase.steps]
-        optimizers = [phase.new_optimizer() for phase in self._phases]
+        phases = self.phases() if self._other_phases is None else self._other_phases
+        self.running_phases = [phase for phase in phases if phase.epochs or phase.steps]
+        optimizers = [phase.new_optimizer() for phase in self.running_phases]
         schedules = {}
-        for phase, optimizer in zip(self._phases, optimizers, strict=True):
+        for phase, optimizer in zip(self.running_phases, optimizers, strict=True):
             if factory := phase.lr_scheduler or self.lr_scheduler:
                 earlier = self._schedules.get(phase.name)
                 schedules[phase.name] = Schedule(factory, phase.lr_interval or self.lr_interval, optimizer, earlier)
@@ -155,19 +168,19 @@ class PhasedModule(ContinuedModule):
     def on_fit_start(self) -> None:
         """Refuse what cannot be trained with."""
         self.progress = Progress()  # an earlier fit left its own
-        self._remember()
+        self.resume.begin_fit(self)
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
                 f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
                 "bf16-mixed or 32-true."
             )
-        clips = [clip for phase in self._phases if (clip := self.clip_of(phase)) is not None]
+        clips = [clip for phase in self.running_phases if (clip := self.clip_of(phase)) is not None]
         if clips and self.trainer.precision == "16-mixed":
             raise FederationError(
                 f"gradient_clip is {clips[0]} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
             )
-        if len(self.trainer.lr_scheduler_configs) != sum(phase.name in self._schedules for phase in self._phases):
+        if len(self.trainer.lr_scheduler_configs) != sum(phase.name in self._schedules for phase in self.running_phases):
             raise FederationError(
                 f"configure_optimizers() of {type(self).__name__} returned a schedule that no phase would follow: give "
                 "lr_scheduler to the module or to its phases."
@@ -180,15 +193,15 @@ class PhasedModule(ContinuedModule):
                 "The training data have no length, by which phases are counted: give the Trainer limit_train_batches."
             )
         self._epoch_batches = int(self.trainer.num_training_batches)
-        self._go_on()
+        self.resume.go_on(self)
 
     def on_train_epoch_start(self) -> None:
         """Find the phase that this epoch belongs to; enter it if it is its first epoch."""
         if self.trainer.num_training_batches != self.progress.batches:
             self._epoch_batches = int(self.trainer.num_training_batches)  # loaders may have been made anew
-        lengths = [phase.num_epochs(self._epoch_batches, self.batches_per_step) for phase in self._phases]
+        lengths = [phase.num_epochs(self._epoch_batches, self.batches_per_step) for phase in self.running_phases]
         run, epoch = divmod(self.current_epoch, sum(lengths))
-        for phase, begin in zip(self._phases, accumulate(lengths, initial=0), strict=False):
+        for phase, begin in zip(self.running_phases, accumulate(lengths, initial=0), strict=False):
             if epoch == begin:
                 self._enter(phase, self.rounds_before + run)
         progress = self.progress
@@ -209,18 +222,16 @@ class PhasedModule(ContinuedModule):
         optimizers = self.optimizers()
         return optimizers[place] if isinstance(optimizers, list) else optimizers
 
-    def _reenter(self, phase: Phase, progress: Progress) -> None:
+    def reenter(self, phase: Phase, progress: Progress) -> None:
+        """Be at this place of a phase, where a checkpoint was made."""
         self.progress = progress
-        progress.optimizer = self._optimizer(self._phases.index(phase))
+        progress.optimizer = self._optimizer(self.running_phases.index(phase))
         self._set_learning(phase)
         assert progress.batches is not None  # of a phase that was running
         self._cut_epoch(progress.batches)
 
-    def _pass_epoch(self) -> None:
-        self._step_schedule("epoch")
-
     def _enter(self, phase: Phase, round: int) -> None:
-        place = self._phases.index(phase)
+        place = self.running_phases.index(phase)
         self.progress = Progress(phase.name, phase.steps, optimizer=self._optimizer(place))
         self._set_learning(phase)
         optimizer = self.trainer.optimizers[place]
@@ -228,7 +239,7 @@ class PhasedModule(ContinuedModule):
         if phase.persistent:
             for name, parameter in self.named_parameters():
                 prefix = f"{MOMENTS}{phase.name}/{name}/"
-                state = {key.removeprefix(prefix): t for key, t in self._moments.items() if key.startswith(prefix)}
+                state = {key.removeprefix(prefix): t for key, t in self.moments.items() if key.startswith(prefix)}
                 if state:  # a counter of steps stays on the CPU, where PyTorch has it
                     optimizer.state[parameter] = {
                         k: t.clone() if t.dim() == 0 else t.to(self.device, copy=True) for k, t in state.items()
@@ -250,9 +261,7 @@ class PhasedModule(ContinuedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One :meth:`client_step`, once there are enough batches for it."""
-        if self._epoch_to_start:
-            self._epoch_to_start = False
-            self.on_train_epoch_start()
+        self.resume.before_step(self)
         progress = self.progress
         progress.waiting.append(batch)
         progress.last_step = None
@@ -264,7 +273,7 @@ class PhasedModule(ContinuedModule):
             progress.last_step = step
             if progress.steps_left is not None:
                 progress.steps_left -= 1
-            self._step_schedule("step")
+            self.step_schedule("step")
         if batch_idx + 1 == progress.batches:  # which the loader, if it has more, does not know
             self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
@@ -281,9 +290,10 @@ class PhasedModule(ContinuedModule):
                 self.log(f"train/{progress.phase}_penalty", self.phase.penalty().detach())
         if progress.phase in self._schedules:
             self.log(f"lr/{progress.phase}", self._schedules[progress.phase].rate)
-        self._step_schedule("epoch")
+        self.step_schedule("epoch")
 
-    def _step_schedule(self, interval: Interval) -> None:
+    def step_schedule(self, interval: Interval) -> None:
+        """Let the running phase's schedule, if it has one, count a step or an epoch."""
         if self._schedules and self.progress.phase in self._schedules:
             self._schedules[self.progress.phase].step(interval)
 
@@ -292,11 +302,11 @@ class PhasedModule(ContinuedModule):
         optimizers have to remember. A checkpoint that is made now still says where the training was.
         """
         self.progress.optimizer = self.progress.last_step = None
-        for phase, optimizer in zip(self._phases, self.trainer.optimizers, strict=True):
+        for phase, optimizer in zip(self.running_phases, self.trainer.optimizers, strict=True):
             if phase.persistent:
                 for name, parameter in self.named_parameters():
                     for key, tensor in optimizer.state.get(parameter, {}).items():
-                        self._moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
+                        self.moments[f"{MOMENTS}{phase.name}/{name}/{key}"] = tensor.detach().to("cpu", copy=True)
         frozen = self.frozen_names or ()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)

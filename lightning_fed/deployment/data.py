@@ -7,6 +7,7 @@ from zlib import crc32
 from torch import Tensor
 
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.batches import SharedTensors
 from lightning_fed.data.client_info import ClientInfo
@@ -35,7 +36,7 @@ class DataAtSites(FederatedDataModule):
         """Raises :class:`FederationError` for a method that cannot do without."""
         if model.centralised:
             self.pooled()
-        if model.needs_public_data:
+        if isinstance(model, PublicDistillation):
             self.public_set()
 
     def described(self, sites: Sequence[Described]) -> None:

@@ -169,7 +169,7 @@ class Site:
             self.store.keep(errand.run, {turn.since, turn.round, *errand.held})
         if self._keep is not None and turn.verb == "evaluate":
             module = self._worker.module_of(own, turn.broadcast, private)
-            if turn.adapt:
-                self._worker.adapt(module, self.client, turn.round)
+            if turn.fine_tune:
+                self._worker.fine_tune(module, self.client, turn.round)
             self._keep(module, turn.round)
         return pack_update(outcome.update, keeps=outcome.private is not None)

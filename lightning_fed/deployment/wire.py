@@ -176,7 +176,7 @@ class Errand:
         head = {"ask": "turn", **study.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
         head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "capacity": broadcast.capacity}
-        head |= {name: getattr(turn, name) for name in ("verb", "round", "since", "evaluate", "adapt")}
+        head |= {name: getattr(turn, name) for name in ("verb", "round", "since", "evaluate", "fine_tune")}
         tensors = {f"state/{name}": tensor for name, tensor in broadcast.state.items()}
         return pack(head, tensors | {f"statistics/{name}": tensor for name, tensor in broadcast.statistics.items()})
 
@@ -205,7 +205,7 @@ class Errand:
             Broadcast(parts["state"], capacity, parts["statistics"]),
             said(head, "evaluate", bool, whose),
             counts["since"],
-            said(head, "adapt", bool, whose),
+            said(head, "fine_tune", bool, whose),
         )
         rounds = tuple(number for number in held if type(number) is int)
         return cls(run, turn, rounds, said(head, "data", str, whose), said(head, "frozen", str, whose))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.errors import FederationError
 from lightning_fed.tensors import State
 
@@ -23,7 +24,7 @@ class OutputsPass(L.LightningModule):
         examples: how many there are.
     """
 
-    def __init__(self, module: FederatedModule, flops: FlopMeter, examples: int) -> None:
+    def __init__(self, module: PublicDistillation, flops: FlopMeter, examples: int) -> None:
         super().__init__()
         self.module = module
         self.flops = flops

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from lightning_fed.core.client_modules import frozen_parameters, take_frozen
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
@@ -57,12 +58,12 @@ class Recipe:
         with seeded(self.seed, INITIAL):
             self.template.configure_model()
         if self.frozen is not None:
-            self.template.take_frozen(self.frozen)
+            take_frozen(self.template, self.frozen)
         trainer.precision_plugin.convert_module(self.template)
 
     def unbuilt(self) -> "Recipe":
         """The recipe as it travels."""
-        return replace(self, template=self.template.blank(), frozen=self.template.frozen_parameters())
+        return replace(self, template=self.template.blank(), frozen=frozen_parameters(self.template))
 
     def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
         """The recipe for other processes; the arguments are those of :func:`.pack`.

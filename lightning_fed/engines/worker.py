@@ -11,8 +11,9 @@ from torch import OutOfMemoryError, Tensor
 
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
-from lightning_fed.core.module import OUTPUTS, FederatedModule
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
+from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
@@ -21,7 +22,7 @@ from lightning_fed.engines.review import Review
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import ADAPT, LESSON, PUBLIC, TURN, seed_all
+from lightning_fed.seeding import FINE_TUNE, LESSON, PUBLIC, TURN, seed_all
 from lightning_fed.tensors import State, check_finite
 
 
@@ -70,10 +71,11 @@ class Worker:
             self._activity = ""
             module = self.load(turn.client, turn.broadcast, private)
             if turn.verb in ("predict", "learn"):
+                assert isinstance(module, PublicDistillation)  # whose server alone asks for that
                 return self._on_public(module, turn)
             learned = self._lesson(module, turn) if turn.verb == "fit" else {}
             data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
-            costs = self.adapt(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.adapt else {}
+            costs = self.fine_tune(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.fine_tune else {}
             data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
             if turn.verb == "evaluate":
                 metrics = self._evaluate(module, data) | module.inspect() | costs
@@ -94,17 +96,17 @@ class Worker:
         self._load(module, broadcast, private)
         return module
 
-    def adapt(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
-        """Adapt a client's model to its training data before it is measured in a round, if the method is asked to; returns what
+    def fine_tune(self, module: FederatedModule, client: int, round: int) -> dict[str, float]:
+        """Fine-tune a client's model on its training data before it is measured in a round, if the method is asked to; returns what
         that cost. The server's models are measured as they are.
         """
-        phases = module.adaptation()
+        phases = module.fine_tuning_phases()
         if client == SERVER or not phases:
             return {}
         data = self.data.client(client)
-        data.order_seed = seed_all(self.seed, ADAPT, round, client)
+        data.order_seed = seed_all(self.seed, FINE_TUNE, round, client)
         self._train(module, data, phases, round - 1)
-        costs = {"adapt/flops": float(self.flops.collect())}
+        costs = {"fine_tune/flops": float(self.flops.collect())}
         if module.has_statistics:
             self._gather(module, data)  # of this client's own data, for its own model
         module._trainer = None
@@ -136,7 +138,7 @@ class Worker:
     def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn, learned: dict[str, float]) -> ClientUpdate:
         metrics = learned | self._train(module, data, module.phases(), turn.round - 1)
         found = self._review(module, data) if module.reviews else {}
-        if module.asked is not None:
+        if isinstance(module, PublicDistillation) and module.asked is not None:
             found |= {OUTPUTS: self._ask(module, self.data.public_set(module.public_batch_size, module.asked))}
         module.after_training(found)
         self._activity = ""
@@ -150,7 +152,7 @@ class Worker:
             check_finite(kept, "The private state")
         return kept
 
-    def _on_public(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def _on_public(self, module: PublicDistillation, turn: Turn) -> Outcome:
         """Ask a model about the public data, or train it on them."""
         client, size = turn.client.id, turn.client.num_train
         if turn.verb == "learn" and client != SERVER:
@@ -171,13 +173,13 @@ class Worker:
 
     def _lesson(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
         """Train a client on public data, if there is anything to learn from them."""
-        if not (phases := module.lesson_phases()):
+        if not isinstance(module, PublicDistillation) or not (phases := module.lesson_phases()):
             return {}
         data = self.data.public_set(module.public_batch_size, module.lesson_examples)
         data.order_seed = seed_all(self.seed, LESSON, turn.round, turn.client.id)
         return self._train(module, data, phases, turn.round - 1)
 
-    def _ask(self, module: FederatedModule, data: ClientDataModule) -> Tensor:
+    def _ask(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
         self._activity = "asked about public data"
         asking = OutputsPass(module, self.flops, data.info.num_train)
         self.trainers.for_measuring().predict(asking, datamodule=data, return_predictions=False)
@@ -191,7 +193,7 @@ class Worker:
         rounds: int,
         best: BestOnValidation | None = None,
     ) -> dict[str, float]:
-        with module.playing(phases):
+        with module.training_on(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
                 return {}
             if best is None:

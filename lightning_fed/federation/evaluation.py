@@ -56,7 +56,7 @@ class Evaluation:
         Args:
             round_number: the round that has been played.
             since: of which round a client's private state is, by id; 0 for whom it does not name.
-            final: whether it was the last one, in which clients that are adapted ``last`` are measured a second time.
+            final: whether it was the last one, in which clients that are fine-tuned ``last`` are measured a second time.
 
         Returns:
             The round's columns.
@@ -64,19 +64,19 @@ class Evaluation:
         self.gather(round_number, since)
         models = self._server.models() if self._data.at_hand else {}
         everybody = self._data.pooled().info if models else None
-        always = self._model.adapt_when == "always"
+        always = self._model.fine_tuning.when == "always"
 
         def turns() -> Iterator[Turn]:
             for model in models.values():  # which take longest, and so come first
                 assert everybody is not None
                 yield Turn("evaluate", everybody, round_number, model)
-            for adapt in [always] if always or not final else [False, True]:
+            for fine_tune in [always] if always or not final else [False, True]:
                 for client in self._clients:
                     broadcast = self._server.measured(client)
-                    yield Turn("evaluate", client, round_number, broadcast, since=since.get(client.id, 0), adapt=adapt)
+                    yield Turn("evaluate", client, round_number, broadcast, since=since.get(client.id, 0), fine_tune=fine_tune)
 
         self.results = {}
-        adapted: dict[int, Metrics] = {}  # where clients are measured as they are, too
+        tuned: dict[int, Metrics] = {}  # where clients are measured as they are, too
         of_models: Metrics = {}
         for turn, update in self._carry_out(turns()):
             check_form(update)
@@ -85,10 +85,10 @@ class Evaluation:
                 of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
                 of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
             else:
-                (adapted if turn.adapt and not always else self.results)[update.client] = update.metrics
-        spent = [result["adapt/flops"] for result in (*self.results.values(), *adapted.values()) if "adapt/flops" in result]
-        costs = {"adapt/flops": sum(spent)} if spent else {}
-        of_clients = spread_all("after", self.results.values()) | spread_all("adapted", adapted.values())
+                (tuned if turn.fine_tune and not always else self.results)[update.client] = update.metrics
+        spent = [result["fine_tune/flops"] for result in (*self.results.values(), *tuned.values()) if "fine_tune/flops" in result]
+        costs = {"fine_tune/flops": sum(spent)} if spent else {}
+        of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
         return of_clients | private_shares(self.results.values()) | of_models | costs
 
     def gather(self, round_number: int, since: Mapping[int, int]) -> None:

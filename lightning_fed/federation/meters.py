@@ -137,8 +137,8 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
         "traffic/total_bytes": row["traffic/down_bytes"] + row["traffic/up_bytes"],
         "compute/total_flops": row["compute/flops"],
     }
-    if "adapt/flops" in row or "adapt/total_flops" in before:
-        totals["adapt/total_flops"] = row.get("adapt/flops", 0.0)  # nothing is adapted where nothing is measured
+    if "fine_tune/flops" in row or "fine_tune/total_flops" in before:
+        totals["fine_tune/total_flops"] = row.get("fine_tune/flops", 0.0)  # nothing is tuned where nothing is measured
     if "server/flops" in row or "server/total_flops" in before:
         totals["server/total_flops"] = row.get("server/flops", 0.0)
     return {name: before.get(name, 0.0) + value for name, value in totals.items()}

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_fed.core.aggregation import check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.core.server import Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
@@ -104,7 +105,7 @@ class Run:
         among = self._find_participants(participants)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.participants = [client for client in self.clients if client.takes_part]
-        if model.needs_public_data:
+        if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
         self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
         cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
@@ -348,7 +349,7 @@ class Run:
         info = self.clients[client]
         module = self.local.module_of(info, self.server.measured(info), self.store.find(client))
         with isolate_rng():
-            self.local.adapt(module, client, self.round)
+            self.local.fine_tune(module, client, self.round)
         return module
 
     def server_module(self) -> FederatedModule:

@@ -9,13 +9,13 @@ from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import FederatedModule, Phase, State, default_optimizer
+from lightning_fed.core import KeepsGlobalParameters, Phase, State, default_optimizer
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
-class Ditto(FederatedModule):
+class Ditto(KeepsGlobalParameters):
     r"""FedAvg's global model, and beside it for each client a personal one that is kept near it.
 
     A round of a client:
@@ -40,8 +40,6 @@ class Ditto(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    keeps_received = True
-
     def __init__(
         self,
         backbone: Backbones,
@@ -56,7 +54,7 @@ class Ditto(FederatedModule):
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.lam = lam
-        self.copies_of = start
+        self.start = start
         self.personal_optimizer = personal_optimizer or optimizer
         self.personal_epochs = epochs if personal_epochs is None else personal_epochs
         self._global_predicts = False
@@ -74,6 +72,10 @@ class Ditto(FederatedModule):
         """The personal network begins as the global one."""
         names = self.backbone.state_dict()
         return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
+
+    def initial_copies(self) -> State:
+        """Of the initial network, unless it begins as the first one that is received."""
+        return super().initial_copies() if self.start == "initial" else {}
 
     @property
     def predictor(self) -> Backbone:

@@ -16,10 +16,9 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    FederatedModule,
-    FederationError,
     OfModels,
     Phase,
+    PublicDistillation,
     Server,
     State,
     WeightedMean,
@@ -43,7 +42,7 @@ Aggregation = Literal["ERA", "SA"]
 Order = Literal["train_then_distill", "distill_then_train"]
 
 
-class DSFL(FederatedModule):
+class DSFL(PublicDistillation):
     r"""Clients with different networks tell each other what these say of public examples, and all learn the sharpened mean.
 
     The server draws ``open_size`` of the public examples, :math:`o_r`, for each round. A participant trains on its own data and
@@ -84,7 +83,6 @@ class DSFL(FederatedModule):
     headline_model = "global"
     heterogeneous = True
     payload_varies = True
-    needs_public_data = True
 
     def __init__(
         self,
@@ -103,8 +101,7 @@ class DSFL(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        if self.task != "multiclass":
-            raise FederationError(f"DSFL got task {self.task!r}, but it exchanges probabilities of classes: use Standalone.")
+        self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.aggregation: Aggregation = aggregation
         self.temperature = temperature

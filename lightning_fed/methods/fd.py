@@ -85,7 +85,7 @@ class FD(FederatedModule):
         self.weighting = weighting
         self.is_taught = False
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
-        self.needs_cross_entropy("its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
+        self.task.need_cross_entropy("FD", "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.core import default_optimizer
+from lightning_fed.core import FineTuning, default_optimizer
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -14,17 +14,17 @@ class FedAvgFT(FedAvg):
     """FedAvg whose global model each client fine-tunes on its own training data before it is measured or exported; what comes of it
     is thrown away, and training goes on as FedAvg's, bit for bit.
 
-    It is FedAvg with ``adapt_epochs``, an option of every method but PF2LoRA and Per-FedAvg. Headline: accuracy after aggregation,
+    It is FedAvg with ``fine_tuning``, an option of every method but PF2LoRA and Per-FedAvg. Headline: accuracy after aggregation,
     of the fine-tuned model on each client's test data. Beside it ``global/…`` is the global model as it is, and ``before/…`` the
-    model of each participant as it was trained in the round. What fine-tuning costs is ``adapt/flops``, apart from training.
+    model of each participant as it was trained in the round. What fine-tuning costs is ``fine_tune/flops``, apart from training.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
-        adapt_epochs: epochs of fine-tuning; 0 is exactly FedAvg.
-        **kwargs: see :class:`.FederatedModule`; ``adapt_layers: head`` fine-tunes the head alone.
+        fine_tuning: how; None: one epoch. With ``epochs: 0`` it is exactly FedAvg, with ``part: head`` the head alone is tuned.
+        **kwargs: see :class:`.FederatedModule`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class FedAvgFT(FedAvg):
         num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
-        adapt_epochs: NonNegativeInt = 1,
+        fine_tuning: FineTuning | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, adapt_epochs=adapt_epochs, **kwargs)
+        super().__init__(backbone, num_classes, optimizer, epochs, fine_tuning=fine_tuning or FineTuning(), **kwargs)

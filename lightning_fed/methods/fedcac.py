@@ -14,7 +14,7 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    FederatedModule,
+    KeepsGlobalParameters,
     Server,
     State,
     Vectors,
@@ -40,7 +40,7 @@ MODEL, VALUES = "model", "values"
 """What the server has of a client besides: all parameters that arrived in a round; what is kept of the customised model."""
 
 
-class FedCAC(FederatedModule):
+class FedCAC(KeepsGlobalParameters):
     r"""What a client's data depend on is shared with clients alike, the rest with everybody.
 
     A round of a client:
@@ -70,7 +70,6 @@ class FedCAC(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    keeps_received = True
     payload_varies = True  # up only
 
     critical: Tensor

@@ -89,9 +89,10 @@ class FedKD(TwinModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, mentee, optimizer, mentee_optimizer, epochs, **kwargs)
-        self.needs_cross_entropy(
+        self.task.need_cross_entropy(
+            type(self).__name__,
             "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
-            "weights), or FML."
+            "weights), or FML.",
         )
         for name, share in (("energy_start", energy_start), ("energy_end", energy_end)):
             if not 0 < share <= 1:

@@ -23,7 +23,6 @@ from lightning_fed.core import (
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.tasks.task import TASKS
 
 PROTOTYPE = "prototypes/"
 """What the name of a class's prototype on the wire begins with; the class's number follows."""
@@ -88,8 +87,7 @@ class FedProto(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        if self.task != "multiclass":
-            raise FederationError(f"FedProto got task {self.task!r}, but prototypes are those of classes: use another method.")
+        self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
         self.lam = lam
         self.predicts_with = predict
         self.candidates = candidates
@@ -218,7 +216,7 @@ class FedProto(FederatedModule):
     def configure_metrics(self) -> MetricCollection:
         """The usual ones, and the accuracy of the other way to predict."""
         metrics = super().configure_metrics()
-        metrics.add_metrics({self.other: TASKS[self.task].measures["accuracy"](self.num_classes)})
+        metrics.add_metrics({self.other: self.task.measures["accuracy"](self.num_classes)})
         return metrics
 
     @property
@@ -231,7 +229,7 @@ class FedProto(FederatedModule):
         x, y = self.unpack(batch)
         chosen, other = self._predictions(x)
         for name, metric in metrics.items(keep_base=True, copy_state=False):
-            metric.update(*TASKS[self.task].measured(other if name == self.other else chosen, y))
+            metric.update(*self.task.measured(other if name == self.other else chosen, y))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""

@@ -6,13 +6,13 @@ from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import FederatedModule, Phase, default_optimizer
+from lightning_fed.core import KeepsGlobalParameters, Phase, default_optimizer
 from lightning_fed.models import Backbones
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
-class FedProx(FederatedModule):
+class FedProx(KeepsGlobalParameters):
     r"""FedAvg whose clients pay for drifting away from the model :math:`w^t` that the server sent: a client minimises
     :math:`L_k(w) + \frac{\mu}{2} \lVert w - w^t \rVert^2` (eq. 2), over the parameters that learn; buffers are free.
 
@@ -28,8 +28,6 @@ class FedProx(FederatedModule):
         epochs: local epochs per round. The paper: 20 at most.
         **kwargs: see :class:`.FederatedModule`.
     """
-
-    keeps_received = True
 
     def __init__(
         self,

@@ -55,8 +55,9 @@ class FedRoD(FederatedModule):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
-        self.needs_cross_entropy(
-            "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep."
+        self.task.need_cross_entropy(
+            type(self).__name__,
+            "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep.",
         )
 
     def build(self) -> None:

@@ -13,7 +13,6 @@ from lightning_fed.core import State
 from lightning_fed.methods.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import PositiveInt
-from lightning_fed.tasks.task import TASKS
 
 
 class PerFedAvgLoRA(LoRAModule):
@@ -134,10 +133,10 @@ class PerFedAvgLoRA(LoRAModule):
         for prefix, values in (("", {}), ("adapted_", self._values)):
             with self._holding(values):
                 measured = [m for name, m in metrics.items(keep_base=True) if name.startswith("adapted_") == bool(prefix)]
-                seen = TASKS[self.task].measured(self(inputs), targets) if measured else ()
+                seen = self.task.measured(self(inputs), targets) if measured else ()
                 for metric in measured:
                     metric.update(*seen)
-                self.keep_answers(prefix, inputs, targets)
+                self.answers.add(self.predictor, inputs, targets, prefix)
 
     @contextmanager
     def _holding(self, values: State) -> Iterator[None]:

@@ -14,8 +14,8 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    FederatedModule,
     FederationError,
+    KeepsGlobalParameters,
     Phase,
     Server,
     State,
@@ -36,7 +36,7 @@ MOVED = "moved_blocks"
 PREFIX = "backbone."
 
 
-class PFedGate(FederatedModule):
+class PFedGate(KeepsGlobalParameters):
     r"""One dense network for everybody; a private gate makes a sparse one of it for each batch.
 
     The parameters :math:`\theta` that learn are cut into blocks. Of a batch, the client's gate :math:`\phi_i` gives each block an
@@ -71,7 +71,6 @@ class PFedGate(FederatedModule):
     """
 
     flops_on_meta = False  # which blocks are kept depends on numbers
-    keeps_received = True
     payload_varies = True
 
     def __init__(

@@ -57,8 +57,9 @@ class PFedSD(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.needs_cross_entropy(
-            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
+        self.task.need_cross_entropy(
+            type(self).__name__,
+            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
         )
         self.lam = lam
         self.temperature = temperature

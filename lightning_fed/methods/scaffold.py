@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lightning_fed.core import (
     ClientInfo,
     ClientUpdate,
-    FederatedModule,
     FederationError,
+    KeepsGlobalParameters,
     Phase,
     Server,
     State,
@@ -29,7 +29,7 @@ CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
 
 
-class SCAFFOLD(FederatedModule):
+class SCAFFOLD(KeepsGlobalParameters):
     r"""Steps are corrected by how the client's gradients differ from everybody's, so that clients do not drift apart.
 
     The server has the model :math:`x` and a control variate :math:`c`, a client one of its own, :math:`c_k`; all begin at zero. A
@@ -58,7 +58,6 @@ class SCAFFOLD(FederatedModule):
     """
 
     weighting = "uniform"
-    keeps_received = True
 
     def __init__(
         self,

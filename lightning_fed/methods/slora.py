@@ -144,14 +144,14 @@ class SLoRA(LoRAModule):
             return super().effective_weights(private)
         return {name: cast(Tensor, self.get_submodule(name).weight).detach() for name in self.shapes}
 
-    def export(self, folder: Path, private: bool = True) -> None:
+    def export_adapter(self, folder: Path, private: bool = True) -> None:
         """Write a peft adapter, see :class:`.LoRAModule`; or, where what was learned is more than an adapter (in
         the first stage, or on a residual base), the whole network.
         """
         if self.sparse or self.base == "residual":
             self.export_merged(folder, private)
         else:
-            super().export(folder, private)
+            super().export_adapter(folder, private)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages values at first, then factors."""

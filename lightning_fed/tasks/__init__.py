@@ -2,6 +2,6 @@
 
 from lightning_fed.tasks.f1 import F1
 from lightning_fed.tasks.matthews import Matthews
-from lightning_fed.tasks.task import TASKS, LearningTask, Multiclass, Multilabel, Regression, TaskName
+from lightning_fed.tasks.task import TASKS, Multiclass, Multilabel, Regression, Task, TaskName
 
-__all__ = ["F1", "TASKS", "LearningTask", "Matthews", "Multiclass", "Multilabel", "Regression", "TaskName"]
+__all__ = ["F1", "TASKS", "Matthews", "Multiclass", "Multilabel", "Regression", "Task", "TaskName"]

@@ -1,15 +1,16 @@
 """What is learned: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torchmetrics as tm
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
@@ -21,21 +22,81 @@ Measures = Mapping[str, Callable[[int], Metric]]
 
 TaskName = Literal["multiclass", "multilabel", "regression"]
 
+if TYPE_CHECKING:
+    Loss = Callable[[Tensor, Tensor], Tensor]
+    Metrics = dict[str, Metric]
+else:
+    # The command line would list all subclasses of a narrower type, and know no function.
+    Loss = Callable[..., Any]
+    Metrics = dict[str, Callable[..., Any]]
 
-class LearningTask(ABC):
-    """A kind of target. Its networks have as many outputs as there are classes, labels or numbers.
+
+class MeasuredNetwork(Protocol):
+    """A network that says itself how its predictions of classes, or of texts, are measured."""
+
+    measures: tuple[str, ...]
+    """Names of the metrics that can be monitored, the usual one first."""
+
+    less_is_better: tuple[str, ...]
+    """Those of them of which less is better, where the data score them."""
+
+    def metrics(self, monitor: str) -> dict[str, Metric]:
+        """What is measured batch by batch, where ``monitor`` is the metric that is used."""
+
+
+class Task(nn.Module, ABC):
+    """What a module learns to predict: the loss of outputs and targets, metrics, and which of them is monitored. Networks have as
+    many outputs as there are classes, labels or numbers.
+
+    Args:
+        loss: of outputs and targets. A copy of it moves with the module; its buffers (class weights) are in no state dict. None:
+            the task's usual one.
+        metrics: more metrics of outputs and targets, by name.
+        monitor: the name of the metric that is monitored; None: the first.
 
     Attributes:
-        measures: what can be measured; the first is the headline unless another is chosen.
-        always: what is measured in any case.
+        measures: what can be measured, by name.
+        always: what is measured in any case; the first is monitored unless another is chosen.
     """
 
+    name: ClassVar[TaskName]
     measures: ClassVar[Measures]
     always: ClassVar[tuple[str, ...]]
 
+    def __init__(self, loss: Loss | None = None, metrics: Metrics | None = None, monitor: str | None = None) -> None:
+        super().__init__()
+        if wrong := [name for name, value in (metrics or {}).items() if not isinstance(value, Metric)]:
+            raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
+        self.loss = own_copy(loss)
+        self.more_metrics = dict(metrics or {})
+        self.monitor = monitor
+
+    def unpack(self, batch: Any, network: Any) -> tuple[Any, Tensor]:
+        """What a network takes of a batch, and what it is to predict.
+
+        Args:
+            batch: a pair of these; or a dict of what a network takes by name and ``labels``, as collators of the transformers
+                library make it.
+            network: that predicts. Its ``targets_of`` takes the targets out of a dict, if it has one.
+
+        Raises:
+            FederationError: for a dict without what is to be predicted.
+        """
+        if not isinstance(batch, Mapping):
+            inputs, targets = batch
+            return inputs, targets
+        inputs = dict(batch)
+        try:
+            targets = network.targets_of(inputs) if hasattr(network, "targets_of") else inputs.pop("labels")
+        except KeyError as error:
+            raise FederationError(
+                f"A batch has {', '.join(batch)}, but no {error.args[0]}: give what is to be predicted under that name."
+            ) from error
+        return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
+
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The usual loss, the mean over a batch."""
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss unless another is given, the mean over a batch."""
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets as a loss takes them: of one shape and type where it compares them number by number."""
@@ -45,12 +106,76 @@ class LearningTask(ABC):
         """Outputs and targets as metrics take them."""
         return self.prepared(outputs, targets)
 
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss: the one that was given, or the usual one."""
+        prepared = self.prepared(outputs, targets)
+        return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
 
-class Multiclass(LearningTask):
+    def need_cross_entropy(self, method: str, why: str) -> None:
+        """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
+
+        Args:
+            method: which that is.
+            why: what it does, and how to do without, to complete the error.
+
+        Raises:
+            FederationError: for another loss, or another task.
+        """
+        if self.name != "multiclass" or not (self.loss is None or isinstance(self.loss, nn.CrossEntropyLoss)):
+            what = f"the loss {type(self.loss).__name__}" if self.name == "multiclass" else f"task {self.name!r}"
+            raise FederationError(f"{method} got {what}, but {why}")
+
+    def need_classes(self, method: str, why: str) -> None:
+        """Raises :class:`FederationError` if something else than one class of several is predicted; ``why`` completes it."""
+        if self.name != "multiclass":
+            raise FederationError(f"{method} got task {self.name!r}, but {why}")
+
+    def configure_metrics(self, outputs: int, network: MeasuredNetwork | None = None) -> MetricCollection:
+        """What validation and test data are measured with.
+
+        Args:
+            outputs: of the network.
+            network: if it says itself what is measured.
+        """
+        if network is not None:
+            metrics = network.metrics(self.monitor or network.measures[0])
+        else:
+            names = dict.fromkeys((*self.always, *(name for name in self.measures if name == self.monitor)))
+            metrics = {name: self.measures[name](outputs) for name in names}
+        return MetricCollection({**metrics, **self.more_metrics}, compute_groups=False)
+
+    def higher_is_better(self, monitor: str, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> bool:
+        """Whether a metric is to be large; an error, say, is not. Metrics know, or the network where the data measure it."""
+        if network is not None and monitor in network.less_is_better:
+            return False
+        known = dict(metrics.items(keep_base=True, copy_state=False))
+        return getattr(known.get(monitor), "higher_is_better", None) is not False
+
+    def choose_monitor(self, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> str:
+        """The name of the metric that is monitored: the one that was asked for, else the network's first, which the data may
+        measure; else the task's; where that is not measured, any that is.
+
+        Raises:
+            FederationError: if the one that was asked for is not measured.
+        """
+        measured = [str(name) for name in metrics.keys(keep_base=True)]
+        known = dict.fromkeys((*(self.measures if network is None else network.measures), *self.more_metrics))
+        if self.monitor is not None and self.monitor not in (measured if network is None else known):
+            raise FederationError(
+                f"metric is {self.monitor!r}, but what can be measured is {', '.join(known)}: choose one of these, or give "
+                "yours in metrics."
+            )
+        if network is not None:
+            return self.monitor or network.measures[0]
+        return next(name for name in (self.monitor, self.always[0], *measured) if name in measured)
+
+
+class Multiclass(Task):
     """One class of several: logits ``(B, C, …)``, targets ``(B, …)``. ``f1`` is that of class 1 where there are two classes, as
     GLUE scores MRPC and QQP, and else the mean over the classes.
     """
 
+    name = "multiclass"
     measures: ClassVar[Measures] = {
         "accuracy": partial(of_classes.MulticlassAccuracy, average="micro", validate_args=False),
         "f1": F1,
@@ -58,17 +183,18 @@ class Multiclass(LearningTask):
     }
     always = ("accuracy",)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
         return cross_entropy(outputs, targets)
 
 
-class Multilabel(LearningTask):
+class Multilabel(Task):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
     predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of labels that are right, ``exact_match`` that
     of examples of which all are.
     """
 
+    name = "multilabel"
     measures: ClassVar[Measures] = {
         "f1": partial(of_classes.MultilabelF1Score, average="macro"),
         "accuracy": partial(of_classes.MultilabelAccuracy, average="micro"),
@@ -77,7 +203,7 @@ class Multilabel(LearningTask):
     }
     always = ("f1", "accuracy")
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each label, the mean over all."""
         return binary_cross_entropy_with_logits(outputs, targets)
 
@@ -90,9 +216,10 @@ class Multilabel(LearningTask):
         return outputs.sigmoid(), targets.reshape(outputs.shape).long()
 
 
-class Regression(LearningTask):
+class Regression(Task):
     """Numbers: outputs ``(B, D)``, targets ``(B, D)``, or ``(B,)`` where there is one."""
 
+    name = "regression"
     measures: ClassVar[Measures] = {
         "rmse": lambda outputs: tm.MeanSquaredError(squared=False, num_outputs=1),
         "mae": lambda outputs: tm.MeanAbsoluteError(),
@@ -102,7 +229,7 @@ class Regression(LearningTask):
     }
     always = ("rmse", "mae")
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The squared error, the mean over all numbers."""
         return mse_loss(outputs, targets)
 
@@ -148,5 +275,16 @@ def mean_spearman(outputs: int) -> Metric:
         return MeanSpearman(num_outputs=outputs)
 
 
-TASKS: dict[str, LearningTask] = {"multiclass": Multiclass(), "multilabel": Multilabel(), "regression": Regression()}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Multilabel, Regression)}
 """The tasks by the names that torchmetrics has for two of them."""
+
+
+def own_copy(loss: Loss | None) -> Loss | None:
+    """A loss that a module can hold: a copy whose buffers go where the module goes, and are in no state dict."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    loss = copy.deepcopy(loss)
+    for module in loss.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, buffer, persistent=False)
+    return loss

@@ -285,7 +285,7 @@ def another_order_memory_and_measuring_change_nothing(subject: Subject, folder: 
 def _unlike(run: Federation, recorded: Federation) -> list[str]:
     """In what two runs differ, but for the round that they would select, and what measuring has cost."""
     rows = zip(without_seconds(recorded.run.history), without_seconds(run.run.history), strict=True)
-    other = ("selected/", "adapt/total_")
+    other = ("selected/", "fine_tune/total_")
     differing = unequal_ends(run, recorded)
     for row, more in rows:
         differing += unequal_metrics(row, more, [key for key in row if not key.startswith(other)])

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 from tiny import new_data, new_federation, new_method
 
+from lightning_fed.core import FineTuning
+
 
 @pytest.mark.parametrize(
-    ("method", "options", "headline", "training", "adaptation"),
+    ("method", "options", "headline", "training", "fine_tuning"),
     [
         ("FedAvg", {"epochs": 2}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 2}], []),
         (
-            *("FedAvgFT", {"adapt_epochs": 3}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 1}]),
-            [{"phase": "adapt", "epochs": 3}],
+            *("FedAvgFT", {"fine_tuning": FineTuning(epochs=3)}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 1}]),
+            [{"phase": "fine_tune", "epochs": 3}],
         ),
         (
             *("FedDecomp", {}, "after/test_accuracy/mean"),
@@ -23,10 +25,10 @@ from tiny import new_data, new_federation, new_method
         ("HeteroFL", {}, "global/test_accuracy", [{"phase": "local", "epochs": 1}], []),
     ],
 )
-def test_headline_and_phases(method: str, options: Any, headline: str, training: Any, adaptation: Any) -> None:
+def test_headline_and_phases(method: str, options: Any, headline: str, training: Any, fine_tuning: Any) -> None:
     federation = new_federation(1, run_dir="runs")
     history = federation.fit(new_method(method, **options), new_data())
     facts = json.loads(Path("runs/version_0/run.json").read_text())
     played = {"method": method, "seed": 0, "rounds": 1}
-    assert facts == played | {"headline": headline, "higher_is_better": True, "training": training, "adaptation": adaptation}
+    assert facts == played | {"headline": headline, "higher_is_better": True, "training": training, "fine_tuning": fine_tuning}
     assert headline in history[-1]

@@ -100,7 +100,7 @@ def test_all_data_of_a_site_are_its_clients(join: Joining) -> None:
 
 def test_what_comes_of_it_is_written_for_use_elsewhere(join: Joining, serve: Any) -> None:
     """A site's own model, with its private part, and what the server has: those that fit would have exported."""
-    method = ["--model", "FedPer", "--model.init_args.adapt_epochs", "1"]
+    method = ["--model", "FedPer", "--model.init_args.fine_tuning.epochs", "1"]
     sites = [join(client, "--partitioned", "--output", f"model-{client}", *method) for client in (0, 1)]
     serve(sites, "--output", "shared", *method)
     fit = ["--config", "study.yaml", *method, "--federation.run_dir", "here"]

@@ -63,7 +63,7 @@ class TwoPhases(FederatedModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         if not self.steps or self.steps[-1][0] != self.phase.name:
             self.starts.append({name: tensor.clone() for name, tensor in self.state_dict().items()})
-            optimizer = self.trainer.optimizers[[phase.name for phase in self._phases].index(self.phase.name)]
+            optimizer = self.trainer.optimizers[[phase.name for phase in self.running_phases].index(self.phase.name)]
             self.momenta.append(bool(optimizer.state))
         return super().on_train_batch_start(batch, batch_idx)
 

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
 )
 
+from lightning_fed.core import FineTuning
 from lightning_fed.core.schedules import Schedule
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
@@ -188,7 +189,7 @@ def test_what_is_adapted_before_it_is_measured_does_not_set_a_schedule_back(monk
     taken: list[int] = []
     whole = Schedule._advance
     monkeypatch.setattr(Schedule, "_advance", lambda schedule: (taken.append(1), whole(schedule))[1])
-    method = FedAvg(Net, 4, sgd, lr_scheduler=halved, adapt_steps=1)
+    method = FedAvg(Net, 4, sgd, lr_scheduler=halved, fine_tuning=FineTuning(steps=1))
     engine = Recording()
     history = new_federation(6, engine=engine, evaluate_every=1).fit(method, new_data(1, 60))
     assert [row["lr/local"] for row in history] == [0.5**round for round in range(6)]
@@ -198,9 +199,9 @@ def test_what_is_adapted_before_it_is_measured_does_not_set_a_schedule_back(monk
 def test_what_is_adapted_after_a_round_has_the_rate_of_that_round() -> None:
     """A schedule that ends at 0 would adapt nothing in the last one."""
     seen = Rates()
-    method = FedAvg(Net, 4, sgd, lr_scheduler=partial(CosineAnnealingLR, T_max=2), adapt_steps=1)
+    method = FedAvg(Net, 4, sgd, lr_scheduler=partial(CosineAnnealingLR, T_max=2), fine_tuning=FineTuning(steps=1))
     federation = new_federation(2, evaluate_every=1, trainer=partial(new_trainer, callbacks=[seen]))
     history = federation.fit(method, new_data(1, 60))
-    assert [rate for phase, rate in seen.seen if phase == "adapt"] == [1.0, 0.5] == [row["lr/local"] for row in history]
+    assert [rate for phase, rate in seen.seen if phase == "fine_tune"] == [1.0, 0.5] == [row["lr/local"] for row in history]
     federation.client_module(0)
-    assert seen.seen[-1] == ("adapt", 0.5)
+    assert seen.seen[-1] == ("fine_tune", 0.5)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.errors import FederationError
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.tensors import State
 
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
@@ -71,7 +71,7 @@ def assert_ends_the_same(name: str, folder: Path, places: slice = slice(None, -1
 @pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> None:
     """Inside of its first epoch, and of a later one; with a schedule and in other precisions, below, anywhere."""
-    longer = {"local_steps": 5} if issubclass(getattr(lightning_fed.methods, name), FineTuning) else {}
+    longer = {"local_steps": 5} if issubclass(getattr(lightning_fed.methods, name), AdapterModule) else {}
     assert_ends_the_same(name, tmp_path, slice(0, -1, 3), **longer)
 
 

@@ -32,9 +32,9 @@ from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, Standalone
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 
-ON_ANY_NETWORK = [name for name in METHODS if not issubclass(getattr(lightning_fed.methods, name), FineTuning)]
+ON_ANY_NETWORK = [name for name in METHODS if not issubclass(getattr(lightning_fed.methods, name), AdapterModule)]
 assert {"FedAvg", "PFedLoRA", "SplitMix"} <= {*ON_ANY_NETWORK}
 
 SIZES = [(0, 4), (1, 4), (4, 4), (5, 4), (6, 4), (9, 4), (1, 1), (3, 1), (2, 8)]

@@ -32,6 +32,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.core import FineTuning
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
@@ -380,12 +381,12 @@ def test_phases_are_asked_for_when_the_broadcast_is_there() -> None:
 def test_a_mistake_while_adapting_is_named() -> None:
     class Stumbling(FedAvg):
         def client_loss(self, batch: Any) -> Tensor:
-            if self.progress.phase == "adapt":
+            if self.progress.phase == "fine_tune":
                 raise FederationError("stumbled.")
             return super().client_loss(batch)
 
-    with pytest.raises(FederationError, match=r"^Client 0 in round 1, phase adapt: stumbled\.$"):
-        fit(Stumbling(Net, CLASSES, sgd, adapt_epochs=1), rounds=1)
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, phase fine_tune: stumbled\.$"):
+        fit(Stumbling(Net, CLASSES, sgd, fine_tuning=FineTuning(epochs=1)), rounds=1)
 
 
 def test_a_mistake_while_reviewing_is_named() -> None:

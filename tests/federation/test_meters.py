@@ -122,16 +122,16 @@ def test_running_totals_add_up() -> None:
         history.append(row | running_totals(history[-1] if history else {}, row))
     assert history[-1]["traffic/total_parameters"] == history[-1]["traffic/total_bytes"] == 6
     assert history[-1]["compute/total_flops"] == 21
-    assert "adapt/total_flops" not in history[-1]
+    assert "fine_tune/total_flops" not in history[-1]
 
 
 def test_adapting_has_a_total_from_its_first_round_on() -> None:
     """A round that measures nobody adapts nobody."""
     row = {"compute/flops": 7.0} | {f"traffic/{way}_{unit}": 1.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
     history: list[dict[str, float]] = []
-    for costs in ({}, {"adapt/flops": 5.0}, {}, {"adapt/flops": 5.0}):
+    for costs in ({}, {"fine_tune/flops": 5.0}, {}, {"fine_tune/flops": 5.0}):
         history.append(row | costs | running_totals(history[-1] if history else {}, row | costs))
-    assert [entry.get("adapt/total_flops") for entry in history] == [None, 5, 5, 10]
+    assert [entry.get("fine_tune/total_flops") for entry in history] == [None, 5, 5, 10]
 
 
 def row(round: int, val: float, test: float) -> dict[str, float]:

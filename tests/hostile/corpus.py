@@ -23,8 +23,9 @@ import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
 from lightning_fed.cli.refusals import known, parameters_of
+from lightning_fed.core import PublicDistillation
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 
 VALUES = {"type": "foo", "sign": -1, "zero": 0, "huge": 10**30, "null": None, "list": [1, 2], "nan": "nan"}
 """What an option is given, by what is wrong with it."""
@@ -131,8 +132,8 @@ class Bases:
         """A method on data that it can train on."""
         method = getattr(lightning_fed.methods, name)
         own = ON_TINY_DATA.get(name, {}) | ({"input_shape": [3, 8, 8]} if name == "PFedGate" else {})
-        if not issubclass(method, FineTuning):
-            public = {"public": of("PublicShare", share=0.1)} if method.needs_public_data else {}
+        if not issubclass(method, AdapterModule):
+            public = {"public": of("PublicShare", share=0.1)} if issubclass(method, PublicDistillation) else {}
             return self.write(name, digits(**public), of(name, backbone=MLP, **own))
         if name in ON_IMAGES:
             return self.write(name, digits(), of(name, backbone=VIT, local_steps=1))

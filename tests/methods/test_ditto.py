@@ -14,6 +14,7 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
 from lightning_fed.seeding import seeded
+from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import State
 from lightning_fed.testing.toys import PartlyFrozenNet
 
@@ -148,7 +149,7 @@ def test_alone_it_starts_from_its_own_global_model() -> None:
 def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
     module = fit(Ditto(Net, CLASSES, optimizer=sgd)).client_module(1)
     for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
-        module.export(tmp_path / name, private)
+        write_safetensors(tmp_path / name, module, private)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
         assert same(safetensors.torch.load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
     assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.core.client_state
+from lightning_fed.core import FineTuning
 from lightning_fed.core.client_state import flatten
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
@@ -265,7 +266,8 @@ def test_the_step_size_shrinks_in_steps() -> None:
 def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
     """Adapting before measuring is not."""
     plain, drawn = (
-        fit(FedAMP(Net, CLASSES, lam, **LIVELY, optimizer=sgd, epochs=0, adapt_epochs=1), rounds=2) for lam in (0.0, 1.0)
+        fit(FedAMP(Net, CLASSES, lam, **LIVELY, optimizer=sgd, epochs=0, fine_tuning=FineTuning(epochs=1)), rounds=2)
+        for lam in (0.0, 1.0)
     )
     assert plain.run.results == drawn.run.results
 

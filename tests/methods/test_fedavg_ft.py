@@ -1,5 +1,6 @@
 """FedAvg with local fine-tuning, and adapting before measuring as an option of every method."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, assert_same, momentum, new_data, new_federation, same, sgd, without_seconds
 
+from lightning_fed.core import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
@@ -24,16 +26,22 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
 
 def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:
     """What training and the global model say of a round."""
-    own = ("after/", "selected/", "adapt/")
+    own = ("after/", "selected/", "fine_tune/")
     return [{name: value for name, value in row.items() if not name.startswith(own)} for row in without_seconds(history)]
 
 
 def test_without_fine_tuning_it_is_fedavg() -> None:
-    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, momentum, adapt_epochs=0)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    ours, theirs = (
+        fit(FedAvgFT(NoisyNet, CLASSES, momentum, fine_tuning=FineTuning(epochs=0))),
+        fit(FedAvg(NoisyNet, CLASSES, momentum)),
+    )
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"adapt_epochs": 3}, {"adapt_epochs": 0, "adapt_steps": 2}, {"adapt_layers": "head"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fine_tuning": FineTuning(epochs=3)}, {"fine_tuning": FineTuning(steps=2)}, {"fine_tuning": FineTuning(part="head")}],
+)
 def test_what_is_shared_goes_fedavgs_way_bit_for_bit(options: dict[str, Any]) -> None:
     """So do costs, the global model, and what is measured before aggregation."""
     ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, momentum, **options)), fit(FedAvg(NoisyNet, CLASSES, momentum))
@@ -56,7 +64,9 @@ def test_measured_again_it_is_the_same() -> None:
 def test_it_improves_on_the_global_model_of_each_client() -> None:
     """On data on which the clients' tasks differ: that is what it is for."""
     data = new_data(3, 300)
-    tuned, plain = (fit(FedAvg(Net, CLASSES, momentum, adapt_epochs=epochs), data, rounds=1) for epochs in (20, 0))
+    tuned, plain = (
+        fit(FedAvg(Net, CLASSES, momentum, fine_tuning=FineTuning(epochs=epochs)), data, rounds=1) for epochs in (20, 0)
+    )
     column = "after/test_accuracy/mean"
     assert tuned.run.history[-1][column] > plain.run.history[-1][column]
 
@@ -94,9 +104,9 @@ def test_a_clients_module_is_the_adapted_one() -> None:
 def test_its_flops_are_apart() -> None:
     """An epoch of adapting everybody costs what an epoch of training everybody does."""
     row = fit(FedAvgFT(Net, CLASSES, sgd), rounds=1).run.history[0]
-    assert row["adapt/flops"] == row["adapt/total_flops"] == row["compute/flops"] > 0
+    assert row["fine_tune/flops"] == row["fine_tune/total_flops"] == row["compute/flops"] > 0
     plain = fit(FedAvg(Net, CLASSES, sgd), rounds=1).run.history[0]
-    assert "adapt/flops" not in plain
+    assert "fine_tune/flops" not in plain
     assert plain["compute/flops"] == row["compute/flops"] == row["compute/total_flops"]
 
 
@@ -116,7 +126,7 @@ def test_the_stream_is_that_of_seed_round_and_client() -> None:
 
 
 def test_with_layers_head_nothing_else_changes() -> None:
-    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum, adapt_epochs=2, adapt_layers="head"))
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum, fine_tuning=FineTuning(epochs=2, part="head")))
     before, after = federation.run.server.state_dict(), federation.client_module(0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"backbone.head.weight", "backbone.head.bias"}
@@ -124,7 +134,7 @@ def test_with_layers_head_nothing_else_changes() -> None:
 
 def test_with_layers_private_what_is_shared_stays_as_it_is() -> None:
     """The head, and the layer in front of it, where both stay with the client."""
-    federation = fit(FedPer(Net, CLASSES, optimizer=momentum, private_layers=2, adapt_epochs=2, adapt_layers="private"))
+    federation = fit(FedPer(Net, CLASSES, optimizer=momentum, private_layers=2, fine_tuning=FineTuning(epochs=2, part="private")))
     plain = fit(FedPer(Net, CLASSES, optimizer=momentum, private_layers=2))
     before, after = plain.client_module(0).state_dict(), federation.client_module(0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -133,35 +143,38 @@ def test_with_layers_private_what_is_shared_stays_as_it_is() -> None:
 
 def test_adapting_last_measures_the_last_round_twice(tmp_path: Path) -> None:
     """As clients are, which is what a run without it finds, and adapted, which is what a run that always adapts finds."""
-    options = {"optimizer": sgd, "epochs": 1, "adapt_epochs": 2, "adapt_layers": "head"}
-    last = fit(FedRep(Net, CLASSES, adapt_when="last", **options), run_dir=tmp_path)
-    always = fit(FedRep(Net, CLASSES, **options))
+    method = partial(FedRep, Net, CLASSES, optimizer=sgd, epochs=1)
+    at_last = FineTuning(2, part="head", when="last")
+    last = fit(method(fine_tuning=at_last), run_dir=tmp_path)
+    always = fit(method(fine_tuning=FineTuning(2, part="head")))
     never = fit(FedRep(Net, CLASSES, optimizer=sgd, epochs=1))
-    own = ("adapt/", "adapted/")
+    own = ("fine_tune/", "fine_tuned/")
     as_they_are = [{name: v for name, v in row.items() if not name.startswith(own)} for row in without_seconds(last.run.history)]
     assert as_they_are == without_seconds(never.run.history)
     assert last.run.results == never.run.results
     first, end = last.run.history
     adapted = {name: value for name, value in end.items() if name.startswith(own)}
     tuned = {
-        name.replace("after/", "adapted/"): v for name, v in always.run.history[-1].items() if name.startswith(("after/", *own))
+        name.replace("after/", "fine_tuned/"): v for name, v in always.run.history[-1].items() if name.startswith(("after/", *own))
     }
-    assert adapted.items() - {("adapt/total_flops", end["adapt/flops"])} <= tuned.items()
-    assert "adapted/test_accuracy/mean" in adapted
+    assert adapted.items() - {("fine_tune/total_flops", end["fine_tune/flops"])} <= tuned.items()
+    assert "fine_tuned/test_accuracy/mean" in adapted
     assert not any(name.startswith(own) for name in first)
-    assert end["adapted/test_accuracy/mean"] != end["after/test_accuracy/mean"]
+    assert end["fine_tuned/test_accuracy/mean"] != end["after/test_accuracy/mean"]
     again = new_federation(2, run_dir=tmp_path)
-    found = again.test(FedRep(Net, CLASSES, adapt_when="last", **options), new_data(3, 120))
-    assert {name: value for name, value in end.items() if name.startswith(("after/test_", "adapted/test_"))} == found
+    found = again.test(method(fine_tuning=at_last), new_data(3, 120))
+    assert {name: value for name, value in end.items() if name.startswith(("after/test_", "fine_tuned/test_"))} == found
 
 
 def test_adapting_last_needs_something_that_adapts() -> None:
-    with pytest.raises(FederationError, match="adapt_when is last, but nothing is adapted: say for how long with adapt_epochs"):
-        FedPer(Net, CLASSES, adapt_when="last")
+    with pytest.raises(FederationError, match="fine_tuning has when=last, but nothing is tuned: say for how long with epochs"):
+        FedPer(Net, CLASSES, fine_tuning=FineTuning(epochs=0, when="last"))
 
 
 def test_an_optimizer_of_its_own() -> None:
-    still = fit(FedAvgFT(Net, CLASSES, sgd, adapt_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+    still = fit(
+        FedAvgFT(Net, CLASSES, sgd, fine_tuning=FineTuning(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+    )
     assert same(still.client_module(0).state_dict(), still.run.server.state_dict())
 
 
@@ -169,12 +182,14 @@ def test_any_method_adapts() -> None:
     """What is private too, where it predicts. Statistics are the client's own; the server's models are measured as they are."""
     for method in (FedProx, FedPer):
         engine = Recording()
-        federation = fit(method(Net, CLASSES, optimizer=sgd, adapt_epochs=1), engine=engine)
+        federation = fit(method(Net, CLASSES, optimizer=sgd, fine_tuning=FineTuning(epochs=1)), engine=engine)
         plain = fit(method(Net, CLASSES, optimizer=sgd))
         assert same(federation.run.server.state_dict(), plain.run.server.state_dict())
-        costs = {update.client for update in engine.updates if "adapt/flops" in update.metrics}
+        costs = {update.client for update in engine.updates if "fine_tune/flops" in update.metrics}
         assert costs == {0, 1, 2}
-    tuned, plain = (fit(FedHM(NoisyNet, CLASSES, ratios=[1.0, 0.5], optimizer=sgd, adapt_steps=steps)) for steps in (2, 0))
+    tuned, plain = (
+        fit(FedHM(NoisyNet, CLASSES, ratios=[1.0, 0.5], optimizer=sgd, fine_tuning=FineTuning(steps=steps))) for steps in (2, 0)
+    )
     assert same(tuned.run.server.state_dict(), plain.run.server.state_dict())
     models = [{k: v for k, v in f.run.history[-1].items() if k.startswith(("global/", "rank_"))} for f in (tuned, plain)]
     assert models[0] == models[1]
@@ -184,8 +199,11 @@ def test_any_method_adapts() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FedAvg(Net, CLASSES, adapt_epochs=1, adapt_steps=1), "adapt_epochs=1 and adapt_steps=1: give one of them"),
-        (lambda: PF2LoRA(Net, CLASSES, adapt_steps=1), "PF2LoRA has a training step of its own"),
+        (
+            lambda: FedAvg(Net, CLASSES, fine_tuning=FineTuning(epochs=1, steps=1)),
+            "fine_tuning has epochs=1 and steps=1: give one of them",
+        ),
+        (lambda: PF2LoRA(Net, CLASSES, fine_tuning=FineTuning(steps=1)), "PF2LoRA has a training step of its own"),
     ],
 )
 def test_what_cannot_adapt_is_refused(make: Any, message: str) -> None:
@@ -199,5 +217,5 @@ def test_a_method_without_a_head_that_learns_cannot_adapt_it() -> None:
             super().build()
             self.backbone.head.requires_grad_(False)
 
-    with pytest.raises(FederationError, match="adapt_layers is head, but Frozen has no head that learns: set it to all"):
-        fit(Frozen(Net, CLASSES, sgd, adapt_epochs=1, adapt_layers="head"))
+    with pytest.raises(FederationError, match="fine_tuning has part=head, but Frozen has no head that learns: set it to all"):
+        fit(Frozen(Net, CLASSES, sgd, fine_tuning=FineTuning(epochs=1, part="head")))

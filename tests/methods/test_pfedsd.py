@@ -21,6 +21,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, PFedSD
 from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import State
 
 INFO = new_data().clients[1]
@@ -218,7 +219,7 @@ def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -
     federation = fit(PFedSD(Net, CLASSES, optimizer=momentum))
     module = federation.client_module(1)
     for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
-        module.export(tmp_path / name, private)
+        write_safetensors(tmp_path / name, module, private)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
         assert same(load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
     assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

@@ -16,6 +16,7 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import PrefixTuning
 from lightning_fed.models import VisionTransformer
+from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import count_floats
 
 strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
@@ -230,6 +231,6 @@ def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> N
 
 def test_without_maps_the_export_is_the_state_dict() -> None:
     module = trained(reparametrise=False)
-    module.export(Path("exported"))
+    write_safetensors(Path("exported"), module)
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
     assert same(state, dict(module.backbone.state_dict()))

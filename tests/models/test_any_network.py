@@ -29,18 +29,19 @@ from tiny import (
 from torch import Tensor, nn
 
 import lightning_fed.methods
+from lightning_fed.core import PublicDistillation
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models import Backbone, VisionTransformer, Wrapped, backbone_of
 
 torchvision_vit = partial(
     torchvision.models.VisionTransformer, image_size=4, patch_size=2, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8
 )
-FINE_TUNING = [name for name in METHODS if issubclass(getattr(lightning_fed.methods, name), FineTuning)]
+FINE_TUNING = [name for name in METHODS if issubclass(getattr(lightning_fed.methods, name), AdapterModule)]
 WHOLE = [name for name in METHODS if name not in FINE_TUNING]
 
 
@@ -89,11 +90,11 @@ class Convolutional(nn.Module):
 
 
 def fit(method: type, backbone: Any, texts: bool = False, rounds: int = 1, engine: Any = None, **options: Any) -> Federation:
-    if issubclass(method, FineTuning):
+    if issubclass(method, AdapterModule):
         options = {"local_steps": 1} | options
     federation = new_federation(rounds, engine=engine)
     new = new_texts if texts else new_data
-    public = {"public": new(1, 24)} if method.needs_public_data else {}  # type: ignore[attr-defined]
+    public = {"public": new(1, 24)} if issubclass(method, PublicDistillation) else {}  # type: ignore[attr-defined]
     federation.fit(method(backbone, num_classes=CLASSES, **options), new(num_clients=2, size=50, **public))
     return federation
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
+from lightning_fed.core import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import E2E
 from lightning_fed.data.batches import EXAMPLE
@@ -23,6 +24,7 @@ from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.models import TransformerLM
+from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import count_floats
 
 END = 0
@@ -213,7 +215,7 @@ def test_a_method_that_trains_the_whole_network_answers_and_is_measured_as_in_fi
     """By texts and by the perplexity of the tokens that are targets."""
     network, data = tiny_lm(config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3), tiny_e2e(tmp_path)
     ours, theirs = new_federation(1), new_federation(1)
-    no_steps = {"lora_epochs": 0, "global_epochs": 0} if name == "FedDecomp" else {"epochs": 0, "adapt_epochs": 0}
+    no_steps = {"lora_epochs": 0, "global_epochs": 0} if name == "FedDecomp" else {"epochs": 0, "fine_tuning": FineTuning(epochs=0)}
     ours.fit(getattr(lightning_fed.methods, name)(network, 1, **no_steps), data)
     theirs.fit(HOMLoRA(network, 1, r=2, local_steps=0), data)
     assert ours.run.metric == theirs.run.metric == "bleu"
@@ -271,7 +273,7 @@ def test_its_adapters_can_be_exported(tmp_path: Path) -> None:
         for name in sorted(module.shared_names() | module.private_names()):
             module.get_parameter(name).normal_(std=0.3)
     module.eval()
-    module.export(tmp_path)
+    write_safetensors(tmp_path, module)
     inputs, _ = batch_of(*PROMPTS)
     clean = module.source.copy(1).network
     loaded = PeftModel.from_pretrained(clean, tmp_path).eval()

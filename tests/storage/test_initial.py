@@ -12,7 +12,7 @@ from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, LGFedAvg, SplitMix, Standalone
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.storage.client_store import write_state
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State
@@ -139,7 +139,7 @@ class TestRefused:
 
 def test_networks_that_are_shared_in_memory_start_there_too(tmp_path: Path) -> None:
     tuned = new_method("HOMLoRA")
-    assert isinstance(tuned, FineTuning)
+    assert isinstance(tuned, AdapterModule)
     tuned.configure_model()
     body = {name: tensor + 1 for name, tensor in new_method("HOMLoRA").source.copy(tuned.num_classes).state_dict().items()}
     begun = tuned.starting_from(body)

@@ -34,7 +34,7 @@ from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedPer, FedRoD, HeteroFL, PFedLoRA
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.capacity import CapacityModule
 from lightning_fed.models import MLP
 from lightning_fed.tasks.f1 import F1
@@ -133,7 +133,7 @@ def test_label_smoothing_and_class_weights() -> None:
 def test_a_loss_moves_with_the_module_and_is_in_no_state() -> None:
     loss = nn.CrossEntropyLoss(torch.ones(CLASSES))
     module = built(FedAvg(Net, CLASSES, loss=loss)).double()
-    assert module.loss_function.weight.dtype == torch.float64
+    assert module.task.loss.weight.dtype == torch.float64
     assert loss.weight is not None
     assert loss.weight.dtype == torch.float32
     assert not any("loss" in name for name in module.state_dict())
@@ -150,7 +150,7 @@ def test_a_loss_with_parameters_is_trained_and_shared() -> None:
             return cross_entropy(outputs * self.log_scale.exp(), targets)
 
     federation = fit(FedAvg(Net, CLASSES, momentum, loss=Tempered()))
-    assert federation.run.server.state["loss_function.log_scale"] != 0
+    assert federation.run.server.state["task.loss.log_scale"] != 0
 
 
 def test_a_function_is_a_loss() -> None:
@@ -270,7 +270,7 @@ IN_TURN = {(name, PROBLEMS[place % 2]) for place, name in enumerate(METHODS) if 
 @pytest.mark.parametrize(("name", "problem"), mostly_slow(product(METHODS, PROBLEMS), often=IN_TURN))
 def test_every_method_learns_more_than_classes_or_says_why_not(name: str, problem: str) -> None:
     method = getattr(lightning_fed.methods, name)
-    texts = issubclass(method, FineTuning) and name not in ON_IMAGES
+    texts = issubclass(method, AdapterModule) and name not in ON_IMAGES
     data = (Tokens if texts else Numbers)(problem, num_clients=2)
     options: dict[str, Any] = {"task": problem, "num_classes": OUTPUTS}
     if name in REFUSING:
@@ -297,7 +297,7 @@ def test_losses_and_metrics_of_several_labels() -> None:
     assert torch.equal(module.client_loss((x, y)), binary_cross_entropy_with_logits(module(x), y.float()))
     small = nn.Module.__call__(module, x) * 1e-3  # logits that might be taken for probabilities
     for metric in (metrics := module.configure_metrics()).values():
-        metric.update(*TASKS["multilabel"].measured(small, y))
+        metric.update(*module.task.measured(small, y))
     found, guesses = metrics.compute(), (small > 0).long()
     assert found["accuracy"].item() == pytest.approx((guesses == y).float().mean().item())
     assert found["exact_match"].item() == pytest.approx((guesses == y).all(dim=1).float().mean().item())

@@ -158,10 +158,10 @@ def _compare_at(table: pd.DataFrame, rounds: Sequence[pd.DataFrame], cost: Cost,
 
 def work_of(facts: Mapping[str, Any]) -> str:
     """What a client does in a round, as ``run.json`` has it: ``1``, ``2 on low_rank + 3 on full_rank``, ``10 steps``; and what it
-    takes to adapt it before it is measured.
+    takes to fine-tune it before it is measured.
     """
     said = _lengths(facts["training"]) or "0"
-    return said + (f", adapted {_lengths(facts['adaptation'])}" if facts["adaptation"] else "")
+    return said + (f", fine-tuned {_lengths(facts['fine_tuning'])}" if facts["fine_tuning"] else "")
 
 
 def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
@@ -173,7 +173,7 @@ def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
 
 def epochs_of(settings: Mapping[str, Any]) -> str:
     """The same for a run of an earlier version, which wrote no such file: its method's options, as ``epochs 1, head_epochs 4``."""
-    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!adapt_)\w+", key)}
+    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!fine_tuning)\w+", key)}
     given = {k: v for k, v in options.items() if re.fullmatch(r"(\w+_)?(epochs|steps)", k) and v is not None}
     if given.keys() == {"epochs"}:
         return str(given["epochs"])

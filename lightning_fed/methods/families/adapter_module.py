@@ -23,7 +23,7 @@ def default_adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=2e-3)
 
 
-class FineTuning(FederatedModule):
+class AdapterModule(FederatedModule):
     """What methods of federated fine-tuning have in common. A method overrides :meth:`attach`, and :meth:`shared_names` if part of
     what it attaches stays with the client.
 
@@ -48,7 +48,6 @@ class FineTuning(FederatedModule):
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    flops_on_meta = False
     alone = None
 
     def __init__(

@@ -75,9 +75,10 @@ class CapacityModule(FederatedModule):
         self.assignment = assignment
         self.masked = masked
         if masked:
-            self.needs_cross_entropy(
+            self.task.need_cross_entropy(
+                type(self).__name__,
                 "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "
-                "weights)."
+                "weights).",
             )
 
     def architecture(self, client: ClientInfo | None) -> Hashable:

@@ -14,9 +14,8 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    FederatedModule,
-    FederationError,
     OfModels,
+    PublicDistillation,
     State,
     Vectors,
     check_payload,
@@ -30,10 +29,10 @@ TARGETS = "targets/"
 """What the names of the teachers' words begin with, on their way to a student."""
 
 
-class EnsembleModule(FederatedModule):
+class EnsembleModule(PublicDistillation):
     """What FedDF and Fed-ET have in common. Clients of one architecture are averaged; then the server has all models that were
-    sent speak about public data, and students learn from that. A method says in :meth:`.FederatedModule.server_phases` how, and in
-    :meth:`.FederatedModule.configure_server` who teaches whom.
+    sent predict public data, and students learn from that. A method says in :meth:`.PublicDistillation.server_phases` how, and
+    in :meth:`.FederatedModule.configure_server` who teaches whom.
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
@@ -54,7 +53,6 @@ class EnsembleModule(FederatedModule):
 
     heterogeneous = True
     payload_varies = True  # only a student gets any
-    needs_public_data = True
 
     def __init__(
         self,
@@ -70,10 +68,7 @@ class EnsembleModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        if self.task != "multiclass":
-            raise FederationError(
-                f"{type(self).__name__} got task {self.task!r}, but it distils probabilities of classes: use FedAvg."
-            )
+        self.task.need_classes(type(self).__name__, "it distils probabilities of classes: use FedAvg.")
         self.distill_steps = distill_steps
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer

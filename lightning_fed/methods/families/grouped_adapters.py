@@ -12,12 +12,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
-from lightning_fed.methods.families.adapter_module import FineTuning, default_adam
+from lightning_fed.methods.families.adapter_module import AdapterModule, default_adam
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
-class GroupTuning(FineTuning):
+class GroupTuning(AdapterModule):
     """What adapter, prompt and prefix tuning of vision transformers have in common. A method overrides :meth:`attach`, which puts
     something of :meth:`size` on every block.
 

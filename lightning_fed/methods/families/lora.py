@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_fed.core import RANK, FederatedModule, FederationError, State
-from lightning_fed.methods.families.adapter_module import FineTuning
+from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.factory import NETWORK, name_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
@@ -32,7 +32,7 @@ def _matrix(layer: nn.Module) -> Tensor | None:
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding) else None
 
 
-class LoRAModule(FineTuning):
+class LoRAModule(AdapterModule):
     """What federated LoRA methods have in common: a frozen network, and the adapter ``common`` that is averaged.
 
     Each adapted matrix W becomes :math:`W + s BA` with A ``(r, in)`` random and B ``(out, r)`` zero at first; peft does it. The
@@ -123,7 +123,7 @@ class LoRAModule(FineTuning):
         """The common adapter and, if it is trained, the head."""
         return super().shared_names() - self.adapter(CLIENT).keys()
 
-    def export(self, folder: Path, private: bool = True) -> None:
+    def export_adapter(self, folder: Path, private: bool = True) -> None:
         """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the pretrained network.
 
         It holds what was drawn rather than pretrained (the head, a pooler) and, as one adapter, those that act together: of ranks r
@@ -170,7 +170,7 @@ class LoRAModule(FineTuning):
 
         Args:
             folder: to write to.
-            private: see :meth:`export`.
+            private: see :meth:`export_adapter`.
         """
         clean, own = self.source.copy(self.num_classes), self.state_dict()
         learned = {name: own[f"backbone.{name}"] for name in clean.head_names()}
@@ -179,7 +179,7 @@ class LoRAModule(FineTuning):
         clean.network.save_pretrained(str(folder), state_dict=state)
 
     def effective_weights(self, private: bool = True) -> State:
-        """The adapted matrices with what the adapters add to them, by name of the layer; ``private``: see :meth:`export`."""
+        """The adapted matrices with what the adapters add to them, by layer; ``private``: see :meth:`export_adapter`."""
         layers, adapters = self._adapted(private)
         return {
             f"backbone.{name}": (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()

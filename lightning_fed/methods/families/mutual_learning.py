@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.core import FederatedModule, FederationError, Phase, default_optimizer
+from lightning_fed.core import FederatedModule, Phase, default_optimizer
 from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
 from lightning_fed.nn.joint_optimizer import Share, jointly
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -49,11 +49,11 @@ class TwinModule(FederatedModule):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
         self.shared_optimizer = shared_optimizer or optimizer
-        if self.task != "multiclass":
-            raise FederationError(
-                f"{type(self).__name__} got task {self.task!r}, but its networks teach each other what probability each class has: "
-                "use Standalone, LGFedAvg or another method whose clients may have different networks."
-            )
+        self.task.need_classes(
+            type(self).__name__,
+            "its networks teach each other what probability each class has: "
+            "use Standalone, LGFedAvg or another method whose clients may have different networks.",
+        )
 
     def build(self) -> None:
         """The client's own network and, drawn after it, the shared one."""

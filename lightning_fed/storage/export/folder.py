@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
@@ -11,8 +11,22 @@ from lightning_fed.errors import FederationError
 from lightning_fed.formatting import shown
 from lightning_fed.storage.export.config import label_names, model_config
 from lightning_fed.storage.export.onnx import write_onnx
+from lightning_fed.storage.export.safetensors import write_safetensors
 
 Format = Literal["safetensors", "onnx"]
+
+
+@runtime_checkable
+class WritesAdapters(Protocol):
+    """A method whose models peft or the transformers library load. Both write to a folder, with what belongs to the client or the
+    shared part alone.
+    """
+
+    def export_adapter(self, folder: Path, private: bool = True) -> None:
+        """Write the adapters."""
+
+    def export_merged(self, folder: Path, private: bool = True) -> None:
+        """Write the whole network, its adapters added to the weights."""
 
 
 def write(
@@ -32,8 +46,8 @@ def write(
         module: the model.
         data: what it learned from.
         facts: of the run; ``client`` is whose model it is, None the server's.
-        merged: see :meth:`.FederatedModule.export_merged`.
-        format: of the model: see :meth:`.FederatedModule.export`, or :func:`.write_onnx`.
+        merged: of a method with adapters: write the whole network, its adapters added to the weights.
+        format: of the model: see :func:`.write_safetensors`, or :func:`.write_onnx`.
 
     Raises:
         FederationError: where the method has no such export, or where something else lies in the folder.
@@ -44,10 +58,19 @@ def write(
         _refuse_parts(module, private, merged)
         write_onnx(folder / "model.onnx", module, data.client(facts["client"] or 0))
     else:
-        (module.export_merged if merged else module.export)(folder, private)
+        _write(folder, module, private, merged)
     if tokenizer := getattr(data, "tokenizer", None):
         load_tokenizer(tokenizer, pads=False).save_pretrained(folder)
     _describe(folder / "config.json", model_config(module, data, facts), label_names(data))
+
+
+def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -> None:
+    if isinstance(module, WritesAdapters):
+        (module.export_merged if merged else module.export_adapter)(folder, private)
+    elif merged:
+        raise FederationError(f"{type(module).__name__} has no adapters to merge into the weights: export without merged.")
+    else:
+        write_safetensors(folder, module, private)
 
 
 def refuse_others(folder: Path) -> None:

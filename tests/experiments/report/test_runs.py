@@ -203,17 +203,17 @@ def test_a_run_of_an_earlier_version_is_read_by_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "adaptation", "said"),
+    ("training", "fine_tuning", "said"),
     [
         ([{"phase": "local", "epochs": 5}], [], "5"),
         ([{"phase": "local", "steps": 10}], [], "10 steps"),
         ([{"phase": "lora", "epochs": 2}, {"phase": "global", "epochs": 3}], [], "2 on lora + 3 on global"),
-        ([{"phase": "local", "epochs": 1}], [{"phase": "adapt", "epochs": 1}], "1, adapted 1"),
+        ([{"phase": "local", "epochs": 1}], [{"phase": "fine_tune", "epochs": 1}], "1, fine-tuned 1"),
         ([], [], "0"),
     ],
 )
-def test_what_a_client_does_in_a_round(training: list[dict[str, Any]], adaptation: list[dict[str, Any]], said: str) -> None:
-    assert work_of({"training": training, "adaptation": adaptation}) == said
+def test_what_a_client_does_in_a_round(training: list[dict[str, Any]], fine_tuning: list[dict[str, Any]], said: str) -> None:
+    assert work_of({"training": training, "fine_tuning": fine_tuning}) == said
 
 
 def test_at_equal_cost_everybody_has_spent_what_all_of_them_have() -> None:

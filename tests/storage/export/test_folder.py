@@ -26,6 +26,7 @@ from lightning_fed.methods.pfedlora import build_adapter
 from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer, Wrapped
 from lightning_fed.nn.low_rank import factors
 from lightning_fed.storage.export.config import network_config
+from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.tensors import State, count_floats
 
@@ -228,7 +229,7 @@ SHUFFLENET = "torchvision.models.shufflenetv2.shufflenet_v2_x0_5"
 def test_a_network_of_another_library_can_be_made_and_loaded_without_this_one(given: Any, wrapped: bool) -> None:
     module = FedAvg(partial(Wrapped, network=given, head="fc", settings={"weights": None}) if wrapped else given, 4)
     module.configure_model()
-    module.export(Path("exported"))
+    write_safetensors(Path("exported"), module)
     config = network_config(module)
     assert config == {"class_path": SHUFFLENET, "init_args": {"num_classes": 4} | ({"weights": None} if wrapped else {})}
     instantiate_class((), config).load_state_dict(load_file("exported/model.safetensors"))
@@ -254,7 +255,7 @@ def test_what_makes_a_network_without_arguments_is_given_none() -> None:
 def test_a_run_can_begin_with_an_export(backbone: Any) -> None:
     module = FedAvg(backbone, CLASSES)
     module.configure_model()
-    module.export(Path("exported"))
+    write_safetensors(Path("exported"), module)
     begun = FedAvg(backbone, CLASSES).starting_from(initial_network(Path("exported/model.safetensors"))[0])
     begun.configure_model()
     assert same(dict(begun.state_dict()), dict(module.state_dict()))

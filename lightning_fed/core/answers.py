@@ -1,0 +1,43 @@
+"""What networks answer in texts, which the data score together."""
+
+from collections import defaultdict
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.data.batches import EXAMPLE
+from lightning_fed.errors import FederationError
+from lightning_fed.models import Transformer
+
+
+class Answers:
+    """Collects a network's answers over the batches of a measurement."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def add(self, network: Any, inputs: Any, targets: Tensor, prefix: str = "") -> None:
+        """Add those to a batch, if the network answers in texts.
+
+        Args:
+            network: that is measured.
+            inputs: of the batch. One that does not say to which examples it belongs is not from data that can score texts.
+            targets: of the batch.
+            prefix: what the names of the scores begin with.
+        """
+        if not isinstance(network, Transformer) or isinstance(inputs, Tensor) or EXAMPLE not in inputs:
+            return
+        answers = network.predict(inputs, targets)
+        if answers is not None:
+            self._answers[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))
+
+    def score(self, datamodule: Any) -> dict[str, float]:
+        """What the data say of all answers, by name; the next measurement begins with none.
+
+        Raises:
+            FederationError: if these data cannot score texts.
+        """
+        answered, self._answers = self._answers, defaultdict(list)
+        if answered and not hasattr(datamodule, "score"):
+            raise FederationError("Texts are scored by the data: give the Trainer a datamodule that can, a client's.")
+        return {f"{prefix}{name}": value for prefix, texts in answered.items() for name, value in datamodule.score(texts).items()}

@@ -1,0 +1,111 @@
+"""Modules of clients: each has networks of its own, and its frozen tensors in common with everybody of its architecture."""
+
+import copy
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from lightning_fed.core.answers import Answers
+from lightning_fed.core.phase import Progress
+from lightning_fed.core.resume import Resume
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.seeding import INITIAL, seeded
+from lightning_fed.tensors import check_fits
+
+if TYPE_CHECKING:
+    from lightning_fed.core.module import FederatedModule
+
+M = TypeVar("M", bound="FederatedModule")
+
+
+class ClientModules(Generic[M]):
+    """Makes them, for one method.
+
+    What a client has of its own is drawn on a random stream of its own. What is frozen, and neither travels nor stays, is no
+    client's: it is drawn on the stream from which the federation's own module is drawn.
+
+    Args:
+        method: whose modules they are. If its networks exist, their frozen tensors are everybody's of its architecture.
+        seed: the run's.
+    """
+
+    def __init__(self, method: M, seed: int) -> None:
+        self.seed = seed
+        self._template = method
+        self._frozen: dict[Hashable, dict[str, nn.Parameter]] = {}
+        if not method.is_built:
+            self._template = method.fresh()
+            with seeded(seed, INITIAL):
+                self._template.configure_model()
+
+    def of(self, client: ClientInfo) -> M:
+        """A new module with what the client draws for itself."""
+        return self._with_frozen(client, client.id)
+
+    def of_architecture(self, client: ClientInfo) -> M:
+        """A new module of the client's architecture, in which nothing is the client's yet."""
+        return self._with_frozen(client)
+
+    def _with_frozen(self, client: ClientInfo, *own: int) -> M:
+        module, architecture = self._drawn(client, *own), self._template.architecture(client)
+        if frozen_parameters(module):
+            if architecture == self._template.architecture(self._template.client):
+                frozen = frozen_parameters(self._template)
+            elif (frozen := self._frozen.get(architecture, {})) == {}:
+                frozen = frozen_parameters(self._drawn(client) if own else module)
+                self._frozen[architecture] = frozen
+            take_frozen(module, frozen)
+        return module
+
+    def _drawn(self, client: ClientInfo, *own: int) -> M:
+        """A module drawn on the stream of (seed, initial, ``*own``)."""
+        module = self._template.blank()
+        module.client = client
+        with seeded(self.seed, INITIAL, *own):
+            module.configure_model()
+        if self._template.dtype != torch.float32:  # what a Trainer of another precision has made of the template
+            module.to(self._template.dtype)
+        return module
+
+
+def unbuilt_copy(module: M) -> M:
+    """A module as it was before its networks were built; see :meth:`.FederatedModule.blank`."""
+    copied = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
+            vars(copied)[name] = copy.copy(value)
+    if module.is_built:
+        given = module.given_attributes
+        for name in vars(module).keys() - given:
+            del vars(copied)[name]
+        for place in ("_parameters", "_buffers", "_modules"):
+            vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
+    copied._trainer, copied.is_built, copied._clients = None, False, {}
+    copied.progress, copied._phase, copied.running_phases = Progress(), None, []
+    copied.moments, copied._schedules, copied.resume, copied.answers = {}, {}, Resume(), Answers()
+    return copied
+
+
+def frozen_parameters(module: "FederatedModule") -> dict[str, nn.Parameter]:
+    """The parameters that nobody learns, sends or keeps, by their names in the state dict: they are no client's."""
+    common = module.frozen_names - module.shared_names() - module.private_names()
+    return {name: p for name, p in module.named_parameters(remove_duplicate=False) if name in common}
+
+
+def take_frozen(module: "FederatedModule", frozen: Mapping[str, nn.Parameter]) -> None:
+    """Let a module have these parameters themselves, and not copies of them, as its :func:`frozen_parameters`.
+
+    Raises:
+        FederationError: if other parameters are frozen here, or their shapes differ.
+    """
+    own = frozen_parameters(module)
+    check_fits(dict(own), dict(frozen), f"What is frozen in {type(module).__name__}, which depends on the architecture alone,")
+    taken = {id(p): frozen[name] for name, p in own.items()}
+    for layer in module.modules():
+        for name, parameter in list(layer._parameters.items()):
+            if parameter is not None and id(parameter) in taken:
+                setattr(layer, name, taken[id(parameter)])  # which recurrent layers notice
+    for name, parameter in own.items():
+        parameter.data = frozen[name].data  # for whoever refers to it without having registered it

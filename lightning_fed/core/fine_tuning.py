@@ -1,0 +1,78 @@
+"""Fine-tuning a client's model on its own training data before it is measured or exported."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from lightning_fed.core.phase import Phase
+from lightning_fed.errors import FederationError
+from lightning_fed.models import Backbone, Transformer
+from lightning_fed.options import NonNegativeInt
+
+if TYPE_CHECKING:
+    from lightning_fed.core.module import FederatedModule
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How a client's model is fine-tuned before it is measured or exported. What comes of it is thrown away.
+
+    Args:
+        epochs: for how many epochs; 0: not at all. Default, if no steps are given: 1.
+        steps: the same in optimizer steps.
+        part: what is tuned: everything that learns, the head alone, or what is private and learns. Where it is a part, everything
+            else is in eval mode, so that nothing else changes.
+        when: before every measurement; or ``last``: clients are measured as they are, and in the last round a second time,
+            fine-tuned (``fine_tuned/…``), as papers tune everybody's head at the end. An export is fine-tuned in both cases.
+        optimizer: how. None: as the client trains.
+    """
+
+    epochs: NonNegativeInt | None = None
+    steps: NonNegativeInt | None = None
+    part: Literal["all", "head", "private"] = "all"
+    when: Literal["always", "last"] = "always"
+    optimizer: OptimizerCallable | None = None
+
+    def length(self) -> dict[str, int]:
+        """Epochs or steps of the phase; empty for none."""
+        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        lengths = {"epochs": epochs, "steps": self.steps}
+        return {name: value for name, value in lengths.items() if value}
+
+    def check(self, module: "FederatedModule") -> None:
+        """Raises :class:`FederationError` for what contradicts itself or the method."""
+        if self.epochs and self.steps:
+            raise FederationError(f"fine_tuning has epochs={self.epochs} and steps={self.steps}: give one of them.")
+        if self.length() and module.has_own_gradients:
+            raise FederationError(
+                f"{type(module).__name__} has a training step of its own, and fine-tuning before measuring has another: leave "
+                "fine_tuning out."
+            )
+        if self.when == "last" and not self.length():
+            raise FederationError("fine_tuning has when=last, but nothing is tuned: say for how long with epochs or steps.")
+
+    def phases(self, module: "FederatedModule") -> list[Phase]:
+        """The phase, on :meth:`.FederatedModule.client_loss`; none if it has no length.
+
+        Raises:
+            FederationError: if there is no such part that learns.
+        """
+        if not (length := self.length()):
+            return []
+        optimizer = self.optimizer or module.optimizer
+        learning = {name: p for name, p in module.named_parameters() if name not in module.frozen_names}
+        if self.part == "all":
+            return [Phase("fine_tune", list(learning.values()), module.client_loss, optimizer, **length)]
+        part = module.private_names() if self.part == "private" else _head_names(module)
+        if not (parameters := [p for name, p in learning.items() if name in part]):
+            what = "nothing private" if self.part == "private" else "no head"
+            raise FederationError(
+                f"fine_tuning has part={self.part}, but {type(module).__name__} has {what} that learns: set it to all."
+            )
+        return [Phase("fine_tune", parameters, module.client_loss, optimizer, eval_modules=[module], **length)]
+
+
+def _head_names(module: "FederatedModule") -> set[str]:
+    networks: list[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, Backbone | Transformer)]
+    return {f"{name}.{own}" for name, network in networks for own in network.head_names()}

@@ -1,0 +1,44 @@
+"""Methods that compare a client's parameters with those that the server sent."""
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.resume import CHECKPOINT
+from lightning_fed.nn.buffer_dict import BufferDict
+
+
+class KeepsGlobalParameters(FederatedModule):
+    """A module that remembers where each fit started from, also one that is stopped and continued.
+
+    Args:
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    received: BufferDict
+    """Copies of the shared parameters that learn, by name, as they were when the fit began: as the server sent them, in a
+    federation.
+    """
+
+    def configure_model(self) -> None:
+        """The networks, and room for copies."""
+        was_built = self.is_built
+        super().configure_model()
+        if not was_built:
+            self.received = BufferDict(self._learning_shared(), persistent=False)
+
+    def on_fit_start(self) -> None:
+        """Remember where the fit starts from; a continued one started where its checkpoint says."""
+        super().on_fit_start()
+        stopped = self.resume.stopped
+        self.received.update(stopped["received"] if stopped else self._learning_shared())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the fit started from."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT]["received"] = dict(self.received.items())
+
+    def _learning_shared(self) -> dict[str, Tensor]:
+        shared = self.shared_names() - self.frozen_names
+        return {name: parameter for name, parameter in self.named_parameters() if name in shared}
