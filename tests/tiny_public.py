@@ -8,7 +8,8 @@ from tiny import CLASSES, Recording, new_data, new_federation
 from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
-from lightning_fed.core.module import OUTPUTS, FederatedModule
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.public_distillation import OUTPUTS
 from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
-    from lightning_fed.core.server import OfModels, Server
+    from lightning_fed.core.server import Combine, OfModels, Privacy, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
@@ -55,7 +55,7 @@ _HOMES = {
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
-    "core.server": ("OfModels", "Server"),
+    "core.server": ("Combine", "OfModels", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
     "tensors": ("State", "check_fits", "pack_bits", "unpack_bits"),
@@ -70,6 +70,7 @@ __all__ = [
     "Broadcast",
     "ClientInfo",
     "ClientUpdate",
+    "Combine",
     "EntryMean",
     "FederatedModule",
     "FederationError",
@@ -79,9 +80,11 @@ __all__ = [
     "OfModels",
     "Phase",
     "PhasedModule",
+    "Privacy",
     "PublicDistillation",
     "Scratch",
     "Server",
+    "ServerUpdate",
     "State",
     "Vectors",
     "WeightedMean",
@@ -92,6 +95,7 @@ __all__ = [
     "common_bits",
     "default_optimizer",
     "flatten",
+    "mean_of_updates",
     "mixtures",
     "move",
     "pack_bits",

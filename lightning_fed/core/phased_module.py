@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_fed.core.phase import Phase, Progress
 from lightning_fed.core.resume import CHECKPOINT, Resume
@@ -112,7 +113,11 @@ class PhasedModule(L.LightningModule):
             for own in getattr(optimizer.optimizer, "optimizers", [optimizer.optimizer]):
                 self.clip_gradients(own, clip, "norm")
         optimizer.step()
+        self.after_step(optimizer.optimizer)
         return loss
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """What follows an optimizer's step; its groups say what was stepped, and with which rate. Default: nothing."""
 
     def clip_of(self, phase: Phase) -> float | None:
         """The largest gradient norm of a step of a phase."""

@@ -13,8 +13,69 @@ from lightning_fed.tensors import State
 ServerVerb = Literal["predict", "learn", "evaluate"]
 """What can be done with a model of the server's."""
 
+UPDATE = "update/"
+"""What the names of a :class:`ServerUpdate`'s tensors begin with in a checkpoint."""
+
 OfModels = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
 """Has the engine do that with each of some models, and hands on what comes of it, in order."""
+
+
+Combine = Callable[[Iterable[tuple[State, float]], State], State]
+"""Makes one state of a round's updates, which come with their weights, one at a time and in client order, and of the server's
+state. Empty if none comes.
+"""
+
+
+def mean_of_updates(updates: Iterable[tuple[State, float]], state: State) -> State:
+    """The weighted mean; see :class:`.WeightedMean`."""
+    mean = WeightedMean()
+    for update, weight in updates:
+        mean.add(update, weight)
+    return mean.result()
+
+
+class Privacy:
+    """What is done to a round's updates for the privacy of the clients. Default: nothing."""
+
+    def clip(self, update: State, state: State) -> State:
+        """Bound what one client contributes, before anything is combined.
+
+        Args:
+            update: what it sent.
+            state: the server's, from which the client started.
+        """
+        return update
+
+    def add_noise(self, combined: State, state: State, clients: int) -> State:
+        """Hide what one client contributed, before the server's state is updated.
+
+        Args:
+            combined: of so many clients' updates.
+            state: the server's, before the update.
+            clients: how many.
+        """
+        return combined
+
+
+class ServerUpdate:
+    """How the combined updates become the server's new state. Default: they replace it."""
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """The new state.
+
+        Args:
+            state: the one before.
+            combined: of so many clients' updates.
+            clients: how many.
+        """
+        return combined
+
+    def state_dict(self) -> State:
+        """What is kept from round to round (moments, say): a part of the checkpoint. Default: nothing."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`."""
 
 
 class Server:
@@ -24,11 +85,22 @@ class Server:
     :math:`n` being training examples and :math:`S` the clients that took part in the round; with ``"uniform"`` everybody counts
     the same. Either way the weights sum to 1 over the participants.
 
+    A round's updates are merged in three parts, each of which can be another one: ``combine`` → ``privacy`` → ``update``.
+
     Args:
         state: the initial shared state.
         weighting: how updates are weighted.
         holds_model: whether the state is a whole model, which can be measured on the server's test data.
+        combine: makes one state of the updates (robust rules, exact merging of low-rank factors). Default: the weighted mean.
+        privacy: clips each update before that, and adds noise after it. Default: neither.
+        update: makes the new state of the old and of the combined one (server optimizers). Default: the combined one.
     """
+
+    round: int = 0
+    """The running round, from 1."""
+
+    cohort: Sequence[ClientInfo] = ()
+    """Who takes part in it, in client order."""
 
     kept: Kept
     """What is kept for each client from round to round, for servers that keep anything: in checkpoints, by reference."""
@@ -38,10 +110,21 @@ class Server:
     when all of it is there (:func:`lightning_fed.core.client_state.move`).
     """
 
-    def __init__(self, state: State, weighting: Literal["examples", "uniform"] = "examples", holds_model: bool = False) -> None:
+    def __init__(
+        self,
+        state: State,
+        weighting: Literal["examples", "uniform"] = "examples",
+        holds_model: bool = False,
+        combine: Combine = mean_of_updates,
+        privacy: Privacy | None = None,
+        update: ServerUpdate | None = None,
+    ) -> None:
         self.state = state
         self.weighting = weighting
         self.holds_model = holds_model
+        self.combine = combine
+        self.privacy = privacy or Privacy()
+        self.update = update or ServerUpdate()
 
     def keep_in(self, kept: Kept, scratch: Scratch) -> None:
         """Where to keep something for each client: called once, before the first round and before a run is continued."""
@@ -49,8 +132,13 @@ class Server:
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Prepare a round, the first thing in it. What is random about a round is drawn here: the global random streams are those
-        of (seed, round). Default: nothing to prepare.
+        of (seed, round). Default: note :attr:`round` and :attr:`cohort`.
         """
+        self.round, self.cohort = round, cohort
+
+    def weight(self, update: ClientUpdate) -> int:
+        """How much an update counts."""
+        return update.num_examples if self.weighting == "examples" else 1
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What ``client`` receives at the start of its turn."""
@@ -108,10 +196,17 @@ class Server:
         Each update was checked: it fits and is finite. Where one does not, the iteration raises an error, which must leave the
         server's state unchanged: replace it when all are merged.
         """
-        mean = WeightedMean()
-        for update in updates:
-            mean.add(update.state, update.num_examples if self.weighting == "examples" else 1)
-        self.state = mean.result() or self.state
+        clients = 0
+
+        def clipped() -> Iterator[tuple[State, float]]:
+            nonlocal clients
+            for update in updates:
+                clients += 1
+                yield self.privacy.clip(update.state, self.state), self.weight(update)
+
+        if combined := self.combine(clipped(), self.state):
+            combined = self.privacy.add_noise(combined, self.state, clients)
+            self.state = self.update(self.state, combined, clients)
         return {}
 
     def learn(self, of_models: OfModels) -> dict[str, float]:
@@ -134,8 +229,11 @@ class Server:
 
     def state_dict(self) -> State:
         """Everything a checkpoint must hold, besides what is :attr:`kept` for each client."""
-        return self.state
+        return {**self.state, **{f"{UPDATE}{name}": tensor for name, tensor in self.update.state_dict().items()}}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`."""
-        self.state = state
+        own = {name: tensor for name, tensor in state.items() if not name.startswith(UPDATE)}
+        self.update.load_state_dict({name.removeprefix(UPDATE): state[name] for name in state.keys() - own.keys()})
+        # What comes from a file comes in no order.
+        self.state = {name: own[name] for name in self.state if name in own} | own

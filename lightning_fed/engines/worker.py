@@ -7,23 +7,22 @@ from dataclasses import replace
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import OutOfMemoryError, Tensor
+from torch import OutOfMemoryError
 
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
-from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
-from lightning_fed.engines.on_public import BestOnValidation, OutputsPass
 from lightning_fed.engines.preflight.shape_mismatch import misfit
+from lightning_fed.engines.public_turns import BestOnValidation, PublicTurns, private_state
 from lightning_fed.engines.review import Review
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import FINE_TUNE, LESSON, PUBLIC, TURN, seed_all
-from lightning_fed.tensors import State, check_finite
+from lightning_fed.seeding import FINE_TUNE, TURN, seed_all
+from lightning_fed.tensors import State
 
 
 class Worker:
@@ -54,8 +53,9 @@ class Worker:
         self.seed = seed
         self.initial = template.initial_copies() if initial is None else initial
         self.flops = FlopMeter()
+        self.public = PublicTurns(self)
         self._modules: dict[Hashable, FederatedModule] = {}
-        self._activity = ""  # what a turn is at, besides training
+        self.activity = ""  # what a turn is at, besides training
 
     def take(self, turn: Turn, private: State | None) -> Outcome:
         """Carry out a turn. An evaluate turn gives an update without a payload.
@@ -67,28 +67,43 @@ class Worker:
         Raises:
             FederationError: for what the user can change, naming client, round and phase; any other exception has a note that does.
         """
+        verbs = {
+            "fit": self.fit,
+            "evaluate": self.evaluate,
+            "gather": self.gather,
+            "predict": self.public.predict,
+            "learn": self.public.learn,
+        }
         with self._named(turn):
-            self._activity = ""
-            module = self.load(turn.client, turn.broadcast, private)
-            if turn.verb in ("predict", "learn"):
-                assert isinstance(module, PublicDistillation)  # whose server alone asks for that
-                return self._on_public(module, turn)
-            learned = self._lesson(module, turn) if turn.verb == "fit" else {}
-            data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
-            costs = self.fine_tune(module, turn.client.id, turn.round) if turn.verb == "evaluate" and turn.fine_tune else {}
-            data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
-            if turn.verb == "evaluate":
-                metrics = self._evaluate(module, data) | module.inspect() | costs
-                return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
-            if turn.verb == "gather":
-                return Outcome(self._gather(module, data))
-            update = self._fit(module, data, turn, learned)
-            kept = self._kept(module)
-            if turn.evaluate:
-                if module.has_statistics:
-                    self._gather(module, data)  # of this client's own data, for its own model
-                update = replace(update, metrics=update.metrics | self._evaluate(module, data))
-            return Outcome(update, kept)
+            self.activity = ""
+            return verbs[turn.verb](self.load(turn.client, turn.broadcast, private), turn)
+
+    def fit(self, module: FederatedModule, turn: Turn) -> Outcome:
+        """Train a client's model: an update, and what stays with the client."""
+        on_public = self.public.train_client(module, turn)
+        data = self._data_of(turn)
+        metrics = on_public | self.train(module, data, module.phases(), turn.round - 1)
+        found = self._review(module, data) if module.reviews else {}
+        module.after_training(found | self.public.answers(module))
+        self.activity = ""
+        metrics["flops"] = float(self.flops.collect())
+        state, private = module.update_state(), private_state(module)
+        if turn.evaluate:
+            if module.has_statistics:
+                self._pass_over(module, data)  # of this client's own data, for its own model
+            metrics |= self._measure(module, data)
+        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
+
+    def evaluate(self, module: FederatedModule, turn: Turn) -> Outcome:
+        """Measure a model: metrics alone."""
+        costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
+        metrics = self._measure(module, self._data_of(turn)) | module.inspect() | costs
+        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
+
+    def gather(self, module: FederatedModule, turn: Turn) -> Outcome:
+        """The statistics of a model on the client's training data."""
+        batches = self._pass_over(module, self._data_of(turn))
+        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, module.statistics(), {"batches": float(batches)}))
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
@@ -105,10 +120,10 @@ class Worker:
             return {}
         data = self.data.client(client)
         data.order_seed = seed_all(self.seed, FINE_TUNE, round, client)
-        self._train(module, data, phases, round - 1)
+        self.train(module, data, phases, round - 1)
         costs = {"fine_tune/flops": float(self.flops.collect())}
         if module.has_statistics:
-            self._gather(module, data)  # of this client's own data, for its own model
+            self._pass_over(module, data)  # of this client's own data, for its own model
         module._trainer = None
         return costs
 
@@ -135,57 +150,13 @@ class Worker:
             module.start_copies(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
 
-    def _fit(self, module: FederatedModule, data: ClientDataModule, turn: Turn, learned: dict[str, float]) -> ClientUpdate:
-        metrics = learned | self._train(module, data, module.phases(), turn.round - 1)
-        found = self._review(module, data) if module.reviews else {}
-        if isinstance(module, PublicDistillation) and module.asked is not None:
-            found |= {OUTPUTS: self._ask(module, self.data.public_set(module.public_batch_size, module.asked))}
-        module.after_training(found)
-        self._activity = ""
-        metrics["flops"] = float(self.flops.collect())
-        return ClientUpdate(turn.client.id, turn.client.num_train, module.update_state(), metrics)
+    def _data_of(self, turn: Turn) -> ClientDataModule:
+        """What a turn is on; from here on all is drawn from the turn's stream."""
+        data = self.data.pooled() if turn.client.id == SERVER else self.data.client(turn.client.id)
+        data.order_seed = seed_all(self.seed, TURN, turn.round, turn.client.id)
+        return data
 
-    @staticmethod
-    def _kept(module: FederatedModule) -> State | None:
-        kept = module.private_state() or None
-        if kept is not None:
-            check_finite(kept, "The private state")
-        return kept
-
-    def _on_public(self, module: PublicDistillation, turn: Turn) -> Outcome:
-        """Ask a model about the public data, or train it on them."""
-        client, size = turn.client.id, turn.client.num_train
-        if turn.verb == "learn" and client != SERVER:
-            metrics = self._lesson(module, turn)
-            return Outcome(ClientUpdate(client, size, {}, metrics | {"flops": float(self.flops.collect())}), self._kept(module))
-        data = self.data.public_set(module.public_batch_size, None if turn.verb == "predict" else module.lesson_examples)
-        data.order_seed = seed_all(self.seed, PUBLIC, turn.round, int(turn.broadcast.capacity or 0))
-        if turn.verb == "predict":
-            said = {OUTPUTS: self._ask(module, data)}
-            return Outcome(ClientUpdate(client, size, said, {"flops": float(self.flops.collect())}))
-        best = None
-        if module.server_validation is not None and data.info.num_val:
-            every, patience = module.server_validation
-            best = BestOnValidation(f"val/{module.headline_metric}", module.more_is_better, every, patience)
-        metrics = self._train(module, data, module.server_phases(), turn.round - 1, best)
-        metrics["flops"] = float(self.flops.collect())
-        return Outcome(ClientUpdate(client, size, module.shared_state(), metrics))
-
-    def _lesson(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
-        """Train a client on public data, if there is anything to learn from them."""
-        if not isinstance(module, PublicDistillation) or not (phases := module.lesson_phases()):
-            return {}
-        data = self.data.public_set(module.public_batch_size, module.lesson_examples)
-        data.order_seed = seed_all(self.seed, LESSON, turn.round, turn.client.id)
-        return self._train(module, data, phases, turn.round - 1)
-
-    def _ask(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
-        self._activity = "asked about public data"
-        asking = OutputsPass(module, self.flops, data.info.num_train)
-        self.trainers.for_measuring().predict(asking, datamodule=data, return_predictions=False)
-        return asking.result()
-
-    def _train(
+    def train(
         self,
         module: FederatedModule,
         data: ClientDataModule,
@@ -193,6 +164,15 @@ class Worker:
         rounds: int,
         best: BestOnValidation | None = None,
     ) -> dict[str, float]:
+        """Train a model; returns what its Trainer logged, and the number of steps.
+
+        Args:
+            module: to be trained.
+            data: to train on.
+            phases: how; none: it is not trained.
+            rounds: how many there were before.
+            best: chooses among the models of this training; None: the last one stays.
+        """
         with module.training_on(phases):
             if not (epochs := module.num_epochs(len(data.train_dataloader()))):
                 return {}
@@ -221,18 +201,18 @@ class Worker:
         return metrics
 
     def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
-        self._activity = "reviewing its data"
+        self.activity = "reviewing its data"
         review = Review(module, self.flops)
         self.trainers.for_measuring(gradients=True).predict(review, datamodule=data, return_predictions=False)
         return review.result()
 
-    def _gather(self, module: FederatedModule, data: ClientDataModule) -> ClientUpdate:
-        self._activity = "gathering statistics"
-        batches = self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or []
-        return ClientUpdate(data.info.id, data.info.num_train, module.statistics(), {"batches": float(len(batches))})
+    def _pass_over(self, module: FederatedModule, data: ClientDataModule) -> int:
+        """Pass the training data through a model for its statistics; returns the number of batches."""
+        self.activity = "gathering statistics"
+        return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
 
-    def _evaluate(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
-        self._activity = "measured"
+    def _measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+        self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []
         if data.info.num_val:
@@ -273,4 +253,4 @@ class Worker:
         client = replace(turn.client, capacity=turn.broadcast.capacity)
         module = self._modules.get(self.template.architecture(client))
         phase = f"phase {module.progress.phase}" if module is not None and module.progress.phase else ""
-        return ", ".join(filter(None, (f"{who} in round {turn.round}", self._activity or phase)))
+        return ", ".join(filter(None, (f"{who} in round {turn.round}", self.activity or phase)))

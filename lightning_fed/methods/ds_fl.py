@@ -227,14 +227,13 @@ class OpenServer(Server):
         self.temperature = temperature
         self.order = order
         self.epochs = epochs
-        self.round = 0
         self.labelled = 0  # the round of which the labels are
         self.examples = torch.arange(len(like), dtype=torch.int32)
         self.labels: State = {LABELS: like, TAUGHT: self.examples}
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Draw which examples are open."""
-        self.round = round
+        super().open_round(round, cohort)
         self.examples = torch.randperm(self.num_public)[: len(self.examples)].sort().values.int()
 
     def broadcast(self, client: ClientInfo) -> Broadcast:

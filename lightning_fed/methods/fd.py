@@ -168,13 +168,8 @@ class DistillationServer(Server):
     def __init__(self, like: Tensor, weighting: Literal["uniform", "examples"]) -> None:
         super().__init__({}, weighting)
         self.num_classes, self.dtype = len(like), like.dtype
-        self.round = 0
         self.merged = 0  # the last round in which anything arrived
         self._total: tuple[Tensor, Tensor] | None = None  # of that round
-
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Note which one it is."""
-        self.round = round
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The others' mean outputs for the client's labels, as far as there are any."""

@@ -7,6 +7,7 @@ import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fed.core import (
     Broadcast,
@@ -156,22 +157,15 @@ class FedAMP(FederatedModule):
         distance = half_squared_distance(own.values(), (self.cloud[name] for name in own))
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
-    def client_step(self, batch: Any) -> Tensor:
-        """A step on the loss, and then towards the cloud model if that is not a part of it."""
-        loss = super().client_step(batch)
-        if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
-            self.approach()
-        return loss
-
     @torch.no_grad()
-    def approach(self) -> None:
-        """The proximal step of the second term, with the rate of the optimizer's step."""
-        optimizer, strength = self.progress.optimizer, self.strength()
-        assert optimizer is not None
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The proximal step of the second term, with the rate of the optimizer's step, if that is no part of the loss."""
+        if not self.is_drawn or self.proximal != "closed_form" or self.phase.name != "local":
+            return
         anchors = {id(p): self.cloud[name] for name, p in self.learning().items()}
-        for group in optimizer.optimizer.param_groups:
+        for group in optimizer.param_groups:
             own = [p for p in group["params"] if id(p) in anchors]
-            way = group["lr"] * strength
+            way = group["lr"] * self.strength()
             torch._foreach_lerp_(own, [anchors[id(p)] for p in own], way / (1 + way))
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
@@ -230,7 +224,6 @@ class CloudServer(Server):
         super().__init__(state)
         self.step_size = step_size
         self.sigma, self.self_weight, self.simplex = sigma, self_weight, simplex
-        self.round = 0
         self.initial = flatten(state)
         self._cohort: list[int] = []
         self._weights: Tensor | None = None  # of the cohort
@@ -238,7 +231,7 @@ class CloudServer(Server):
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Note who takes part."""
-        self.round = round
+        super().open_round(round, cohort)
         self._cohort = [client.id for client in cohort]
         self._weights, self._ready = None, {}
 

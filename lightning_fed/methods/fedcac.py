@@ -193,11 +193,6 @@ class CollaborationServer(Server):
     def __init__(self, state: State, weighting: Literal["examples", "uniform"], beta: int) -> None:
         super().__init__(state, weighting)
         self.beta = beta
-        self.round = 0
-
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Note which one it is."""
-        self.round = round
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The mean, with the client's own critical entries."""

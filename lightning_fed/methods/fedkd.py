@@ -194,16 +194,11 @@ class MenteeServer(Server):
     def __init__(self, state: State, clients: Sequence[int], energy: Callable[[int], float]) -> None:
         super().__init__(state, "uniform")
         self.energy = energy
-        self.round = 0
         self.version = 0  # how many changes were merged
         self.merged = 0  # the round of the last one
         self.holds = dict.fromkeys(clients, -1)  # the version that each client keeps
         self.mean = {name.removeprefix(MENTEE): torch.zeros_like(tensor) for name, tensor in state.items()}
         self._change: State | None = None  # the mean as it is sent
-
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Note which it is."""
-        self.round = round
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What has changed last, to who has the version before; else the mentee."""

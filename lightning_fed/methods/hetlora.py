@@ -1,7 +1,7 @@
 """HETLoRA (Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432)."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,7 +135,7 @@ class HETLoRAServer(Server):
     """
 
     def __init__(self, state: State, ranks: dict[int, int], r_min: int) -> None:
-        super().__init__(state, "uniform", holds_model=True)
+        super().__init__(state, "uniform", holds_model=True, combine=combine_by_norm)
         self.ranks = ranks
         self.r_min = r_min
 
@@ -157,18 +157,16 @@ class HETLoRAServer(Server):
         return truncated(sent.state, rank)
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, weighted by the norms of the products; returns ``server/rank_mean`` over all clients."""
-        by_norm, equal, ranks = WeightedMean(), WeightedMean(), dict(self.ranks)
-        weighed = False
-        for update in updates:
-            ranks[update.client] = rank_of(update.state)
-            padded = padded_like(update.state, self.state)
-            norm = product_norm(update.state)
-            equal.add(padded, 1)
-            if norm > 0:
-                by_norm.add(padded, norm)
-                weighed = True
-        self.state, self.ranks = (by_norm if weighed else equal).result() or self.state, ranks
+        """Merge a round's updates, and note their ranks; returns ``server/rank_mean`` over all clients."""
+        ranks = dict(self.ranks)
+
+        def noted() -> Iterator[ClientUpdate]:
+            for update in updates:
+                ranks[update.client] = rank_of(update.state)
+                yield update
+
+        super().aggregate(noted())
+        self.ranks = ranks
         return {"server/rank_mean": sum(ranks.values()) / len(ranks)}
 
     def state_dict(self) -> State:
@@ -217,3 +215,16 @@ def product_norm(adapter: State) -> float:
     """
     squares = [((b.T @ b).double() * (a @ a.T).double()).sum().item() for a, b in matrices(adapter)]
     return math.sqrt(max(0.0, sum(squares)))
+
+
+def combine_by_norm(updates: Iterable[tuple[State, float]], state: State) -> State:
+    """The mean of adapters that are filled up to the server's rank, weighted by the norms of their products; with equal weights if
+    all products are zero.
+    """
+    by_norm, equal = WeightedMean(), WeightedMean()
+    for update, weight in updates:
+        padded = padded_like(update, state)
+        if (norm := product_norm(update)) > 0:
+            by_norm.add(padded, norm)
+        equal.add(padded, weight)
+    return by_norm.result() or equal.result()

@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -8,17 +8,16 @@ import torch
 from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fed.core import (
     ClientInfo,
-    ClientUpdate,
     FederationError,
     KeepsGlobalParameters,
     Phase,
     Server,
+    ServerUpdate,
     State,
-    WeightedMean,
-    check_update,
     default_optimizer,
 )
 from lightning_fed.models import Backbones
@@ -112,12 +111,9 @@ class SCAFFOLD(KeepsGlobalParameters):
         correction = torch.stack(terms).sum()
         return self.client_loss(batch) + (correction - correction.detach())
 
-    def client_step(self, batch: Any) -> Tensor:
-        """A step, of which the learning rate is noted."""
-        optimizer = self.progress.optimizer
-        assert optimizer is not None
-        self.way += optimizer.optimizer.param_groups[0]["lr"]
-        return super().client_step(batch)
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Add up the learning rates."""
+        self.way += optimizer.param_groups[0]["lr"]
 
     def review_step(self, batch: Any) -> State:
         """Option I: the gradient at x of a batch, summed over its examples."""
@@ -165,8 +161,9 @@ class SCAFFOLD(KeepsGlobalParameters):
                 parameter.copy_(now[name])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Averages models, and adds up control variates."""
-        return ScaffoldServer(self.update_state(), sum(client.takes_part for client in clients), self.server_lr)
+        """Averages models with equal weights, and adds up control variates."""
+        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr)
+        return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
 def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -> None:
@@ -183,35 +180,23 @@ def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -
         )
 
 
-class ScaffoldServer(Server):
-    r"""Equal weights; :math:`c` grows by :math:`\frac{1}{N} \sum_{k \in S} \Delta c_k`.
+class ScaffoldUpdate(ServerUpdate):
+    r""":math:`c` grows by :math:`\frac{1}{N} \sum_{k \in S} \Delta c_k`, and the model moves by :math:`\eta_g` towards the mean.
 
     Args:
-        state: the initial model, and zeros for :math:`c`.
         num_clients: N, how many may take part.
         server_lr: :math:`\eta_g`.
     """
 
-    def __init__(self, state: State, num_clients: int, server_lr: float) -> None:
-        super().__init__(state, "uniform", holds_model=True)
+    def __init__(self, num_clients: int, server_lr: float) -> None:
         self.num_clients = num_clients
         self.server_lr = server_lr
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates; see :meth:`Server.aggregate`."""
-        mean, participants = WeightedMean(), 0
-        for update in updates:
-            check_update(update, self.state)
-            mean.add(update.state, 1)
-            participants += 1
-        share = participants / self.num_clients
-        self.state = self.state | {name: self._moved(name, merged, share) for name, merged in mean.result().items()}
-        return {}
-
-    def _moved(self, name: str, merged: Tensor, share: float) -> Tensor:
-        """An entry of the state, given the mean of the participants'."""
-        if name.startswith(CONTROL):
-            return self.state[name] + share * merged
-        if self.server_lr == 1 or CONTROL + name not in self.state:  # a buffer: beyond the mean a variance may be negative
-            return merged
-        return torch.lerp(self.state[name], merged, self.server_lr)
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """See :meth:`.ServerUpdate.__call__`. Buffers are the mean: beyond it a variance may be negative."""
+        share = clients / self.num_clients
+        moved = {name: state[name] + share * mean for name, mean in combined.items() if name.startswith(CONTROL)}
+        if self.server_lr != 1:
+            learning = {name for name in state if CONTROL + name in state}
+            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in learning}
+        return combined | moved

@@ -195,10 +195,6 @@ class SLoRAServer(Server):
         """Whether the round belongs to the first stage."""
         return self.round <= self.sparse_rounds
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """The number of the round says which stage it is."""
-        self.round = round
-
     def trained(self) -> State:
         """What clients train in this stage: what comes back."""
         others = self.start_names | (self.adapter_names if self.sparse else self.sparse_names)

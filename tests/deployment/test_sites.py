@@ -13,6 +13,7 @@ from tiny import CLASSES, METHODS, Net, data_for, momentum, new_federation, new_
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
 from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.core import PublicDistillation
 from lightning_fed.core.messages import ClientUpdate, Lost, Turn
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
@@ -25,7 +26,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, FedAvg, FedDF
 
 Answering = Callable[[], bytes]
-AT_SITES = [name for name in METHODS if not (new_method(name).centralised or new_method(name).needs_public_data)]
+AT_SITES = [name for name in METHODS if not (new_method(name).centralised or isinstance(new_method(name), PublicDistillation))]
 
 
 @pytest.fixture(autouse=True)

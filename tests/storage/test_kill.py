@@ -21,7 +21,7 @@ from tiny import assert_same_end, data_for, new_data, new_federation, new_method
 
 from lightning_fed.__main__ import main
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.engines.on_public import OutputsPass
+from lightning_fed.engines.public_turns import OutputsPass
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
 from lightning_fed.storage.checkpoint import Checkpoints

@@ -166,6 +166,7 @@ class CapacityServer(Server):
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Redraw the sizes, if so asked."""
+        super().open_round(round, cohort)
         if self.assignment == "redrawn":
             draws = torch.randint(len(self.capacities), (len(self.capacity),)).tolist()
             self.capacity = {client: self.capacities[draw] for client, draw in zip(self.capacity, draws, strict=True)}

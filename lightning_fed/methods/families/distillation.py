@@ -138,12 +138,11 @@ class EnsembleServer(GroupServer):
     ) -> None:
         super().__init__(states, groups, weighting, names, exported)
         self.steps = steps
-        self.round = 0
         self.shape, self.dtype = torch.Size(), torch.float32  # of what a teacher said
 
     def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Forget the teachers of the round before."""
-        self.round = round
+        super().open_round(round, cohort)
         self.scratch.clear()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:

@@ -142,10 +142,6 @@ class GroupServer(Server):
         self._hold(self.states | {group: mean.result() for group, mean in means.items()})
         return {}
 
-    def weight(self, update: ClientUpdate) -> int:
-        """How much an update counts."""
-        return update.num_examples if self.weighting == "examples" else 1
-
     def state_dict(self) -> State:
         """All states, under ``<group>/<name>``."""
         return {f"{group}/{name}": tensor for group, state in self.states.items() for name, tensor in state.items()}
