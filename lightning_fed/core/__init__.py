@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, weighted_mean
+    from lightning_fed.core.client_modules import one_per_architecture
     from lightning_fed.core.client_state import (
         Kept,
         Scratch,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
+    "core.client_modules": ("one_per_architecture",),
     "core.client_state": (
         "Kept",
         "Scratch",
@@ -98,6 +100,7 @@ __all__ = [
     "mean_of_updates",
     "mixtures",
     "move",
+    "one_per_architecture",
     "pack_bits",
     "squared_distances",
     "squared_norms",

@@ -1,7 +1,7 @@
 """Modules of clients: each has networks of its own, and its frozen tensors in common with everybody of its architecture."""
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -61,7 +61,7 @@ class ClientModules(Generic[M]):
 
     def _drawn(self, client: ClientInfo, *own: int) -> M:
         """A module drawn on the stream of (seed, initial, ``*own``)."""
-        module = self._template.blank()
+        module = unbuilt_copy(self._template)
         module.client = client
         with seeded(self.seed, INITIAL, *own):
             module.configure_model()
@@ -71,7 +71,7 @@ class ClientModules(Generic[M]):
 
 
 def unbuilt_copy(module: M) -> M:
-    """A module as it was before its networks were built; see :meth:`.FederatedModule.blank`."""
+    """A module as it was before its networks were built, to be built again elsewhere. What ``__init__`` was given stays."""
     copied = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict | set):  # where nn.Module keeps parameters, buffers and children
@@ -82,7 +82,7 @@ def unbuilt_copy(module: M) -> M:
             del vars(copied)[name]
         for place in ("_parameters", "_buffers", "_modules"):
             vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
-    copied._trainer, copied.is_built, copied._clients = None, False, {}
+    copied._trainer, copied.is_built = None, False
     copied.progress, copied._phase, copied.running_phases = Progress(), None, []
     copied.moments, copied._schedules, copied.resume, copied.answers = {}, {}, Resume(), Answers()
     return copied
@@ -109,3 +109,10 @@ def take_frozen(module: "FederatedModule", frozen: Mapping[str, nn.Parameter]) -
                 setattr(layer, name, taken[id(parameter)])  # which recurrent layers notice
     for name, parameter in own.items():
         parameter.data = frozen[name].data  # for whoever refers to it without having registered it
+
+
+def one_per_architecture(module: M, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, M]]:
+    """The first client of each further architecture with a module of its own: what has to fit this one's can be looked at before
+    the first round.
+    """
+    return ((client, module.for_client(client)) for client in clients[1 : len(module.backbone_factories)])

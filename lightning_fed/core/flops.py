@@ -21,17 +21,7 @@ from lightning_fed.models import Transformer, Wrapped
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
 
-AROUND = {
-    "backbone_factories",
-    "source",
-    "progress",
-    "running_phases",
-    "_other_phases",
-    "_schedules",
-    "moments",
-    "resume",
-    "_clients",
-}
+AROUND = {"backbone_factories", "source", "progress", "running_phases", "_other_phases", "_schedules", "moments", "resume"}
 """Attributes of a module that no step touches: what makes networks, which may be large ones themselves, and what surrounds a step,
 with optimizers and their states. Copies share them.
 """

@@ -1,7 +1,7 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Self
 
 from jsonargparse.typing import PositiveFloat
@@ -132,7 +132,6 @@ class FederatedModule(PhasedModule):
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False
         self.answers = Answers()
-        self._clients: dict[int, ClientModules[Self]] = {}
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -165,43 +164,11 @@ class FederatedModule(PhasedModule):
 
         Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
         """
-        return self._client_modules(seed).of(client)
-
-    def for_architecture(self, client: ClientInfo, seed: int = 0) -> Self:
-        """A new module of the architecture of ``client``, in which nothing is the client's yet."""
-        return self._client_modules(seed).of_architecture(client)
-
-    def _client_modules(self, seed: int) -> ClientModules[Self]:
-        if seed not in self._clients:
-            self._clients[seed] = ClientModules(self, seed)
-        return self._clients[seed]
-
-    def blank(self) -> Self:
-        """This method as it was before its networks were built, to be built again elsewhere. Networks that ``__init__`` was given
-        stay.
-        """
-        return unbuilt_copy(self)
+        return ClientModules(self, seed).of(client)
 
     def fresh(self) -> Self:
-        """The same, to be drawn anew: of what has been drawn nothing is left. Default: :meth:`blank`."""
-        return self.blank()
-
-    def for_data(self, num_classes: int) -> Self:
-        """The module of a run on data of so many classes: this one, if its networks exist already; else a copy, so that no run
-        finds what another one has drawn.
-
-        Raises:
-            FederationError: if it was made for another number of classes.
-        """
-        module = self if self.is_built else self.fresh()
-        module.know_classes(num_classes)
-        return module
-
-    def of_other_networks(self, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, Self]]:
-        """The first client of each further architecture with a module of its own: what has to fit this one's can be looked at
-        before the first round.
-        """
-        return ((client, self.for_client(client)) for client in clients[1 : len(self.backbone_factories)])
+        """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""
+        return unbuilt_copy(self)
 
     def starting_from(self, network: State, what: str = "The network") -> Self:
         """This method with networks that begin with the given weights instead of those that they are built with.
@@ -306,15 +273,9 @@ class FederatedModule(PhasedModule):
 
     def load_private_state(self, state: State) -> None:
         """Take over the client's own state. Raises :class:`FederationError` if it does not fit :meth:`private_names`."""
-        moments = {name: tensor for name, tensor in state.items() if name.startswith(MOMENTS)}
-        parameters = dict(self.named_parameters())
-        if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
-            raise FederationError(
-                f"The private state for {type(self).__name__} has moments of what is no parameter: {strange[0]!r}."
-            )
-        own = {name: tensor for name, tensor in state.items() if name not in moments}
+        own = {name: tensor for name, tensor in state.items() if not name.startswith(MOMENTS)}
         self._load_state(own, self._private, "private")
-        self.moments = moments
+        self.load_moments({name: tensor for name, tensor in state.items() if name not in own})
 
     def statistics(self) -> State:
         """The entries of :meth:`statistics_names`: a copy, on the CPU."""

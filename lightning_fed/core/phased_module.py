@@ -137,6 +137,19 @@ class PhasedModule(L.LightningModule):
         finally:
             self._other_phases = None
 
+    def load_moments(self, moments: dict[str, Tensor]) -> None:
+        """Take over the state of persistent optimizers, by the names that :attr:`moments` has.
+
+        Raises:
+            FederationError: for that of something that is no parameter.
+        """
+        parameters = dict(self.named_parameters())
+        if strange := [name for name in moments if name.split("/")[-2] not in parameters]:
+            raise FederationError(
+                f"The private state for {type(self).__name__} has moments of what is no parameter: {strange[0]!r}."
+            )
+        self.moments = moments
+
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

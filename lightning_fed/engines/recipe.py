@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from lightning_fed.core.client_modules import frozen_parameters, take_frozen
+from lightning_fed.core.client_modules import frozen_parameters, take_frozen, unbuilt_copy
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
@@ -63,7 +63,7 @@ class Recipe:
 
     def unbuilt(self) -> "Recipe":
         """The recipe as it travels."""
-        return replace(self, template=self.template.blank(), frozen=frozen_parameters(self.template))
+        return replace(self, template=unbuilt_copy(self.template), frozen=frozen_parameters(self.template))
 
     def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
         """The recipe for other processes; the arguments are those of :func:`.pack`.

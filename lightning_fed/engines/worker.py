@@ -9,6 +9,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError
 
+from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
 from lightning_fed.core.module import FederatedModule
@@ -49,6 +50,7 @@ class Worker:
     ) -> None:
         self.template = template
         self.data = data
+        self.clients = ClientModules(template, seed)
         self.trainers = Trainers(new_trainer)
         self.seed = seed
         self.initial = template.initial_copies() if initial is None else initial
@@ -107,7 +109,7 @@ class Worker:
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
-        module = self.template.for_architecture(replace(client, capacity=broadcast.capacity), self.seed)
+        module = self.clients.of_architecture(replace(client, capacity=broadcast.capacity))
         self._load(module, broadcast, private)
         return module
 
@@ -132,7 +134,7 @@ class Worker:
         client = replace(client, capacity=broadcast.capacity)
         architecture = self.template.architecture(client)
         if architecture not in self._modules:
-            self._modules[architecture] = self.template.for_architecture(client, self.seed)
+            self._modules[architecture] = self.clients.of_architecture(client)
         module = self._modules[architecture]
         module.client = client
         module.progress.phase = None  # of an earlier turn
@@ -146,7 +148,7 @@ class Worker:
             module.load_private_state(private)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
-            module.load_private_state(self.template.for_client(module.client, self.seed).private_state())
+            module.load_private_state(self.clients.of(module.client).private_state())
             module.start_copies(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
 

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,7 @@ from lightning_fed.engines.silence import quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
+from lightning_fed.federation.settings import RunSettings
 from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -116,25 +118,36 @@ class Federation:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
-        self.rounds = rounds
-        self.participation = participation
-        self.participants = participants
-        self.seed = seed
-        self.evaluate_every = evaluate_every
-        self.target = target
-        self.checkpoint_every = checkpoint_every
-        self.keep: Keep = keep
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
-        self.store_limit = int(store_limit_mb * 2**20)
-        self.logger = logger
-        self.callbacks = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
-        self.callbacks += callbacks or []
-        if progress:
-            self.callbacks += [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()]
+        always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
+        shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
+        self.settings = RunSettings(
+            rounds,
+            participation,
+            participants,
+            seed,
+            evaluate_every,
+            target,
+            checkpoint_every,
+            keep,
+            store_limit=int(store_limit_mb * 2**20),
+            logger=logger,
+            callbacks=[*always, *(callbacks or []), *shown],
+        )
         self.engine = engine or InProcess()
         self.new_trainer = trainer or partial(L.Trainer, devices=1)
         self._newest: Run | None = None
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return self.settings.seed
+
+    @property
+    def callbacks(self) -> list[FederationCallback]:
+        """What happens around the rounds; more can be added until a run begins."""
+        return self.settings.callbacks
 
     @property
     def run(self) -> Run:
@@ -178,10 +191,11 @@ class Federation:
         return self._fit(model, datamodule, None)
 
     def _fit(self, model: FederatedModule, datamodule: FederatedDataModule, checkpoint: Checkpoint | None) -> list[Metrics]:
-        if checkpoint is not None and checkpoint.manifest.round > self.rounds:
+        rounds = self.settings.rounds
+        if checkpoint is not None and checkpoint.manifest.round > rounds:
             raise FederationError(
-                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {self.rounds}: continue with "
-                "at least as many, or from an earlier checkpoint."
+                f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {rounds}: continue with at "
+                "least as many, or from an earlier checkpoint."
             )
         with self._opened(model, datamodule, checkpoint) as run:
             run.play()
@@ -198,7 +212,8 @@ class Federation:
             FederationError: when something the user can change is wrong.
         """
         rehearsed = copy.copy(self)
-        rehearsed.run_dir, rehearsed.logger, rehearsed.engine = None, False, InProcess()
+        rehearsed.run_dir, rehearsed.engine = None, InProcess()
+        rehearsed.settings = replace(self.settings, logger=False)
         with rehearsed._opened(model, datamodule, None) as run:
             run.rehearse()
 
@@ -286,19 +301,9 @@ class Federation:
                     datamodule,
                     self.engine,
                     self.new_trainer,
-                    rounds=self.rounds,
-                    participation=self.participation,
-                    participants=self.participants,
-                    seed=self.seed,
-                    evaluate_every=self.evaluate_every,
-                    target=self.target,
-                    checkpoint_every=self.checkpoint_every,
-                    keep=self.keep,
-                    store_limit=self.store_limit,
+                    self.settings,
                     folder=folder,
                     scratch=self._scratch_folder,
-                    logger=self.logger,
-                    callbacks=self.callbacks,
                     checkpoint=checkpoint,
                     reading=reading,
                 )
@@ -313,7 +318,8 @@ class Federation:
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method as the run has it, with the network that it is to begin with."""
-        model = model.for_data(datamodule.num_classes)
+        model = model if model.is_built else model.fresh()  # no run finds what another one has drawn
+        model.know_classes(datamodule.num_classes)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)

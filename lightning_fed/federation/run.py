@@ -2,8 +2,7 @@
 
 import shutil
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,24 +13,24 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_fed.core.aggregation import check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
-from lightning_fed.core.server import Server, ServerVerb
+from lightning_fed.core.server import Server
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
-from lightning_fed.engines.order import Check, carried_out
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_lone_examples
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.evaluation import Evaluation
-from lightning_fed.federation.meters import BestRound, Stopwatch, Target, TrafficMeter, running_totals, spread_all, training_means
+from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
+from lightning_fed.federation.settings import RunSettings
+from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
-from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
+from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, ScratchStore
 from lightning_fed.storage.continuing import check_goes_on
 from lightning_fed.storage.disk import in_one_line, naming
@@ -51,25 +50,11 @@ class Run:
         data: the clients' data.
         engine: where turns run.
         new_trainer: builds the Trainer of a turn.
-        rounds: how many rounds there are.
-        participation: share of the clients that take part in a round.
-        participants: ids of those among whom they are drawn; None: all.
-        seed: of everything random.
-        evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
-            rounds as it takes a cohort to become everybody.
-        target: see :class:`lightning_fed.Federation`.
-        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
-            validation data; 0: never.
-        keep: see :class:`lightning_fed.Federation`.
-        store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
-            what it has of them within a round.
+        settings: of the federation.
         folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
             the first round has been: a run that is refused leaves nothing.
         scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run, or if it is
             only read.
-        logger: see :class:`lightning_fed.Federation`.
-        callbacks: what happens around the rounds: objects with the hooks of
-            :class:`lightning_fed.callbacks.FederationCallback`.
         checkpoint: where to go on from.
         reading: whether the run is only looked at, and nothing is written to its folder, where another process may play it.
     """
@@ -80,55 +65,44 @@ class Run:
         data: FederatedDataModule,
         engine: Engine,
         new_trainer: TrainerFactory,
+        settings: RunSettings,
         *,
-        rounds: int,
-        participation: float,
-        participants: Collection[int] | None,
-        seed: int,
-        evaluate_every: int | None,
-        target: float | None,
-        checkpoint_every: int,
-        keep: Keep,
-        store_limit: int,
         folder: Callable[[], Path | None],
         scratch: Callable[[], Path],
-        logger: Logger | Iterable[Logger | bool] | bool,
-        callbacks: Sequence[Any],
         checkpoint: Checkpoint | None = None,
         reading: bool = False,
     ) -> None:
         self.model, self.data = model, data
         self.engine: Engine = engine
-        self.rounds, self.participation, self.seed, self.checkpoint_every = rounds, participation, seed, checkpoint_every
-        self.keep: Keep = keep
+        self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
         self.clients = list(engine.clients(data))
-        among = self._find_participants(participants)
+        among = self._find_participants(settings.participants)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.participants = [client for client in self.clients if client.takes_part]
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
-        self.cohort_size = 1 if model.centralised else max(1, round(participation * len(self.participants)))
+        self.cohort_size = 1 if model.centralised else max(1, round(settings.participation * len(self.participants)))
         cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
-        self.evaluate_every = cohorts if evaluate_every is None else evaluate_every
-        recipe = Recipe(model, data, new_trainer, seed)
+        self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
+        recipe = Recipe(model, data, new_trainer, self.seed)
         recipe.build()
         self._recipe = replace(recipe, initial=model.initial_copies())
-        with seeded(seed, INITIAL):
+        with seeded(self.seed, INITIAL):
             self.server = model.configure_server(self.clients)
         trained_on = [data.pooled().info] if model.centralised else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
-            refuse_lone_examples(model, data, trained_on, seed)
+            refuse_lone_examples(model, data, trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.headline_metric
-        self.identity = {"method": self.method, "seed": seed, "clients": len(self.clients), "data": data.fingerprint()}
+        self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else scratch()
         self._written = (self.folder or states, states)
-        self.store = ClientStore(states, store_limit)
-        self.kept = ClientStore(states, store_limit, "server")
-        self._scratch = ScratchStore((states if reading else self.folder or states) / "scratch", store_limit, "server")
+        self.store = ClientStore(states, settings.store_limit)
+        self.kept = ClientStore(states, settings.store_limit, "server")
+        self._scratch = ScratchStore((states if reading else self.folder or states) / "scratch", settings.store_limit, "server")
         self._scratch.clear()
         self.server.keep_in(self.kept, self._scratch)
         self.round = 0
@@ -136,24 +110,25 @@ class Run:
         self.history: list[Metrics] = []
         self.since: dict[int, int] = {}
         self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
-        self._stopwatch, self._traffic = Stopwatch(), TrafficMeter()
-        self._best, self.target = BestRound(self.headline, self.metric, model.more_is_better), target
-        self._target = Target(self.headline("test"), target, model.more_is_better) if target is not None else None
-        self._callbacks, self._continued = callbacks, checkpoint
+        self._stopwatch = Stopwatch()
+        self._turns = RoundTurns(engine, self.server, data, self._stopwatch)
+        self._best = BestRound(self.headline, self.metric, model.more_is_better)
+        self._target = Target(self.headline("test"), self.target, model.more_is_better) if self.target is not None else None
+        self._continued = checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)
         self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
         self._evaluation = Evaluation(
-            model, self.server, data, self.clients, self.participants, self.local, carry_out=self._carried_out
+            model, self.server, data, self.clients, self.participants, self.local, carry_out=self._turns.run
         )
-        self.loggers = self._make_loggers(logger)
+        self.loggers = self._make_loggers(settings.logger)
         engine.open(self._recipe, self.store)
 
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
         self.engine.close()
         self._scratch.clear()
-        self.engine = InProcess()
+        self.engine = self._turns.engine = InProcess()
         self.engine.open(self._recipe, self.store)
 
     # ------------------------------------------------------------------------------------------------------------ the rounds
@@ -173,8 +148,8 @@ class Run:
                     self.completed += 1
                 self._call("on_fit_end")
                 if self.checkpoints:
-                    self.checkpoints.finish(self.keep, (self.store, self.kept))
-                    if self.keep == "none":  # what is on disk only can be asked for until then
+                    self.checkpoints.finish(self.settings.keep, (self.store, self.kept))
+                    if self.settings.keep == "none":  # what is on disk only can be asked for until then
                         weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder, ignore_errors=True)
             finally:
                 self._call("teardown")
@@ -196,72 +171,67 @@ class Run:
         Trainer, it meets all that can be wrong with them.
         """
         self.round = 1
-        client, *_ = self._open_round()
+        client, *_ = self._draw_cohort()
         worker = replace(self._recipe, new_trainer=partial(self._recipe.new_trainer, max_steps=1)).worker()
         worker.take(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
-        """Broadcast, turns, updates, aggregate, measure; returns the round's metrics."""
-        cohort = self._open_round()
-        measure = self._is_due(self.evaluate_every)
-        updates: list[ClientUpdate] = []  # without payloads
+        """A round; returns its metrics."""
+        cohort, due = self._draw_cohort(), self._is_due(self.evaluate_every)
         with self._stopwatch("aggregate"):
-            merging = self.server.aggregate(self._received(cohort, measure, updates))
-        if type(self.server).learn is not Server.learn:
-            with self._stopwatch("server"):
-                merging |= self.server.learn(self._of_models)
-        check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
-        arrived = dict.fromkeys((update.client for update in updates), self.round)
-        self._merged |= arrived
-        self.since |= arrived
-        if type(self.server).lesson is not Server.lesson:
-            updates = self._taught([client for client in cohort if client.id in arrived], updates)
-        row = {"round": float(self.round), **training_means(updates), **merging, **self._traffic.collect()}
-        row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
-        if lost := len(cohort) - len(updates):
-            row["round/lost"] = float(lost)
-        if measure:
-            row |= spread_all("before", [update.metrics for update in updates])
-            row |= self._evaluate()
-        row |= running_totals(self.history[-1] if self.history else {}, row)
-        row |= self._noted(row)
-        return row | self._stopwatch.collect()
+            metrics = self.server.aggregate(self._train(cohort, due))
+        metrics |= self._train_on_server(cohort)
+        row = self._with_costs(metrics, len(cohort))
+        if due:
+            row |= spread_all("before", [update.metrics for update in self._turns.updates]) | self._evaluate()
+        return row | self._compare(row) | self._stopwatch.collect()
 
-    def _received(self, cohort: Collection[ClientInfo], measure: bool, noted: list[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """The cohort's updates in client order, each checked, counted, noted without its payload, and passed on."""
-        for _, update in self._stopwatch.each("fit", self._carried_out(self._turns(cohort, measure), self._check)):
-            self._traffic.up(update)
-            noted.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
+    def _draw_cohort(self) -> list[ClientInfo]:
+        """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
+        stream = np.random.default_rng([self.seed, COHORT, self.round])
+        drawn = stream.choice(len(self.participants), self.cohort_size, replace=False)
+        cohort = [self.participants[k] for k in sorted(drawn)]
+        if self.model.centralised:
+            cohort = [self.data.pooled().info]
+        with seeded(self.seed, SERVER_ROUND, self.round):
+            self.server.open_round(self.round, cohort)
+        return cohort
+
+    def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
+        """The cohort's updates, as they are merged."""
+        for update in self._turns.train(self.round, cohort, measure, self.since):
             self._call("on_turn_end", update)
             yield update
 
-    def _taught(self, clients: Iterable[ClientInfo], updates: Iterable[ClientUpdate]) -> list[ClientUpdate]:
-        """Give the lessons of a round to those who took part; returns their updates with what that took."""
+    def _train_on_server(self, cohort: Iterable[ClientInfo]) -> Metrics:
+        """What a method's server learns, and then the clients learn from it; returns metrics."""
+        metrics: Metrics = {}
+        if type(self.server).learn is not Server.learn:
+            with self._stopwatch("server"):
+                metrics = self.server.learn(self._turns.run_on_server(self.round))
+        check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
+        arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
+        self._merged |= arrived
+        self.since |= arrived
+        if type(self.server).lesson is not Server.lesson:
+            self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
+        return metrics
 
-        def turns() -> Iterator[Turn]:
-            for client in clients:
-                if (lesson := self.server.lesson(client)) is not None:
-                    self._traffic.down(client.id, lesson)
-                    yield Turn("learn", client, self.round, lesson, since=self.round)
+    def _with_costs(self, metrics: Metrics, cohort_size: int) -> Metrics:
+        """What the round's participants logged, the server's metrics, and what the round took."""
+        updates = self._turns.updates
+        row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
+        row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
+        if lost := cohort_size - len(updates):
+            row["round/lost"] = float(lost)
+        return row
 
-        learned = {update.client: update.metrics for update in updates}
-        for _, update in self._stopwatch.each("fit", self._carried_out(turns())):
-            check_form(update, "flops")
-            trained = learned[update.client]
-            learned[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
-        return [replace(update, metrics=learned[update.client]) for update in updates]
-
-    def _turns(self, cohort: Iterable[ClientInfo], measure: bool) -> Iterator[Turn]:
-        for client in cohort:
-            broadcast = self.server.broadcast(client)
-            self._traffic.down(client.id, broadcast)
-            yield Turn("fit", client, self.round, broadcast, measure, self.since.get(client.id, 0))
-
-    def _carried_out(self, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        return carried_out(self.engine, turns, check)
-
-    def _check(self, turn: Turn, update: ClientUpdate) -> None:
-        self.server.check(update, turn.broadcast, turn.client)
+    def _compare(self, row: Metrics) -> Metrics:
+        """Costs since the first round, the best round so far, and what it took to reach the target."""
+        totals = running_totals(self.history[-1] if self.history else {}, row)
+        best = self._best.update(row)
+        reached = self._target.update(row | totals) if self._target else {}
+        return totals | (best if self.headline("val") in row else {}) | reached
 
     def _find_participants(self, ids: Collection[int] | None) -> Collection[int]:
         """Ids of the clients that may take part; None: all."""
@@ -272,36 +242,6 @@ class Run:
         if not ids or not set(ids) <= set(range(len(self.clients))):
             raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
         return set(ids)
-
-    def _of_models(self, verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
-        """What comes of the server's own turns; see :meth:`.Server.learn`."""
-        info = self.data.pooled().info if verb == "evaluate" else self.data.public_set().info
-        due: deque[Turn] = deque()
-
-        def turns() -> Iterator[Turn]:
-            for model in models:
-                due.append(Turn(verb, info, self.round, model))
-                yield due[-1]
-
-        lost = FederationError(f"The server's own turns of round {self.round} were lost: without them it learns nothing.")
-        for turn, update in self._carried_out(turns()):
-            if turn is not due.popleft():
-                raise lost
-            check_form(update)
-            yield update
-        if due:
-            raise lost
-
-    def _open_round(self) -> list[ClientInfo]:
-        """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
-        stream = np.random.default_rng([self.seed, COHORT, self.round])
-        drawn = stream.choice(len(self.participants), self.cohort_size, replace=False)
-        cohort = [self.participants[k] for k in sorted(drawn)]
-        if self.model.centralised:
-            cohort = [self.data.pooled().info]
-        with seeded(self.seed, SERVER_ROUND, self.round):
-            self.server.open_round(self.round, cohort)
-        return cohort
 
     # ------------------------------------------------------------------------------------------------------------- measuring
 
@@ -327,12 +267,6 @@ class Run:
 
     def _gather(self) -> None:
         self._evaluation.gather(self.round, self.since)
-
-    def _noted(self, row: Metrics) -> Metrics:
-        """What is kept of the best round and of the target."""
-        selected = self._best.update(row)
-        reached = self._target.update(row) if self._target else {}
-        return (selected if self.headline("val") in row else {}) | reached
 
     def _is_due(self, every: int) -> bool:
         return self.round == self.rounds or (every > 0 and self.round % every == 0)
@@ -366,7 +300,7 @@ class Run:
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 
     def _call(self, hook: str, *args: Any) -> None:
-        for callback in self._callbacks:
+        for callback in self.settings.callbacks:
             getattr(callback, hook)(self, *args)
 
     def _report(self) -> None:
@@ -381,7 +315,7 @@ class Run:
         """Where one is due, and where the round is the best so far: it is not there any more when one is due."""
         best = self._best.best
         is_best = best is not None and best.round == self.round
-        if self.checkpoints and self.checkpoint_every and (self._is_due(self.checkpoint_every) or is_best):
+        if self.checkpoints and self.settings.checkpoint_every and (self._is_due(self.settings.checkpoint_every) or is_best):
             with self._stopwatch("checkpoint"):
                 self.checkpoints.save(
                     self.round,
@@ -393,7 +327,7 @@ class Run:
                     self._merged,
                     best,
                     self.kept,
-                    self.settings,
+                    self.made_with,
                     self.target,
                     self._target.reached if self._target else {},
                 )
@@ -402,7 +336,7 @@ class Run:
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         """Bring server, store and history to where the checkpoint is."""
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
-        check_goes_on(checkpoint, self.identity, self.threads, self.settings, self.server.state_dict(), persistent)
+        check_goes_on(checkpoint, self.identity, self.threads, self.made_with, self.server.state_dict(), persistent)
         self.server.load_state_dict(checkpoint.server)
         for store, records in ((self.store, checkpoint.clients), (self.kept, checkpoint.kept)):
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
@@ -420,12 +354,12 @@ class Run:
                         f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, "
                         f"which {self.method} reports."
                     ) from missing
-        self._open_round()
+        self._draw_cohort()
 
     @cached_property
-    def settings(self) -> dict[str, Setting]:
+    def made_with(self) -> dict[str, Setting]:
         """What checkpoints say of how the run was made."""
-        return settings_of(self.model, self.data, self.participation)
+        return settings_of(self.model, self.data, self.settings.participation)
 
     def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
         wanted = [given] if isinstance(given, Logger | bool) else given

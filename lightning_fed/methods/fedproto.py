@@ -19,6 +19,7 @@ from lightning_fed.core import (
     State,
     WeightedMean,
     default_optimizer,
+    one_per_architecture,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
@@ -233,7 +234,7 @@ class FedProto(FederatedModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""
-        for client, other in self.of_other_networks(clients):
+        for client, other in one_per_architecture(self, clients):
             if other.prototypes.shape != self.prototypes.shape:
                 raise FederationError(
                     f"Client {client.id}'s network, {name_of(other.backbone)}, has {other.prototypes.shape[1]} features, but "

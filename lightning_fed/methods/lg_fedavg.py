@@ -5,7 +5,15 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Server, check_fits, default_optimizer
+from lightning_fed.core import (
+    ClientInfo,
+    FederatedModule,
+    FederationError,
+    Server,
+    check_fits,
+    default_optimizer,
+    one_per_architecture,
+)
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -50,7 +58,7 @@ class LGFedAvg(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of the layers, which are the same in all networks or none: they are looked at before the first round."""
         shared = self.shared_state()
-        for client, other in self.of_other_networks(clients):
+        for client, other in one_per_architecture(self, clients):
             what = f"What client {client.id}'s network, {name_of(other.backbone)}, shares"
             try:
                 check_fits(other.shared_state(), shared, what)

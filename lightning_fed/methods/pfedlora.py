@@ -7,7 +7,7 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer
+from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer, one_per_architecture
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -99,7 +99,7 @@ class PFedLoRA(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of the adapter, which fits all networks or none: they are looked at before the first round."""
         expected = self.width(self.backbone)
-        for client, other in self.of_other_networks(clients):
+        for client, other in one_per_architecture(self, clients):
             if (width := self.width(other.backbone)) != expected:
                 raise FederationError(
                     f"Client {client.id}'s network, {name_of(other.backbone)}, is {width} wide at {self.cut!r}, but that of "

@@ -25,6 +25,7 @@ from tiny import (
 from tiny_frozen import frozen, new_case, projected
 from torch import Tensor, nn
 
+from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import IID, InMemory
@@ -281,7 +282,7 @@ def test_what_is_drawn_and_frozen_is_one_tensor_for_all_clients_of_an_architectu
         with seeded(0, INITIAL):
             template.configure_model()
     clients = [ClientInfo(id, 30, 5, 5, (10, 10, 5, 5)) for id in (1, 3, 5, 2)]
-    one, same_kind, third, other_kind = (template.for_client(client) for client in clients)
+    one, same_kind, third, other_kind = map(ClientModules(template, seed=0).of, clients)
     assert frozen(one)
     assert all(tensor is frozen(same_kind)[key] is frozen(third)[key] for key, tensor in frozen(one).items())
     if name == "projection":
@@ -345,7 +346,8 @@ def test_the_number_of_classes_comes_from_the_data(name: str) -> None:
     module = new_method(name, num_classes=None)
     with pytest.raises(FederationError, match="does not know how many classes there are: give num_classes"):
         module.configure_model()
-    module = module.for_data(3)
+    module = module.fresh()
+    module.know_classes(3)
     module.configure_model()
     assert {net.num_classes if isinstance(net, Transformer) else net.num_outputs for net in module.modules() if kind(net)} == {3}
 

@@ -1,0 +1,43 @@
+"""What a federation says of its runs."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from lightning_fed.storage.checkpoint import Keep
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run takes over from :class:`lightning_fed.Federation`; see there.
+
+    Args:
+        rounds: how many rounds there are.
+        participation: share of the clients that take part in a round.
+        participants: ids of those among whom they are drawn; None: all.
+        seed: of everything random.
+        evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
+            rounds as it takes a cohort to become everybody.
+        target: value of the headline that is waited for; None: none is.
+        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
+            validation data; 0: never.
+        keep: what stays of the clients' private states when a run has ended.
+        store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
+            what it has of them within a round.
+        logger: where metrics go.
+        callbacks: what happens around the rounds: objects with the hooks of :class:`lightning_fed.callbacks.FederationCallback`.
+    """
+
+    rounds: int
+    participation: float
+    participants: Collection[int] | None
+    seed: int
+    evaluate_every: int | None
+    target: float | None
+    checkpoint_every: int
+    keep: Keep
+    store_limit: int
+    logger: Logger | Iterable[Logger | bool] | bool
+    callbacks: list[Any]

@@ -1,0 +1,107 @@
+"""The turns of a round: what is sent to whom, and what comes of it."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
+from lightning_fed.core.server import Server, ServerVerb
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.engines import Engine
+from lightning_fed.engines.order import Check, carried_out
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.meters import Stopwatch, TrafficMeter
+
+
+class RoundTurns:
+    """Has an engine play the turns of a run's rounds, and counts what they send and take.
+
+    Args:
+        engine: where they run.
+        server: sends broadcasts, and checks updates.
+        data: the clients' data.
+        stopwatch: for their seconds.
+
+    Attributes:
+        updates: of the running round, without payloads.
+        traffic: what was sent.
+    """
+
+    def __init__(self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch) -> None:
+        self.engine = engine
+        self.traffic = TrafficMeter()
+        self.updates: list[ClientUpdate] = []
+        self._server, self._data, self._stopwatch = server, data, stopwatch
+
+    def run(self, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
+        """Turns and what comes of them; see :func:`.carried_out`."""
+        return carried_out(self.engine, turns, check)
+
+    def train(self, round: int, cohort: Iterable[ClientInfo], measure: bool, since: Mapping[int, int]) -> Iterator[ClientUpdate]:
+        """The cohort's updates in client order, each checked and counted.
+
+        Args:
+            round: its number.
+            cohort: who trains.
+            measure: whether each trained model is measured.
+            since: of which round a client's private state is, by id; 0 for whom it does not name.
+        """
+        self.updates = []
+
+        def turns() -> Iterator[Turn]:
+            for client in cohort:
+                broadcast = self._server.broadcast(client)
+                self.traffic.down(client.id, broadcast)
+                yield Turn("fit", client, round, broadcast, measure, since.get(client.id, 0))
+
+        for _, update in self._stopwatch.each("fit", self.run(turns(), self._check)):
+            self.traffic.up(update)
+            self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
+            yield update
+
+    def run_on_server(self, round: int) -> Any:
+        """What a server that learns is given; see :meth:`.Server.learn`."""
+
+        def of_models(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
+            info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
+            due: deque[Turn] = deque()
+
+            def turns() -> Iterator[Turn]:
+                for model in models:
+                    due.append(Turn(verb, info, round, model))
+                    yield due[-1]
+
+            lost = FederationError(f"The server's own turns of round {round} were lost: without them it learns nothing.")
+            for turn, update in self.run(turns()):
+                if turn is not due.popleft():
+                    raise lost
+                check_form(update)
+                yield update
+            if due:
+                raise lost
+
+        return of_models
+
+    def train_on_public(self, round: int, clients: Iterable[ClientInfo]) -> None:
+        """Let clients whose update arrived learn from public data what the server says; what that takes is added to the metrics of
+        their updates.
+        """
+
+        def turns() -> Iterator[Turn]:
+            for client in clients:
+                if (lesson := self._server.lesson(client)) is not None:
+                    self.traffic.down(client.id, lesson)
+                    yield Turn("learn", client, round, lesson, since=round)
+
+        metrics = {update.client: update.metrics for update in self.updates}
+        for _, update in self._stopwatch.each("fit", self.run(turns())):
+            check_form(update, "flops")
+            trained = metrics[update.client]
+            metrics[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
+        self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
+
+    def _check(self, turn: Turn, update: ClientUpdate) -> None:
+        self._server.check(update, turn.broadcast, turn.client)
