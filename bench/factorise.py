@@ -1,8 +1,8 @@
 """What low rank costs FedHM's server, and what it saves its clients.
 
-    python bench/factorise.py
+    python bench/factorize.py
 
-The server's part is to factorise the model for all ratios, once per round, and to recover and merge the updates of ten participants
+The server's part is to factorize the model for all ratios, once per round, and to recover and merge the updates of ten participants
 (here the versions as they were sent), always on the CPU. It is compared with the training steps of these participants and nothing
 else: forward, backward and SGD on random images, without Lightning, data and measuring, so that its share is an upper bound. A step
 of each low-rank network is compared with one of the full network.
@@ -37,7 +37,7 @@ class Client:
     def __init__(self, template: FedHM, info: ClientInfo, server: Server, fabric: L.Fabric, batch_size: int) -> None:
         broadcast = server.broadcast(info)
         self.fabric = fabric
-        self.module = template.for_client(replace(info, capacity=broadcast.capacity))
+        self.module = template.for_client(replace(info, model_size=broadcast.model_size))
         self.module.load_shared_state(broadcast.state)
         self.module.to(fabric.device)
         self.parameters = sum(p.numel() for p in self.module.parameters())
@@ -94,14 +94,14 @@ def main() -> None:
     def merge() -> None:
         server.aggregate([ClientUpdate(info.id, info.num_train, server.broadcast(info).state) for info in participants])
 
-    def factorise() -> None:
+    def factorize() -> None:
         for info in participants:
             server.broadcast(info)
 
-    merge()  # so that the first repetition finds a new model to factorise; the networks' first steps have warmed them up
+    merge()  # so that the first repetition finds a new model to factorize; the networks' first steps have warmed them up
     server_times, step_times = [], []
     for _ in range(options.steps):
-        server_times.append((seconds(factorise), seconds(merge)))
+        server_times.append((seconds(factorize), seconds(merge)))
         step_times.append([seconds(client.step) for client in clients])
     rounds = [steps_of_a_turn * sum(times[k % len(RATIOS)] for k in range(PARTICIPANTS)) for times in step_times]
     shares = [100 * sum(times) / training for times, training in zip(server_times, rounds, strict=True)]
@@ -109,8 +109,8 @@ def main() -> None:
     device = torch.cuda.get_device_name() if fabric.device.type == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {options.threads} thread(s), {options.steps} repetitions, medians")
     print(f"{options.network} with {options.classes} classes, batch {options.batch}, {options.precision} on {device}")
-    factorising, merging = (statistics.median(times) for times in zip(*server_times, strict=True))
-    print(f"server: {factorising:.2f} s to factorise for all ratios, {merging:.2f} s to recover and merge {PARTICIPANTS} updates")
+    factorizing, merging = (statistics.median(times) for times in zip(*server_times, strict=True))
+    print(f"server: {factorizing:.2f} s to factorize for all ratios, {merging:.2f} s to recover and merge {PARTICIPANTS} updates")
     print(f"round: {statistics.median(rounds):.0f} s of training steps, {options.epochs} epochs of {options.samples} images each")
     print(f"server / round: {statistics.median(shares):.2f} %, from {min(shares):.2f} to {max(shares):.2f}; at most 5 on a CPU")
     print("rank ratio   parameters       of full   GFLOPs/step   of full   s/step   of full (from - to)")

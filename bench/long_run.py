@@ -65,7 +65,7 @@ def run(clients: int, rounds: int) -> None:
         def on_round_end(self, run: RunView) -> None:
             now, cpu, total = perf_counter(), process_time(), written()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            measured = run.headline("test") in run.history[-1]
+            measured = run.monitored("test") in run.history[-1]
             row = [run.round, now - self.start, total - self.written, peak, measured, cpu - self.cpu]
             print(json.dumps(row), flush=True)
             self.start, self.cpu, self.written = perf_counter(), process_time(), written()

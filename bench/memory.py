@@ -107,7 +107,7 @@ def run(method: str, clients: int) -> None:
     federation.fit(model, data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kibibytes on Linux
     private = count_bytes(federation.client_module(0).private_state()) * clients / 2**20
-    kept = sum(count_bytes(federation.run.kept.get(client)) for client in federation.run.kept) / 2**20
+    kept = sum(count_bytes(federation.run.client_state.get(client)) for client in federation.run.client_state) / 2**20
     teachers = count_bytes(federation.run.server.state) * clients / 2**20 if method == "FedDF" else 0.0
     print(f"{peak:.1f} {private + kept + teachers:.1f}")
 

@@ -40,7 +40,7 @@ from lightning_fed.methods.pfedgate import PFedGate
 from lightning_fed.methods.pfedsd import PFedSD
 from lightning_fed.models import CNN1, CNN5, ResNet8
 from lightning_fed.nn.energy import compressed
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import pack_bits
 
 GOAL = 1.15
@@ -59,7 +59,7 @@ def new_data() -> InMemory:
 
 
 def batches(epochs: int = EPOCHS) -> Iterator[Batch]:
-    """What a bare loop sees, normalised as the data are."""
+    """What a bare loop sees, normalized as the data are."""
     images, labels = IMAGES
     for _ in range(epochs):
         for rows in torch.randperm(SAMPLES).split(BATCH):
@@ -279,17 +279,17 @@ def compare(name: str, case: Case, pairs: int, folder: Path) -> None:
     data.setup()
     template.configure_model()
     server = template.configure_server(data.clients)
-    server.keep_in(ClientStore(folder, 2**30), ScratchStore(folder / "scratch", 2**30))
+    server.attach_storage(ClientStore(folder, 2**30), RoundStore(folder / "scratch", 2**30))
     worker = Worker(template, data, partial(L.Trainer, accelerator="cpu", devices=1), seed=0)
     ratios, seconds, private = [], [], None
     for number in range(pairs + 1):
-        server.open_round(number + 1, data.clients)
+        server.on_round_start(number + 1, data.clients)
         turn = Turn("fit", data.clients[0], number + 1, server.broadcast(data.clients[0]))
         start = perf_counter()
-        outcome = worker.take(turn, private)
+        result = worker.take(turn, private)
         federated = perf_counter() - start
-        private = outcome.private
-        server.aggregate([replace(outcome.update, client=1)])
+        private = result.private
+        server.aggregate([replace(result.update, client=1)])
         start = perf_counter()
         bare()
         by_hand = perf_counter() - start

@@ -1,4 +1,4 @@
-"""Personalised, model-heterogeneous and low-rank federated learning on PyTorch Lightning."""
+"""Personalized, model-heterogeneous and low-rank federated learning on PyTorch Lightning."""
 
 from importlib import import_module
 from typing import Any

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightning_fed import __version__
 
-DESCRIPTION = "Federated learning on PyTorch Lightning: personalised, model-heterogeneous, low-rank."
+DESCRIPTION = "Federated learning on PyTorch Lightning: personalized, model-heterogeneous, low-rank."
 EXAMPLES = """examples:
   lightning-fed fit --config quickstart
   lightning-fed fit --config quickstart --federation.rounds=3 --model Standalone
@@ -31,7 +31,7 @@ SUBCOMMANDS = {
     "export": "write a client's or the server's model for use elsewhere",
     "configs": "list the configurations that come along, or print one",
     "sweep": "play a comparison: methods, settings and seeds",
-    "runs": "list what was played: rounds, headline, size on disk",
+    "runs": "list what was played: rounds, monitor, size on disk",
     "report": "tables and pictures of finished runs",
     "completion": "what a shell completes: bash or zsh",
     "serve": "lead a study whose data stay at their sites",

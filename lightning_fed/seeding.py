@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, LESSON = range(8)
+COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING = range(8)
 """What a stream is for, so that streams of different use never coincide."""
 
 

@@ -14,7 +14,7 @@ import transformers
 from tiny import CLASSES, TINY_BERT, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same
 from tiny_texts import save_tokenizer
 
-from lightning_fed.cli.dry_run import read, rehearse
+from lightning_fed.cli.dry_run import check_start, read
 from lightning_fed.core.aggregation import WeightedMean
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import Digits
@@ -59,7 +59,7 @@ def test_commands_can_be_played(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Options are known; and where no files of data are needed, networks, data and Trainer can be built."""
     monkeypatch.chdir(ROOT)
     for words in COMMANDS[page]:
-        (rehearse if any("digits" in word or "quickstart" in word for word in words) else read)(page.name, words)
+        (check_start if any("digits" in word or "quickstart" in word for word in words) else read)(page.name, words)
 
 
 def test_the_programs_of_the_page_on_networks_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e
 
 import lightning_fed.data
 from lightning_fed.__main__ import main
-from lightning_fed.cli.dry_run import read, rehearse
+from lightning_fed.cli.dry_run import check_start, read
 from lightning_fed.data import FederatedDataModule, InMemory
 from lightning_fed.experiments.sweep.settings import read_yaml
 
@@ -96,7 +96,7 @@ OWN = {
 
 
 BEYOND_CLASSES = {"Diabetes": "rmse", "DigitAttributes": "f1"}
-"""Small data of which something else than one class is predicted, and the headline."""
+"""Small data of which something else than one class is predicted, and the monitored metric."""
 
 
 def made_small(path: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class TestConfig:
     @configs(BEGUN_OFTEN - RUN_OFTEN)
     def test_begins(self, path: Path) -> None:
         made_small(path)
-        rehearse("It", ["fit", "--config", "config.yaml"])
+        check_start("It", ["fit", "--config", "config.yaml"])
 
     @configs(RUN_OFTEN)
     def test_runs(self, path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
@@ -52,7 +52,7 @@ def test_every_method(name: str, check: Check) -> None:
 class Converting(InProcess):
     """The last client of a round sends something else than it was asked for."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         updates = list(super().run(turns))
         last = updates[-1]
         assert isinstance(last, ClientUpdate)
@@ -91,7 +91,7 @@ def test_an_update_of_another_kind_is_refused_with_its_client_and_changes_nothin
     start = Start()
     federation = new_federation(1, engine=Converting(), evaluate_every=0, callbacks=[start])
     data = data_for(name, num_clients=3, size=100)
-    who = -1 if getattr(lightning_fed.methods, name).centralised else 2
+    who = -1 if getattr(lightning_fed.methods, name).centralized else 2
     with pytest.raises(FederationError, match=rf"^The update of client {who} (has .* of torch.float16, expected|holds 'new')"):
         federation.fit(new_method(name), data)
     assert same(federation.run.server.state_dict(), start.state)

@@ -12,7 +12,7 @@ from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federa
 import lightning_fed.methods
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.methods.families.capacity import CapacityModule
+from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import TransformerClassifier
 
 pytestmark = [
@@ -63,4 +63,4 @@ def without_dropout(name: str) -> dict[str, Any]:
     if issubclass(method, AdapterModule) and name not in ON_IMAGES:
         none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {"backbone": partial(TransformerClassifier, config=TINY_TRANSFORMER | none)}
-    return {"backbone": Net} if issubclass(method, CapacityModule) else {}
+    return {"backbone": Net} if issubclass(method, SizedModule) else {}

@@ -89,7 +89,7 @@ def test_classes_have_every_option(what: str) -> None:
 def test_types_are_written_as_one_reads_them() -> None:
     parser = options.parser_for(methods.PFedLoRA)
     kinds = {options.name_of(action): options.kind_of(action) for action in options.shown(parser)}
-    assert kinds["--adapter"] == "'reduction' | 'factorised'"
+    assert kinds["--adapter"] == "'reduction' | 'factorized'"
     assert (kinds["--optimizer"], kinds["--gradient_clip"]) == ("Optimizer", "PositiveFloat | None")
     assert kinds["--backbone"] == "list[ImportPath | Backbone] | ImportPath | Backbone"
 

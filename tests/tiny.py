@@ -14,7 +14,7 @@ from lightning_fed.core import PublicDistillation
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.methods.families.capacity import CapacityModule
+from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import VisionTransformer
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.storage.checkpoint import Checkpoints
@@ -153,7 +153,7 @@ def new_method(name: str, **options: Any) -> FederatedModule:
     options = ON_TINY_DATA.get(name, {}) | options
     if "backbone" not in options:
         # Batch norm where there is something special about it.
-        options["backbone"] = [Net, WideNet] if method.heterogeneous else NoisyNet if issubclass(method, CapacityModule) else Net
+        options["backbone"] = [Net, WideNet] if method.heterogeneous else NoisyNet if issubclass(method, SizedModule) else Net
     return method(**options)
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny import CLASSES, Recording, new_data, new_federation
 from torch import Tensor
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import OUTPUTS
 from lightning_fed.data import InMemory
@@ -71,16 +71,18 @@ class Losing(InProcess):
         self.servers = servers
         self.left = place
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
-            if turn.verb == "learn" and (turn.client.id == SERVER) is self.servers:
+            if turn.verb == "train_on_public" and (turn.client.id == SERVER) is self.servers:
                 self.left -= 1
                 if self.left == -1:
-                    yield Lost(turn.client.id, "no power")
+                    yield TurnFailure(turn.client.id, "no power")
                     continue
             yield from super().run([turn])
 
 
 def said_in(engine: Recording) -> list[Tensor]:
     """What each teacher said of the public data."""
-    return [update.state[OUTPUTS] for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict"]
+    return [
+        update.state[OUTPUTS] for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict_public"
+    ]

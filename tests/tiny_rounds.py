@@ -1,4 +1,4 @@
-"""Short federations of methods for clients of different capacity, and updates that are checked as in a round."""
+"""Short federations of methods for clients of different model_size, and updates that are checked as in a round."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -34,5 +34,5 @@ def two_classes_each() -> InMemory:
 def checked(server: Server, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
     """Updates, each checked before it is passed on, as a run does."""
     for update in updates:
-        check_update(update, server.expected(update, server.broadcast(ClientInfo(update.client, 1, 0, 0, ()))))
+        check_update(update, server.expected_payload(update, server.broadcast(ClientInfo(update.client, 1, 0, 0, ()))))
         yield update

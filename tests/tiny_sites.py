@@ -14,14 +14,14 @@ from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
 from lightning_fed.deployment.link import Broken, Link
 from lightning_fed.deployment.site import OneClient, Site
-from lightning_fed.deployment.wire import Study, unpack
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.deployment.wire import VerbSettings, unpack
 from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.tensors import State
 
-STUDY = Study.of({"model.class_path": "Tiny", "seed_everything": 0})
+STUDY = VerbSettings.of({"model.class_path": "Tiny", "seed_everything": 0})
 NAMES = ("FedAvg", "PFedLoRA", "FedHM", "PF2LoRA")
 """A whole network; private ones; statistics; private adapters with the moments of their optimizer."""
 
@@ -30,11 +30,13 @@ def data_of(name: str, num_clients: int = 3) -> Any:
     return data_for(name, num_clients=num_clients, size=100)
 
 
-def new_site(name: str, client: int, folder: Path | str = "sites", study: Study = STUDY, seed: int = 0, **options: Any) -> Site:
+def new_site(
+    name: str, client: int, folder: Path | str = "sites", study: VerbSettings = STUDY, seed: int = 0, **options: Any
+) -> Site:
     """The site of one of three clients, as if it had been started now."""
-    recipe = Recipe(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
+    spec = WorkerSpec(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
     with quiet_lightning():
-        return Site(recipe, client, study, Path(folder) / str(client))
+        return Site(spec, client, study, Path(folder) / str(client))
 
 
 Fault = Callable[[int, dict[str, Any], Callable[[], bytes]], "bytes | Broken | None"]
@@ -59,7 +61,7 @@ class Memory(Link):
         self.away: set[int] = set()
         self.sent: list[tuple[int, dict[str, Any], State]] = []
         self.answers: dict[str, bytes | Broken | None] = {}
-        self.received: list[tuple[dict[str, Any], State]] = []
+        self.global_parameters: list[tuple[dict[str, Any], State]] = []
 
     def online(self) -> Collection[int]:
         return self.sites.keys() - self.away
@@ -75,7 +77,7 @@ class Memory(Link):
         answer = self.answers[ticket]
         if isinstance(answer, bytes):
             with suppress(FederationError):  # which the server has to see itself
-                self.received.append(unpack(answer, "The test's"))
+                self.global_parameters.append(unpack(answer, "The test's"))
         return answer
 
 

@@ -30,7 +30,7 @@ class AdapterRanks(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Write and draw the ranks."""
-        measured = run.headline("test") in run.history[-1]
+        measured = run.monitored("test") in run.history[-1]
         due = run.round % self.every == 0 or run.round == run.rounds
         boards = [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
         seen = boards or run.folder is not None

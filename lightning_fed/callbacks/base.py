@@ -22,8 +22,8 @@ class RunView(Protocol):
         rounds: how many there are.
         seed: the run's seed.
         method: name of the method.
-        metric: name of the headline metric.
-        target: value of the headline that is waited for; None: there is none.
+        metric: name of the monitored metric metric.
+        target: value of the monitored metric that is waited for; None: there is none.
         evaluate_every: after how many rounds clients are measured; 0: after the last one.
         cohort_size: how many clients take part in a round.
         history: the metrics of each round.
@@ -59,7 +59,7 @@ class RunView(Protocol):
     def results(self) -> dict[int, dict[str, float]]:
         """The last measured metrics by client."""
 
-    def headline(self, kind: Literal["val", "test"]) -> str:
+    def monitored(self, kind: Literal["val", "test"]) -> str:
         """The column that progress, model selection and targets use, on validation or test data."""
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardPage(FederationCallback):
-    """The headline under names of its own (``headline/…``), a page of charts that begins with it (CUSTOM SCALARS), a table of runs
+    """The monitored metric under names of its own (``monitor/…``), a page of charts that begins with it (CUSTOM SCALARS), a table of runs
     (HPARAMS) and the configuration (TEXT).
 
-    The page has six charts instead of a card for each column of ``metrics.csv``: the headline with the quartiles of the clients,
+    The page has six charts instead of a card for each column of ``metrics.csv``: the monitored metric with the quartiles of the clients,
     the worst client, the losses of the phases, bytes, FLOPs and seconds.
     """
 
@@ -33,9 +33,9 @@ class TensorBoardPage(FederationCallback):
             begin_session(writer, columns(run), run.metric, f"{run.method}, seed {run.seed}, {logger.log_dir}")
 
     def on_round_end(self, run: RunView) -> None:
-        """Add the headline, if it was measured."""
+        """Add the monitored metric, if it was measured."""
         for logger in boards(run):
-            for tag, value in headline(run).items():
+            for tag, value in monitor(run).items():
                 logger.experiment.add_scalar(tag, value, global_step=run.round)
 
     def on_fit_end(self, run: RunView) -> None:
@@ -52,29 +52,29 @@ def boards(run: RunView) -> Iterator[TensorBoardLogger]:
     return (logger for logger in run.loggers if isinstance(logger, TensorBoardLogger))
 
 
-def headline(run: RunView) -> dict[str, float]:
-    """The newest round's headline on test data, the quartiles and the worst of the clients, and what an honest user may report."""
+def monitor(run: RunView) -> dict[str, float]:
+    """The newest round's monitor on test data, the quartiles and the worst of the clients, and what an honest user may report."""
     row, metric = run.history[-1], run.metric
     of_clients = f"after/test_{metric}"
     columns = {
-        metric: run.headline("test"),
+        metric: run.monitored("test"),
         "q25": f"{of_clients}/q25",
         "q75": f"{of_clients}/q75",
-        "worst": f"{of_clients}/{'min' if run.model.more_is_better else 'max'}",
+        "worst": f"{of_clients}/{'min' if run.model.higher_is_better else 'max'}",
         "selected": f"selected/test_{metric}",
     }
-    if run.headline("test") not in row:
+    if run.monitored("test") not in row:
         return {}
-    return {f"headline/{name}": row[column] for name, column in columns.items() if column in row}
+    return {f"monitor/{name}": row[column] for name, column in columns.items() if column in row}
 
 
 def page(metric: str) -> dict[str, dict[str, list[Any]]]:
     """The charts of CUSTOM SCALARS."""
     return {
-        "headline": {
-            f"{metric}, and the middle half of the clients": ["Margin", [f"headline/{metric}", "headline/q25", "headline/q75"]],
+        "monitor": {
+            f"{metric}, and the middle half of the clients": ["Margin", [f"monitor/{metric}", "monitor/q25", "monitor/q75"]],
         },
-        "clients": {"worst client": ["Multiline", ["headline/worst"]]},  # on a line of its own: bands come behind lines
+        "clients": {"worst client": ["Multiline", ["monitor/worst"]]},  # on a line of its own: bands come behind lines
         "training": {"loss of each phase": ["Multiline", ["^train/.*loss$"]]},
         "cost": {
             "bytes, all rounds so far": ["Multiline", ["traffic/total_bytes"]],
@@ -106,9 +106,9 @@ def begin_session(writer: SummaryWriter, words: dict[str, Word], metric: str, na
     numbered = {f"{place:02d} {name}": word for place, (name, word) in enumerate(words.items())}
     hparams = [api.HParam(key, display_name=name) for key, name in zip(numbered, words, strict=True)]
     tags = {
-        "last": f"headline/{metric}",
-        "selected": "headline/selected",
-        "worst": "headline/worst",
+        "last": f"monitor/{metric}",
+        "selected": "monitor/selected",
+        "worst": "monitor/worst",
         "bytes": "traffic/total_bytes",
     }
     metrics = [api.Metric(tag, display_name=name) for name, tag in tags.items()]

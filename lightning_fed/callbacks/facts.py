@@ -9,11 +9,11 @@ from lightning_fed.core.phased_module import Phase
 
 
 class RunFacts(FederationCallback):
-    """Writes ``run.json``: method, seed and rounds, which column of ``metrics.csv`` is the headline, whether it is to be large, and
+    """Writes ``run.json``: method, seed and rounds, which column of ``metrics.csv`` is the monitored metric, whether it is to be large, and
     what a client does in a round: its phases in their order, each with its epochs or steps, and the same of how it is fine-tuned
     before it is measured.
 
-    Phases are those of a client without particulars: where clients differ in capacity, of the largest.
+    Phases are those of a client without particulars: where clients differ in model_size, of the largest.
     """
 
     def on_fit_start(self, run: RunView) -> None:
@@ -24,8 +24,8 @@ class RunFacts(FederationCallback):
             "method": run.method,
             "seed": int(run.seed),
             "rounds": int(run.rounds),
-            "headline": run.headline("test"),
-            "higher_is_better": run.model.more_is_better,
+            "monitor": run.monitored("test"),
+            "higher_is_better": run.model.higher_is_better,
             "training": lengths(run.model.phases()),
             "fine_tuning": lengths(run.model.fine_tuning_phases()),
         }

@@ -39,7 +39,7 @@ class RoundLines(FederationCallback):
         row, spent = run.history[-1], monotonic() - self._start
         pace = spent / (run.round - self._first)
         losses = [value for name, value in row.items() if name.startswith("train/") and name.endswith("loss")]
-        parts = [headline(run)] if run.headline("test") in row else []
+        parts = [monitor(run)] if run.monitored("test") in row else []
         parts += [f"loss {losses[0]:.4f}"] if losses else []
         parts.append(f"{sum(value for name, value in row.items() if name.startswith('seconds/')):.1f} s")
         if run.round < run.rounds:
@@ -48,12 +48,12 @@ class RoundLines(FederationCallback):
 
     def on_fit_end(self, run: RunView) -> None:
         """Print what the run came to."""
-        print(f"Finished {run.rounds} rounds: {headline(run)}, {timedelta(seconds=round(monotonic() - self._start))}.", flush=True)
+        print(f"Finished {run.rounds} rounds: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.", flush=True)
 
 
-def headline(run: RunView) -> str:
+def monitor(run: RunView) -> str:
     """The newest round's measure by which the method is judged."""
-    value = run.history[-1].get(run.headline("test"))
+    value = run.history[-1].get(run.monitored("test"))
     return f"{run.metric} {value:.4f}" if value is not None else f"{run.metric} not measured"
 
 

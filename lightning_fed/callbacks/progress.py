@@ -50,7 +50,7 @@ class ProgressBar(FederationCallback):
         """Complete the round and show the accuracy."""
         assert self._progress is not None
         self._turns = 0
-        mean = run.history[-1].get(run.headline("test"))
+        mean = run.history[-1].get(run.monitored("test"))
         if mean is not None:
             self._accuracy = f"{run.metric} {mean:.4f}"
         self._progress.update(self._task, completed=run.round, status=self._accuracy)
@@ -91,9 +91,9 @@ class Summary(FederationCallback):
 def what_next(run: RunView) -> Iterator[str]:
     """The reference that sharing has to beat, as a command where one would play it."""
     config = run.folder / "config.yaml" if run.folder is not None else None
-    if run.model.alone and run.model.alone != run.method and config is not None and config.is_file():
+    if run.model.local_baseline and run.model.local_baseline != run.method and config is not None and config.is_file():
         yield "What is the sharing worth? The same clients alone:"
-        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.alone])
+        yield shlex.join(["lightning-fed", "fit", "--config", str(config), "--model", run.model.local_baseline])
 
 
 def where_to_look(run: RunView) -> Iterator[str]:
@@ -133,9 +133,9 @@ def summary_table(run: RunView) -> Table:
     for stage, label in (("before", "before aggregation, participants"), ("after", "after aggregation, all clients")):
         name = f"{stage}/test_{metric}"
         if f"{name}/mean" in last:
-            extremes = ("min", "max") if run.model.more_is_better else ("max", "min")
+            extremes = ("min", "max") if run.model.higher_is_better else ("max", "min")
             add(label, *(last[f"{name}/{value}"] for value in ("mean", *extremes)))
-    for name in run.server.models():
+    for name in run.server.global_models():
         if f"{name}/test_{metric}" in last:
             add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
     if f"selected/test_{metric}" in last:

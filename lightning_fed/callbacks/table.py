@@ -38,7 +38,7 @@ class MetricsTable(FederationCallback):
         else:
             self._columns = columns_of(run.history)
             write_table(path, run.history)
-        if run.headline("test") in row:
+        if run.monitored("test") in row:
             write_table(run.folder / "clients.csv", list(client_rows(run)))
 
 

@@ -31,7 +31,7 @@ class TensorBoardFigures(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Draw the accuracies."""
-        measured = run.headline("test") in run.history[-1]
+        measured = run.monitored("test") in run.history[-1]
         if measured and (run.round % self.every == 0 or run.round == run.rounds):
             name = f"test/{run.metric}"
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None

@@ -24,7 +24,7 @@ class Rehearsal(FederationCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         federation: Any = self.trainer
-        federation.rehearse(self.model, self.datamodule)
+        federation.dry_run(self.model, self.datamodule)
 
     @property
     def settings(self) -> Settings:
@@ -51,7 +51,7 @@ def read(name: str, args: Sequence[str]) -> Settings:
         return Reading(args).settings
 
 
-def rehearse(name: str, args: Sequence[str]) -> Settings:
+def check_start(name: str, args: Sequence[str]) -> Settings:
     """The same, and all that it describes is built. Raises :class:`FederationError` with the name of whose it is."""
     with told_of(name):
         return Rehearsal(args).settings

@@ -17,7 +17,7 @@ def parser() -> Options:
     """Of the verb's command line."""
     parser = Options("report", TEXT)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of sweeps or runs, or above them")
-    parser.add_argument("--metric", help="column of metrics.csv; headline: of each method its own (default: the common one)")
+    parser.add_argument("--metric", help="column of metrics.csv; monitor: of each method its own (default: the common one)")
     parser.add_argument("--at", metavar="ROUND", help="last (default), selected or best (on validation or test data), mean10")
     parser.add_argument("--equal", choices=("rounds", "bytes", "flops"), help="compare at the most that all runs have spent")
     parser.add_argument("--baseline", metavar="METHOD", help="what differences are to (default: Standalone, else the first method)")

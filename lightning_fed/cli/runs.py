@@ -13,7 +13,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
 from lightning_fed.formatting import sized
 
-TEXT = "List runs: method, seed, rounds, headline, size on disk, folder. Nothing of theirs is loaded or changed."
+TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Nothing of theirs is loaded or changed."
 UNKNOWN = "?"
 
 
@@ -83,7 +83,7 @@ class PlayedRun:
         """What the table says of it."""
         facts, rows = self.facts, self.rows
         played = whole(rows[-1].get("round")) if rows else "0"
-        column = str(facts.get("headline", ""))
+        column = str(facts.get("monitor", ""))
         value = next((row[column] for row in reversed(rows) if row.get(column)), None)
         rounds = f"{played}/{whole(facts.get('rounds'))}"
         return printable(facts.get("method")), whole(facts.get("seed")), rounds, measured(column, value), sized(self.size)
@@ -102,7 +102,7 @@ def _place(path: Path) -> tuple[str, int]:
 def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
     """The table. Folders come last: they may be long, and somebody wants to copy them."""
     runs = list(found)
-    table = [("method", "seed", "round", "headline", "size"), *(one.cells for one in runs)]
+    table = [("method", "seed", "round", "monitor", "size"), *(one.cells for one in runs)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row, folder in zip(table, ["folder", *(printable(one.path) for one in runs)], strict=True):
         first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
@@ -111,7 +111,7 @@ def lines(found: Iterable[PlayedRun]) -> Iterator[str]:
 
 
 def measured(column: str, value: str | None) -> str:
-    """A headline with its name, without ``after/test_`` and ``/mean``."""
+    """A monitor with its name, without ``after/test_`` and ``/mean``."""
     name = re.sub(r"^\w+/test_|/mean$", "", column)
     try:
         number = float(value or "")

@@ -10,7 +10,7 @@ from lightning_fed.deployment.flower import commands
 from lightning_fed.deployment.flower.node import answer_all
 from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.engines import InProcess
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.export.folder import refuse_others, write
 
@@ -34,9 +34,9 @@ class Staying(StudyCLI):
             )
             folder = (self.given.folder or Path(f"site-{client}")).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            recipe = Recipe(model, own, self.federation.new_trainer, self.federation.seed)
+            spec = WorkerSpec(model, own, self.federation.new_trainer, self.federation.seed)
             keep = self._export if self.given.output else None
-            site = Site(recipe, client, self.study, folder / "states", keep)
+            site = Site(spec, client, self.study, folder / "states", keep)
             answer_all(site, self._supernode, folder, self.given.socket, self.given.without_supernode)
 
     def _supernode(self, path: Path) -> list[str]:

@@ -6,12 +6,12 @@ from typing import Any
 from zlib import crc32
 
 from lightning_fed.cli.fit import FederationCLI
-from lightning_fed.deployment.wire import Study, pack
+from lightning_fed.deployment.wire import VerbSettings, pack
 from lightning_fed.experiments.sweep.settings import SEED, flat, within
 from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.initial import initial_network
 
-OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "lone_example", "augment", "mean", "std")
+OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_example", "augment", "mean", "std")
 """What of the data must be the same everywhere, whatever data they are."""
 
 OF_TRAINER = (
@@ -45,7 +45,7 @@ class StudyCLI(FederationCLI):
         return federation
 
     @property
-    def study(self) -> Study:
+    def study(self) -> VerbSettings:
         """What must be the same everywhere."""
         given = flat(self.dumped())
         blocks = ("model", SEED, *(f"trainer.{name}" for name in OF_TRAINER))
@@ -54,7 +54,7 @@ class StudyCLI(FederationCLI):
         if (path := self.federation.init_from) is not None:
             network, _ = initial_network(path)
             settings["federation.init_from"] = f"{crc32(pack({}, dict(sorted(network.items())))):08x}"
-        return Study.of(settings)
+        return VerbSettings.of(settings)
 
 
 def plainly(value: Any) -> Any:

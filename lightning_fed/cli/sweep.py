@@ -67,9 +67,9 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     states = {job.cell.name: job.folder.status for job in jobs}
     print(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
     for job in jobs:
-        outcome = job.folder.outcome
-        if outcome is not None and states[job.cell.name] == "failed":
-            print(f"{job.cell.name} failed: {outcome.error}; all it said is in {job.folder.log}.", file=sys.stderr)
+        result = job.folder.result
+        if result is not None and states[job.cell.name] == "failed":
+            print(f"{job.cell.name} failed: {result.error}; all it said is in {job.folder.log}.", file=sys.stderr)
     if not set(states.values()) <= {"finished", "playing"}:
         print(f"Try the rest again with: {again}", file=sys.stderr)
         raise SystemExit(1)
@@ -85,7 +85,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
     jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
     built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
     with console.status("Checking the runs…"):
-        from lightning_fed.cli.dry_run import read, rehearse  # waits for torch
+        from lightning_fed.cli.dry_run import check_start, read  # waits for torch
         from lightning_fed.storage.run_folder import refuse_run_dir
 
         refuse_run_dir(sweep.folder)
@@ -99,7 +99,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
             failed.add(kind)  # until it has been understood
             try:
                 if kind not in built and folder.status != "finished":
-                    known[kind] = rehearse(cell.name, args)
+                    known[kind] = check_start(cell.name, args)
                     built.add(kind)
                 elif kind not in known:
                     known[kind] = read(cell.name, args)

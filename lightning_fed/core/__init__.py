@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, weighted_mean
     from lightning_fed.core.client_modules import one_per_architecture
     from lightning_fed.core.client_state import (
-        Kept,
-        Scratch,
+        ClientStates,
+        RoundState,
         Vectors,
         at_a_time,
         common_bits,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
-    from lightning_fed.core.server import Combine, OfModels, Privacy, Server, ServerUpdate, mean_of_updates
+    from lightning_fed.core.server import Combine, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
@@ -38,8 +38,8 @@ _HOMES = {
     "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
     "core.client_modules": ("one_per_architecture",),
     "core.client_state": (
-        "Kept",
-        "Scratch",
+        "ClientStates",
+        "RoundState",
         "Vectors",
         "at_a_time",
         "common_bits",
@@ -57,7 +57,7 @@ _HOMES = {
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
-    "core.server": ("Combine", "OfModels", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
+    "core.server": ("Combine", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
     "tensors": ("State", "check_fits", "pack_bits", "unpack_bits"),
@@ -71,6 +71,7 @@ __all__ = [
     "SERVER",
     "Broadcast",
     "ClientInfo",
+    "ClientStates",
     "ClientUpdate",
     "Combine",
     "EntryMean",
@@ -78,13 +79,12 @@ __all__ = [
     "FederationError",
     "FineTuning",
     "KeepsGlobalParameters",
-    "Kept",
-    "OfModels",
     "Phase",
     "PhasedModule",
     "Privacy",
     "PublicDistillation",
-    "Scratch",
+    "RoundState",
+    "RunOnServer",
     "Server",
     "ServerUpdate",
     "State",

@@ -36,7 +36,7 @@ class ClientModules(Generic[M]):
         self._template = method
         self._frozen: dict[Hashable, dict[str, nn.Parameter]] = {}
         if not method.is_built:
-            self._template = method.fresh()
+            self._template = method.unbuilt_copy()
             with seeded(seed, INITIAL):
                 self._template.configure_model()
 

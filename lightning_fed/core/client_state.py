@@ -12,7 +12,7 @@ BLOCK = 2**23
 """Numbers that are in memory at once, of each kind: 64 MiB in float64. What is computed depends on it in its last bits."""
 
 
-class Kept(Protocol):
+class ClientStates(Protocol):
     """A state per client that has one, of which as much is in memory as there is room for: the run's
     :class:`~lightning_fed.storage.client_store.ClientStore`.
     """
@@ -32,14 +32,14 @@ class Kept(Protocol):
         """Replace the state of a client by the one it has after ``round``."""
 
 
-class Scratch(Kept, Protocol):
+class RoundState(ClientStates, Protocol):
     """The same for the time of a round: in no checkpoint."""
 
     def clear(self) -> None:
         """Drop all states."""
 
 
-def move(arrived: Scratch, kept: Kept, round: int) -> None:
+def move(arrived: RoundState, kept: ClientStates, round: int) -> None:
     """Keep what arrived in a round, now that all of it is there."""
     for client in arrived:
         kept.put(client, arrived.get(client), round)
@@ -68,7 +68,7 @@ class Vectors:
         default: that of clients who have no state.
     """
 
-    def __init__(self, states: Kept, name: str, clients: Sequence[int], length: int, default: Tensor | None = None) -> None:
+    def __init__(self, states: ClientStates, name: str, clients: Sequence[int], length: int, default: Tensor | None = None) -> None:
         self.states = states
         self.name = name
         self.clients = list(clients)
@@ -145,7 +145,7 @@ def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tenso
     return sums
 
 
-def common_bits(states: Kept, name: str, clients: Sequence[int]) -> Tensor:
+def common_bits(states: ClientStates, name: str, clients: Sequence[int]) -> Tensor:
     """How many bits each two of the clients' masks have in common, which are as :func:`.pack_bits` packed them; on the
     diagonal, how many each has.
 

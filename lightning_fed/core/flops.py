@@ -118,7 +118,7 @@ def _train(copied: FederatedModule, batch: Any) -> None:
     """A step of training in the phase that the module is in: on a copy it has other parameters and another loss."""
     phases = [*copied.phases(), *copied.fine_tuning_phases()]
     if isinstance(copied, PublicDistillation):
-        phases += [*copied.server_phases(), *copied.lesson_phases()]
+        phases += [*copied.server_phases(), *copied.public_phases()]
     copied.phase = {phase.name: phase for phase in phases}[copied.phase.name]
     copied.manual_backward = _backward  # type: ignore[method-assign]
     copied.compute_gradients(batch)

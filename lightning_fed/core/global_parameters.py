@@ -16,7 +16,7 @@ class KeepsGlobalParameters(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    received: BufferDict
+    global_parameters: BufferDict
     """Copies of the shared parameters that learn, by name, as they were when the fit began: as the server sent them, in a
     federation.
     """
@@ -26,18 +26,18 @@ class KeepsGlobalParameters(FederatedModule):
         was_built = self.is_built
         super().configure_model()
         if not was_built:
-            self.received = BufferDict(self._learning_shared(), persistent=False)
+            self.global_parameters = BufferDict(self._learning_shared(), persistent=False)
 
     def on_fit_start(self) -> None:
         """Remember where the fit starts from; a continued one started where its checkpoint says."""
         super().on_fit_start()
         stopped = self.resume.stopped
-        self.received.update(stopped["received"] if stopped else self._learning_shared())
+        self.global_parameters.update(stopped["global_parameters"] if stopped else self._learning_shared())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add where the fit started from."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CHECKPOINT]["received"] = dict(self.received.items())
+        checkpoint[CHECKPOINT]["global_parameters"] = dict(self.global_parameters.items())
 
     def _learning_shared(self) -> dict[str, Tensor]:
         shared = self.shared_names() - self.frozen_names

@@ -19,13 +19,13 @@ class Broadcast:
 
     Args:
         state: the payload.
-        capacity: which version of the model that is; see :attr:`ClientInfo.capacity`.
-        statistics: what was gathered on the clients' data for this version, see :meth:`FederatedModule.statistics_names`; with
+        model_size: which version of the model that is; see :attr:`ClientInfo.model_size`.
+        statistics: what was gathered on the clients' data for this version, see :meth:`FederatedModule.recomputed_buffers`; with
             models that are measured, not with models that are trained.
     """
 
     state: State
-    capacity: float | None = None
+    model_size: float | None = None
     statistics: State = field(default_factory=dict)
 
 
@@ -52,28 +52,28 @@ class Turn:
 
     Args:
         verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"gather"`` passes the training data through it and sends its statistics. On public data: ``"predict"`` sends what the
-            model says of each example, ``"learn"`` trains it: the server's is sent, a client's stays with the client.
+            ``"compute_statistics"`` passes the training data through it and sends its statistics. On public data: ``"predict_public"`` sends what the
+            model says of each example, ``"train_on_public"`` trains it: the server's is sent, a client's stays with the client.
         client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
         round: number of the round, from 1.
         broadcast: what the server sent.
         evaluate: whether a fit turn also measures the trained model, before aggregation.
-        since: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
+        last_round: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
             has to start from is of that round.
         fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
     """
 
-    verb: Literal["fit", "evaluate", "gather", "predict", "learn"]
+    verb: Literal["fit", "evaluate", "compute_statistics", "predict_public", "train_on_public"]
     client: ClientInfo
     round: int
     broadcast: Broadcast
     evaluate: bool = False
-    since: int = 0
+    last_round: int = 0
     fine_tune: bool = True
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TurnResult:
     """What a worker hands to its engine, which passes the update on and keeps the private state.
 
     Args:
@@ -86,7 +86,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Lost:
+class TurnFailure:
     """A turn that came to nothing, where an engine may go on without it.
 
     Args:

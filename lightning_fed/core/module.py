@@ -37,7 +37,7 @@ class FederatedModule(PhasedModule):
     1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
     2. :meth:`load_private_state` and :meth:`load_shared_state` bring it to where the client and the server are.
     3. :meth:`phases` says how it trains; each phase has its own loss. It is asked once.
-    4. :meth:`review_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training` gets what
+    4. :meth:`post_training_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training` gets what
        came of it.
     5. :meth:`shared_state` and :meth:`payload` are sent to the server, :meth:`private_state` stays with the client.
 
@@ -58,7 +58,7 @@ class FederatedModule(PhasedModule):
         loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
             the module, and what it has of parameters is trained. None: the task's.
         metrics: more metrics of outputs and targets, by name.
-        metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
+        metric: the monitored metric: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
         task: what is predicted: one class of several, any number of labels, or numbers; the command line takes it from the data.
             See :mod:`lightning_fed.tasks`.
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
@@ -68,15 +68,15 @@ class FederatedModule(PhasedModule):
             as it is.
     """
 
-    headline_model: Literal["clients", "global"] = "clients"
-    """Whose :attr:`headline_metric` that is: the mean over the clients' models on their own test data, or that of the global
+    monitor_model: Literal["clients", "global"] = "clients"
+    """Whose :attr:`monitor` that is: the mean over the clients' models on their own test data, or that of the global
     model on everybody's.
     """
 
     heterogeneous = False
     """Whether clients may have different networks: not where the networks themselves are averaged."""
 
-    alone: str | None = "Standalone"
+    local_baseline: str | None = "Standalone"
     """The method that trains the same networks without sharing anything, if there is one: what sharing has to beat."""
 
     weighting: Literal["examples", "uniform"] = "examples"
@@ -85,12 +85,12 @@ class FederatedModule(PhasedModule):
     flops_on_meta = True
     """Whether a step can be counted on the meta device; not where a network looks at numbers (attention masks)."""
 
-    centralised = False
+    centralized = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
-    payload_varies = False
+    dynamic_payload = False
     """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes,
-    and the server says what it :meth:`expects <.Server.expected>`.
+    and the server says what it :meth:`expects <.Server.expected_payload>`.
     """
 
     def __init__(
@@ -166,11 +166,11 @@ class FederatedModule(PhasedModule):
         """
         return ClientModules(self, seed).of(client)
 
-    def fresh(self) -> Self:
+    def unbuilt_copy(self) -> Self:
         """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""
         return unbuilt_copy(self)
 
-    def starting_from(self, network: State, what: str = "The network") -> Self:
+    def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """This method with networks that begin with the given weights instead of those that they are built with.
 
         Args:
@@ -180,7 +180,7 @@ class FederatedModule(PhasedModule):
         Raises:
             FederationError: if the clients' networks have other tensors, or tensors of another shape.
         """
-        module = self.fresh()
+        module = self.unbuilt_copy()
         networks = [backbone_of(factory, self.num_classes) for factory in self.backbone_factories]
         module.backbone_factories = [with_weights(each, network, what) for each in networks]
         return module
@@ -198,24 +198,24 @@ class FederatedModule(PhasedModule):
         learn_in_float32(self)
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
         self.test_metrics = self.configure_metrics().clone(prefix="test/")
-        self.headline_metric = self.choose_headline()
+        self.monitor = self.choose_monitor()
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
-        self._statistics, self._payload = frozenset(self.statistics_names()), frozenset(self.payload())
+        self._statistics, self._payload = frozenset(self.recomputed_buffers()), frozenset(self.payload())
         if clash := sorted(self._payload & self.state_dict().keys()):
             raise FederationError(
                 f"The payload of {type(self).__name__} names {clash[0]!r}, which is in the state dict: rename it."
             )
-        self.start_copies(self.update_state() if self.copied_names() else {})
+        self.load_initial(self.update_state() if self.initialized_from() else {})
         self.is_built = True
 
     def shared_names(self) -> set[str]:
         """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
         networks have been built.
         """
-        return self.state_dict().keys() - self.frozen_names - self.statistics_names()
+        return self.state_dict().keys() - self.frozen_names - self.recomputed_buffers()
 
-    def statistics_names(self) -> set[str]:
+    def recomputed_buffers(self) -> set[str]:
         """Names of the state-dict entries that neither travel nor stay: before each measurement they are gathered anew from all
         clients (static batch norm; see :mod:`lightning_fed.nn.static_batch_norm`). Default: none.
         """
@@ -223,32 +223,32 @@ class FederatedModule(PhasedModule):
 
     def private_names(self) -> set[str]:
         """Names of the state-dict entries that stay with the client: what is neither shared nor frozen nor gathered."""
-        return self.state_dict().keys() - self.frozen_names - self.statistics_names() - self.shared_names()
+        return self.state_dict().keys() - self.frozen_names - self.recomputed_buffers() - self.shared_names()
 
-    def copied_names(self) -> dict[str, str]:
+    def initialized_from(self) -> dict[str, str]:
         """Names of the private entries that begin as copies of what travels, shared part or payload, each with the name of its
-        original; see :meth:`initial_copies`. A client that never took part keeps none: they are copied whenever it is measured.
+        original; see :meth:`initial_originals`. A client that never took part keeps none: they are copied whenever it is measured.
         Default: none, each client draws what it keeps.
         """
         return {}
 
-    def start_copies(self, shared: State) -> None:
+    def load_initial(self, shared: State) -> None:
         """Set what begins as a copy, from what travels."""
-        if copies := self.copied_names():
+        if copies := self.initialized_from():
             self.load_state_dict({name: shared[original] for name, original in copies.items()}, strict=False)
 
-    def initial_copies(self) -> State:
+    def initial_originals(self) -> State:
         """What of the shared state, as it is now before the first round, new clients begin with copies of. Empty: they begin with
         copies of the first broadcast that they get.
         """
-        if not (originals := set(self.copied_names().values())):
+        if not (originals := set(self.initialized_from().values())):
             return {}
         return {name: tensor for name, tensor in self.update_state().items() if name in originals}
 
     def payload(self) -> State:
         """What travels beside the shared part, under names of its own, which are no entries of the state dict (prototypes, logits,
         control variates). Names and shapes are the same at any time, from when the networks are built: they are those that the
-        server starts from, sends, and accepts; unless :attr:`payload_varies`. Default: nothing.
+        server starts from, sends, and accepts; unless :attr:`dynamic_payload`. Default: nothing.
         """
         return {}
 
@@ -278,19 +278,19 @@ class FederatedModule(PhasedModule):
         self.load_moments({name: tensor for name, tensor in state.items() if name not in own})
 
     def statistics(self) -> State:
-        """The entries of :meth:`statistics_names`: a copy, on the CPU."""
+        """The entries of :meth:`recomputed_buffers`: a copy, on the CPU."""
         return self._state(self._statistics)
 
     def load_statistics(self, state: State) -> None:
-        """Take over what was gathered. Raises :class:`FederationError` if it does not fit :meth:`statistics_names`."""
+        """Take over what was gathered. Raises :class:`FederationError` if it does not fit :meth:`recomputed_buffers`."""
         self._load_state(state, self._statistics, "statistics")
 
     def load_broadcast(self, broadcast: Broadcast) -> None:
         """Take over what the server sent, with payload and statistics if there are any."""
         state = broadcast.state
-        if self._payload or self.payload_varies:
+        if self._payload or self.dynamic_payload:
             payload = {name: tensor for name, tensor in state.items() if name not in self._shared}
-            if not self.payload_varies:
+            if not self.dynamic_payload:
                 check_fits(payload, self.payload(), f"The payload for {type(self).__name__}")
             state = {name: tensor for name, tensor in state.items() if name in self._shared}
             self.load_payload(payload)
@@ -355,7 +355,7 @@ class FederatedModule(PhasedModule):
         """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
         return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
 
-    def review_step(self, batch: Any) -> State:
+    def post_training_step(self, batch: Any) -> State:
         """Look at a batch of the client's training data once more, when it has trained: in order, not augmented, with the module in
         eval mode and without gradients (``torch.enable_grad()`` brings them back). A method that has this step gets such a pass in
         each of its turns; its FLOPs count as training.
@@ -363,19 +363,21 @@ class FederatedModule(PhasedModule):
         Returns:
             Tensors by name, which are summed over the batches and given to :meth:`after_training`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not review its data: it would have to override review_step().")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not review its data: it would have to override post_training_step()."
+        )
 
     @property
-    def reviews(self) -> bool:
-        """Whether there is a :meth:`review_step`."""
-        return type(self).review_step is not FederatedModule.review_step
+    def has_post_training_step(self) -> bool:
+        """Whether there is a :meth:`post_training_step`."""
+        return type(self).post_training_step is not FederatedModule.post_training_step
 
     def after_training(self, reviewed: State) -> None:
         """What is left to do between a client's training and its update: called in a federation, once per turn, before the update
         and the private state are taken. Default: nothing.
 
         Args:
-            reviewed: the sums of what :meth:`review_step` returned, on the CPU; empty without it.
+            reviewed: the sums of what :meth:`post_training_step` returned, on the CPU; empty without it.
         """
 
     def fine_tuning_phases(self) -> list[Phase]:
@@ -419,21 +421,21 @@ class FederatedModule(PhasedModule):
         return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
 
     def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the headline,
+        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the monitored metric,
         and those that were given.
         """
         return self.task.configure_metrics(self.num_classes, self._measured_network)
 
-    def choose_headline(self) -> str:
+    def choose_monitor(self) -> str:
         """The name of the metric that progress, tables and model selection use. Asked once, when the metrics are there. Default:
         the one that was asked for, else the network's or the task's first.
         """
         return self.task.choose_monitor(self.test_metrics, self._measured_network)
 
     @property
-    def more_is_better(self) -> bool:
-        """Whether the headline is to be large; an error, say, is not."""
-        return self.task.higher_is_better(self.headline_metric, self.test_metrics, self._measured_network)
+    def higher_is_better(self) -> bool:
+        """Whether the monitored metric is to be large; an error, say, is not."""
+        return self.task.higher_is_better(self.monitor, self.test_metrics, self._measured_network)
 
     def inspect(self) -> dict[str, float]:
         """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.

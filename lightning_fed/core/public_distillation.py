@@ -30,23 +30,23 @@ class PublicDistillation(FederatedModule):
     public_table_limit: float = math.inf
     """Bytes that a model's predictions of the public data may have in float32; what is larger is in bfloat16."""
 
-    asked: Tensor | None = None
+    predict_public: Tensor | None = None
     """Numbers of the public examples that a client predicts when it has trained: its predictions come to :meth:`after_training`,
     under :data:`OUTPUTS`. None: it predicts none.
     """
 
-    lesson_examples: Tensor | None = None
-    """Numbers of the public examples on which :meth:`server_phases` and :meth:`lesson_phases` train; None: all."""
+    public_examples: Tensor | None = None
+    """Numbers of the public examples on which :meth:`server_phases` and :meth:`public_phases` train; None: all."""
 
     def server_phases(self) -> list[Phase]:
-        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.learn`. It begins with
+        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.train_on_public`. It begins with
         the model that the server names, and learns from the numbers of examples, which a batch has in place of targets, and from
         what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it does not.
         """
         return []
 
-    def lesson_phases(self) -> list[Phase]:
+    def public_phases(self) -> list[Phase]:
         """How a client trains on public data: before its own, if what it was sent says so; or when the server has merged, see
-        :meth:`.Server.lesson`. It is asked when the broadcast has been loaded. Default: it does not.
+        :meth:`.Server.public_training`. It is asked when the broadcast has been loaded. Default: it does not.
         """
         return []

@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
-from lightning_fed.core.client_state import Kept, Scratch
+from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.tensors import State
 
-ServerVerb = Literal["predict", "learn", "evaluate"]
+ServerVerb = Literal["predict_public", "train_on_public", "evaluate"]
 """What can be done with a model of the server's."""
 
 UPDATE = "update/"
 """What the names of a :class:`ServerUpdate`'s tensors begin with in a checkpoint."""
 
-OfModels = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
+RunOnServer = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
 """Has the engine do that with each of some models, and hands on what comes of it, in order."""
 
 
@@ -102,10 +102,10 @@ class Server:
     cohort: Sequence[ClientInfo] = ()
     """Who takes part in it, in client order."""
 
-    kept: Kept
+    client_state: ClientStates
     """What is kept for each client from round to round, for servers that keep anything: in checkpoints, by reference."""
 
-    scratch: Scratch
+    round_state: RoundState
     """What is there of each client within a round: in no checkpoint. A server that keeps what arrives puts it here, and moves it
     when all of it is there (:func:`lightning_fed.core.client_state.move`).
     """
@@ -126,11 +126,11 @@ class Server:
         self.privacy = privacy or Privacy()
         self.update = update or ServerUpdate()
 
-    def keep_in(self, kept: Kept, scratch: Scratch) -> None:
+    def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
         """Where to keep something for each client: called once, before the first round and before a run is continued."""
-        self.kept, self.scratch = kept, scratch
+        self.client_state, self.round_state = client_state, round_state
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Prepare a round, the first thing in it. What is random about a round is drawn here: the global random streams are those
         of (seed, round). Default: note :attr:`round` and :attr:`cohort`.
         """
@@ -144,22 +144,22 @@ class Server:
         """What ``client`` receives at the start of its turn."""
         return Broadcast(self.state)
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """What ``client`` is measured with. Default: what it would be sent."""
         return self.broadcast(client)
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """Models that are measured on the server's test data, by name. Default: ``global``, if the state is a whole model."""
         return {"global": Broadcast(self.state)} if self.holds_model else {}
 
-    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+    def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:
         """Refresh the statistics of the models before they are measured, for methods that have any.
 
         Args:
             statistics_of: sends a model to all clients and returns the mean of their statistics over all batches.
         """
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """Tensors with the names, shapes and dtypes that an update must have. The run checks it before :meth:`aggregate` sees the
         update. Default: those that the client was sent.
 
@@ -187,7 +187,7 @@ class Server:
                 f"The update of client {update.client} says that its client has {update.num_examples} training examples, expected "
                 f"{client.num_train}: they are the weight of an update, and stay what they are."
             )
-        check_payload(update, self.expected(update, sent))
+        check_payload(update, self.expected_payload(update, sent))
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, which arrive one at a time and in client order; returns metrics, none by default. Turns may have
@@ -209,26 +209,26 @@ class Server:
             self.state = self.update(self.state, combined, clients)
         return {}
 
-    def learn(self, of_models: OfModels) -> dict[str, float]:
+    def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Learn something of one's own, after :meth:`aggregate`; returns metrics. For methods whose server trains; default:
         nothing.
 
         Args:
-            of_models: has the engine do something with each of some models, which are taken and handed on one at a time.
-                ``predict``: the update's state has ``outputs``, what the model says of each example of the public data, ``(M, C)``.
-                ``learn``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the state is the model. The
+            run_on_server: has the engine do something with each of some models, which are taken and handed on one at a time.
+                ``predict_public``: the update's state has ``outputs``, what the model says of each example of the public data, ``(M, C)``.
+                ``train_on_public``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the state is the model. The
                 metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is measured on everybody's data.
         """
         return {}
 
-    def lesson(self, client: ClientInfo) -> Broadcast | None:
+    def public_training(self, client: ClientInfo) -> Broadcast | None:
         """What a client whose update arrived is sent once more in this round, after :meth:`learn`: it trains its
-        :meth:`.FederatedModule.lesson_phases` on the public data and sends nothing. Default: None, it has no lesson.
+        :meth:`.FederatedModule.public_phases` on the public data and sends nothing. Default: None, it has no lesson.
         """
         return None
 
     def state_dict(self) -> State:
-        """Everything a checkpoint must hold, besides what is :attr:`kept` for each client."""
+        """Everything a checkpoint must hold, besides what is :attr:`client_state` for each client."""
         return {**self.state, **{f"{UPDATE}{name}": tensor for name, tensor in self.update.state_dict().items()}}
 
     def load_state_dict(self, state: State) -> None:

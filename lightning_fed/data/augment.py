@@ -11,7 +11,7 @@ def random_crop_flip(images: Tensor, padding: int = 4) -> Tensor:
     Draws come from torch's global CPU generator on every device, so that one seed augments alike everywhere.
 
     Args:
-        images: batch of shape (B, C, H, W). Use it before normalisation: then the filling is black.
+        images: batch of shape (B, C, H, W). Use it before normalization: then the filling is black.
         padding: largest shift in pixels.
     """
     count, channels, height, width = images.shape

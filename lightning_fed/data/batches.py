@@ -101,7 +101,7 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
-def batches_of(order: Tensor, batch_size: int, lone_example: LoneExample) -> list[Tensor]:
+def batches_of(order: Tensor, batch_size: int, single_example: LoneExample) -> list[Tensor]:
     """Indices cut into batches.
 
     Batch norm cannot learn from one value per channel. So where one example would be left for the last batch, it can ``join`` the
@@ -111,20 +111,20 @@ def batches_of(order: Tensor, batch_size: int, lone_example: LoneExample) -> lis
     Args:
         order: the indices, shape (N,).
         batch_size: size of a batch; the last one may be smaller.
-        lone_example: what becomes of the last example where N mod ``batch_size`` is 1.
+        single_example: what becomes of the last example where N mod ``batch_size`` is 1.
     """
     batches = list(torch.split(order, batch_size))
-    if num_batches(len(order), batch_size, lone_example) < len(batches):
+    if num_batches(len(order), batch_size, single_example) < len(batches):
         lone = batches.pop()
-        if batches and lone_example == "join":  # without examples there is one batch of none
+        if batches and single_example == "join":  # without examples there is one batch of none
             batches[-1] = torch.cat([batches[-1], lone])
     return batches
 
 
-def num_batches(examples: int, batch_size: int, lone_example: LoneExample) -> int:
+def num_batches(examples: int, batch_size: int, single_example: LoneExample) -> int:
     """How many batches :func:`batches_of` makes."""
     full, rest = divmod(examples, batch_size)
-    alone = rest == 1 and full > 0 and lone_example != "keep"
+    alone = rest == 1 and full > 0 and single_example != "keep"
     return full + (rest > 0 and not alone)
 
 
@@ -142,14 +142,14 @@ class ShuffledBatches(Sampler[Tensor]):
         indices: what to shuffle.
         batch_size: size of a batch.
         seed: non-negative.
-        lone_example: what becomes of an example that would be alone in the last batch.
+        single_example: what becomes of an example that would be alone in the last batch.
     """
 
-    def __init__(self, indices: Tensor, batch_size: int, seed: int, lone_example: LoneExample = "join") -> None:
+    def __init__(self, indices: Tensor, batch_size: int, seed: int, single_example: LoneExample = "join") -> None:
         self.indices = indices
         self.batch_size = batch_size
         self.seed = seed
-        self.lone_example: LoneExample = lone_example
+        self.single_example: LoneExample = single_example
         self.epoch = 0
         self.position = 0  # how many batches of the epoch were played
         self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
@@ -167,7 +167,7 @@ class ShuffledBatches(Sampler[Tensor]):
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         order = torch.randperm(len(self.indices), generator=generator)
         start = stopped[1] if stopped and stopped[0] == self.epoch else 0
-        batches = batches_of(self.indices[order], self.batch_size, self.lone_example)
+        batches = batches_of(self.indices[order], self.batch_size, self.single_example)
         for position in range(start, len(batches)):
             self.position = position + 1
             yield batches[position]
@@ -182,7 +182,7 @@ class ShuffledBatches(Sampler[Tensor]):
 
     def __len__(self) -> int:
         """Number of batches."""
-        return num_batches(len(self.indices), self.batch_size, self.lone_example)
+        return num_batches(len(self.indices), self.batch_size, self.single_example)
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -229,9 +229,9 @@ class SharedTensors(Dataset[Batch]):
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
-    def shuffled(self, indices: Tensor, batch_size: int, seed: int, lone_example: LoneExample = "join") -> DataLoader[Batch]:
+    def shuffled(self, indices: Tensor, batch_size: int, seed: int, single_example: LoneExample = "join") -> DataLoader[Batch]:
         """A loader for training."""
-        sampler = ShuffledBatches(indices, batch_size, seed, lone_example)
+        sampler = ShuffledBatches(indices, batch_size, seed, single_example)
         return ResumableLoader(self, sampler=sampler, **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:

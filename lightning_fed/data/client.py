@@ -24,7 +24,7 @@ class ClientDataModule(L.LightningDataModule):
         eval_batch_size: of validation and test.
         order_seed: seed of the order of training batches; may be set between fits.
         score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
-        lone_example: see :class:`lightning_fed.data.FederatedDataModule`.
+        single_example: see :class:`lightning_fed.data.FederatedDataModule`.
         num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
     """
 
@@ -38,7 +38,7 @@ class ClientDataModule(L.LightningDataModule):
         eval_batch_size: int,
         order_seed: int,
         score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
-        lone_example: LoneExample = "join",
+        single_example: LoneExample = "join",
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class ClientDataModule(L.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.order_seed = order_seed
         self.score = score
-        self.lone_example: LoneExample = lone_example
+        self.single_example: LoneExample = single_example
         self.num_classes = num_classes
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
-        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.lone_example)
+        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order; an empty list where nothing is held out."""
@@ -93,7 +93,7 @@ class PublicDataModule(ClientDataModule):
             batch_size,
             held_out.eval_batch_size,
             held_out.order_seed,
-            lone_example=held_out.lone_example,
+            single_example=held_out.single_example,
             num_classes=held_out.num_classes,
         )
         self.held_out = held_out

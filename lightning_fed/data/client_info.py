@@ -16,7 +16,7 @@ class ClientInfo:
         num_val: validation examples.
         num_test: test examples.
         label_counts: training examples per label, length ``num_labels``.
-        capacity: how large a version of the model the client has, where a method has several; the server says so with its
+        model_size: how large a version of the model the client has, where a method has several; the server says so with its
             broadcast. None: the whole model.
         num_clients: how many clients the federation has, those that never take part included.
         num_public: how many public examples there are, which belong to nobody.
@@ -29,7 +29,7 @@ class ClientInfo:
     num_val: int
     num_test: int
     label_counts: tuple[int, ...]
-    capacity: float | None = None
+    model_size: float | None = None
     num_clients: int = 1
     num_public: int = 0
     takes_part: bool = True

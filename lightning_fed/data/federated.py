@@ -59,7 +59,7 @@ class FederatedDataModule(L.LightningDataModule):
     """Data of a federation. A dataset overrides :meth:`load` and sets ``num_classes``, ``mean`` and ``std``.
 
     The data are loaded by :meth:`setup`, at the latest when they are first asked for. As a datamodule of its own it is
-    everybody's data pooled: ``L.Trainer().fit(module, data)`` trains the centralised reference.
+    everybody's data pooled: ``L.Trainer().fit(module, data)`` trains the centralized reference.
 
     Args:
         num_clients: number of clients that examples are dealt to; None: 10. With a natural partition (:class:`ByColumn`) the
@@ -75,10 +75,10 @@ class FederatedDataModule(L.LightningDataModule):
         test_share: share of a client's examples held out for test, 0.1 if not given; for ``pooled`` only.
         augment: what training batches go through: nothing, or a random crop after padding by 4 pixels and a random
             mirroring.
-        lone_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
+        single_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
             learn: ``join`` adds it to the batch before, ``drop`` leaves it out of the epoch, ``keep`` lets it be a batch.
         public: inputs that belong to nobody, for methods that distil on them: the training inputs of other data, made like the
-            clients' (images of their size and colours, and normalised as theirs), or a share of the training set that no client
+            clients' (images of their size and colours, and normalized as theirs), or a share of the training set that no client
             gets. Their labels are never looked at.
         seed: of the partition and the split, and of the order of batches outside a federation.
     """
@@ -117,7 +117,7 @@ class FederatedDataModule(L.LightningDataModule):
         val_share: ClosedUnitInterval = 0.1,
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
-        lone_example: LoneExample = "join",
+        single_example: LoneExample = "join",
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
     ) -> None:
@@ -130,7 +130,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.val_share: float = val_share
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
-        self.lone_example: LoneExample = lone_example
+        self.single_example: LoneExample = single_example
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         check_options(self)
@@ -142,7 +142,7 @@ class FederatedDataModule(L.LightningDataModule):
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
 
-        Images of type uint8 and shape (N, C, H, W) are normalised and augmented; other tensors reach the module as they
+        Images of type uint8 and shape (N, C, H, W) are normalized and augmented; other tensors reach the module as they
         are. Instead of images there may be tensors by the name by which the network takes them; where one of them is an
         ``attention_mask``, a batch is cut to its longest text. Where one is :data:`lightning_fed.data.batches.EXAMPLE`, rows of one
         example stay together; examples are numbered from 0, those of the test set after all others. Images that do not fit in
@@ -383,7 +383,7 @@ class FederatedDataModule(L.LightningDataModule):
             self.eval_batch_size,
             order_seed=self.seed,
             score=self.score,
-            lone_example=self.lone_example,
+            single_example=self.single_example,
             num_classes=self.num_classes,
         )
 
@@ -399,7 +399,7 @@ def check_options(data: FederatedDataModule) -> None:
     sizes = {"num_clients": data.asked_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
     for name, size in sizes.items():
         require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
-    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "lone_example": get_args(LoneExample)}
+    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(LoneExample)}
     for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")

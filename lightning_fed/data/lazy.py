@@ -24,7 +24,7 @@ class LazyInputs(ABC):
             rows: positions from 0, shape (B,), int64.
 
         Returns:
-            Shape (B, …). Images are bytes, (B, C, H, W), which are normalised and augmented as those in memory are.
+            Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented as those in memory are.
         """
 
 

@@ -25,7 +25,9 @@ class DataAtSites(FederatedDataModule):
     at_hand = False
 
     def __init__(self, given: FederatedDataModule) -> None:
-        super().__init__(partition=given.partition, batch_size=given.batch_size, lone_example=given.lone_example, seed=given.seed)
+        super().__init__(
+            partition=given.partition, batch_size=given.batch_size, single_example=given.single_example, seed=given.seed
+        )
         self.given = given
         self.num_classes, self.problem, self.mean, self.std = given.num_classes, given.problem, given.mean, given.std
         self.predicts_labels, self.class_names = given.predicts_labels, given.class_names
@@ -34,7 +36,7 @@ class DataAtSites(FederatedDataModule):
 
     def refuse_what_needs_them(self, model: FederatedModule) -> None:
         """Raises :class:`FederationError` for a method that cannot do without."""
-        if model.centralised:
+        if model.centralized:
             self.pooled()
         if isinstance(model, PublicDistillation):
             self.public_set()

@@ -12,15 +12,25 @@ import torch
 from torchmetrics import Metric
 
 from lightning_fed.core.aggregation import check_form, check_update
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.link import Broken, Link
-from lightning_fed.deployment.wire import Described, Errand, Study, counted, frozen_checksum, pack, said, unpack, unpack_update
+from lightning_fed.deployment.wire import (
+    Described,
+    Errand,
+    VerbSettings,
+    counted,
+    frozen_checksum,
+    pack,
+    said,
+    unpack,
+    unpack_update,
+)
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import ClientStore
@@ -103,7 +113,7 @@ class Sites(Engine):
         self,
         link: Link,
         count: int,
-        study: Study,
+        study: VerbSettings,
         wait: float = 600,
         deadline: float = 3600,
         quorum: float = 1.0,
@@ -146,17 +156,17 @@ class Sites(Engine):
         data.described(self._sites)
         return data.clients
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
         """Give the run a name, or find that of the run that is continued."""
         named = states.find(SERVER)
         if named is None:
             named = {"run": torch.tensor(list(uuid.uuid4().bytes), dtype=torch.uint8)}
             states.put(SERVER, named, 0)
-        worker = recipe.worker()
+        worker = spec.worker()
         self._opened = bytes(named["run"].tolist()).hex(), states, worker
         self._frozen, self._statistics = frozen_checksum(worker.template), {}
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """One update per turn, or what became of it. All turns are sent at once; the answers that have come wait here. That a site
         has another private state is noted when its update has been taken: if the server refuses it, the turn never happened.
 
@@ -182,12 +192,12 @@ class Sites(Engine):
             if turn.verb == "fit" and keeps and self._refused is not turn:
                 states.put(turn.client.id, {"round": torch.tensor(turn.round)}, turn.round)
 
-    def refused(self, turn: Turn, error: FederationError) -> Lost:
+    def refused(self, turn: Turn, error: FederationError) -> TurnFailure:
         """The turn is lost, as if its site had not answered. Raises :class:`FederationError` below the quorum."""
         self._refused = turn
         return self._lose(turn, escaped(str(error)))
 
-    def _lose(self, turn: Turn, why: str) -> Lost:
+    def _lose(self, turn: Turn, why: str) -> TurnFailure:
         self._lost += 1
         if self._asked - self._lost < self.quorum * self._asked:
             raise FederationError(
@@ -195,7 +205,7 @@ class Sites(Engine):
                 f"{self._asked} turns are fewer than the quorum of {self.quorum:g}. When its site is back, continue with "
                 "--ckpt_path last; or go on without it, with a smaller --quorum."
             )
-        return Lost(turn.client.id, why)
+        return TurnFailure(turn.client.id, why)
 
     def close(self) -> None:
         """The sites hear nothing of it; they wait for the next message."""
@@ -208,7 +218,9 @@ class Sites(Engine):
         assert self._opened is not None
         run, states, _ = self._opened
         client = turn.client.id
-        turn = replace(turn, since=turn.since if client in states else 0)  # without a private state there is nothing to start from
+        turn = replace(
+            turn, last_round=turn.last_round if client in states else 0
+        )  # without a private state there is nothing to start from
         held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
         return Errand(run, turn, held, data, self._frozen).pack(self.study)
 
@@ -224,15 +236,15 @@ class Sites(Engine):
             raise FederationError(
                 f"{whose} message counts {update.num_examples} training examples, {info.num_train} were described."
             )
-        headline = (f"test/{template.headline_metric}",) if info.num_test else ()
-        for name in {"fit": ("flops",), "gather": ("batches",), "evaluate": headline}.get(turn.verb, ()):
+        monitor = (f"test/{template.monitor}",) if info.num_test else ()
+        for name in {"fit": ("flops",), "compute_statistics": ("batches",), "evaluate": monitor}.get(turn.verb, ()):
             said(update.metrics, name, float, whose)
         check_form(update)
         for metrics in (template.val_metrics, template.test_metrics):
             for name, metric in metrics.items(copy_state=False):
                 if name in update.metrics and is_too_good(metric, update.metrics[name]):
                     raise FederationError(f"{whose} message has {name} = {update.metrics[name]:g}, which no model reaches.")
-        if turn.verb == "gather":
+        if turn.verb == "compute_statistics":
             check_update(update, self._statistics_of(turn))
         elif turn.verb == "evaluate" and update.state:
             raise FederationError(f"{whose} message has tensors, and a measurement has none.")
@@ -240,10 +252,10 @@ class Sites(Engine):
 
     def _statistics_of(self, turn: Turn) -> State:
         assert self._opened is not None
-        capacity = turn.broadcast.capacity
-        if capacity not in self._statistics:
-            self._statistics[capacity] = self._opened[2].load(turn.client, turn.broadcast, None).statistics()
-        return self._statistics[capacity]
+        model_size = turn.broadcast.model_size
+        if model_size not in self._statistics:
+            self._statistics[model_size] = self._opened[2].load(turn.client, turn.broadcast, None).statistics()
+        return self._statistics[model_size]
 
     # ---------------------------------------------------------------------------------------------------------------- waiting
 
@@ -289,7 +301,7 @@ def is_too_good(metric: Metric, value: float) -> bool:
     """Whether a metric cannot have a value: it is better than the best there is, which torchmetrics knows. What that says of the
     worst is not always so: a coefficient of determination may be less than 0.
     """
-    less_is_better = metric.higher_is_better is False
-    best = metric.plot_lower_bound if less_is_better else metric.plot_upper_bound
+    lower_is_better = metric.higher_is_better is False
+    best = metric.plot_lower_bound if lower_is_better else metric.plot_upper_bound
     tolerance = 1e-6  # of a mean in float32
-    return best is not None and (value < best - tolerance if less_is_better else value > best + tolerance)
+    return best is not None and (value < best - tolerance if lower_is_better else value > best + tolerance)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
-from lightning_fed.deployment.wire import Described, Errand, Study, counted, frozen_checksum, pack, pack_update, unpack
+from lightning_fed.deployment.wire import Described, Errand, VerbSettings, counted, frozen_checksum, pack, pack_update, unpack
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
-from lightning_fed.engines.preflight.single_examples import refuse_lone_examples
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.preflight.single_examples import refuse_single_examples
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
@@ -29,7 +29,7 @@ class OneClient(FederatedDataModule):
     """
 
     def __init__(self, data: FederatedDataModule, place: int, id: int) -> None:
-        super().__init__(partition=data.partition, batch_size=data.batch_size, lone_example=data.lone_example, seed=data.seed)
+        super().__init__(partition=data.partition, batch_size=data.batch_size, single_example=data.single_example, seed=data.seed)
         self._own = data.client(place)
         self._own.info = replace(self._own.info, id=id)
         self.num_classes = data.num_classes
@@ -101,7 +101,7 @@ class Site:
     what kind of error it was, for a message could quote data.
 
     Args:
-        recipe: makes the worker; its data have the one client.
+        spec: makes the worker; its data have the one client.
         client: its number.
         study: what the server must have, too.
         folder: where private states are kept.
@@ -109,18 +109,23 @@ class Site:
     """
 
     def __init__(
-        self, recipe: Recipe, client: int, study: Study, folder: Path, keep: Callable[[FederatedModule, int], None] | None = None
+        self,
+        spec: WorkerSpec,
+        client: int,
+        study: VerbSettings,
+        folder: Path,
+        keep: Callable[[FederatedModule, int], None] | None = None,
     ) -> None:
         self.client = client
         self._keep = keep
         self.study = study
         self.store = SiteStore(folder)
-        self.info = recipe.data.client(client).info
-        self._data = recipe.data.fingerprint()
-        self._worker = recipe.worker()
+        self.info = spec.data.client(client).info
+        self._data = spec.data.fingerprint()
+        self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
-        refuse_unknown_tokens(self._worker.template, recipe.data.client(client))
-        refuse_lone_examples(self._worker.template, recipe.data, [self.info], recipe.seed)
+        refuse_unknown_tokens(self._worker.template, spec.data.client(client))
+        refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:
         """Do what a message asks, and say what came of it."""
@@ -137,7 +142,7 @@ class Site:
                 raise FederationError(
                     "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
                 )
-            private = self.store.get(errand.run, errand.turn.since) if errand.turn.since else None
+            private = self.store.get(errand.run, errand.turn.last_round) if errand.turn.last_round else None
         except FederationError as error:
             print(f"Refused: {escaped(str(error))}", file=sys.stderr, flush=True)
             return pack({"answer": "refused", "client": self.client, "why": str(error)})
@@ -162,14 +167,14 @@ class Site:
 
     def _carried_out(self, errand: Errand, private: State | None) -> bytes:
         turn = errand.turn
-        own = replace(self.info, capacity=turn.client.capacity, num_clients=turn.client.num_clients)
-        outcome = self._worker.take(replace(turn, client=own), private)
-        if outcome.private is not None:
-            self.store.put(errand.run, turn.round, outcome.private)
-            self.store.keep(errand.run, {turn.since, turn.round, *errand.held})
+        own = replace(self.info, model_size=turn.client.model_size, num_clients=turn.client.num_clients)
+        result = self._worker.take(replace(turn, client=own), private)
+        if result.private is not None:
+            self.store.put(errand.run, turn.round, result.private)
+            self.store.keep(errand.run, {turn.last_round, turn.round, *errand.held})
         if self._keep is not None and turn.verb == "evaluate":
             module = self._worker.module_of(own, turn.broadcast, private)
             if turn.fine_tune:
                 self._worker.fine_tune(module, self.client, turn.round)
             self._keep(module, turn.round)
-        return pack_update(outcome.update, keeps=outcome.private is not None)
+        return pack_update(result.update, keeps=result.private is not None)

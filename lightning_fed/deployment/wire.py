@@ -87,7 +87,7 @@ def counted(head: Mapping[str, Any], key: str, whose: str) -> int:
 
 
 @dataclass(frozen=True)
-class Study:
+class VerbSettings:
     """What must be the same at the server and at all sites.
 
     Args:
@@ -99,7 +99,7 @@ class Study:
     versions: dict[str, str]
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Study":
+    def of(cls, settings: Mapping[str, Any]) -> "VerbSettings":
         """With what is installed here."""
         return cls(json.loads(json.dumps(settings)), installed())
 
@@ -109,7 +109,7 @@ class Study:
         Raises:
             FederationError: naming the keys that differ.
         """
-        theirs = Study(said(head, "settings", dict, "The server's"), said(head, "versions", dict, "The server's"))
+        theirs = VerbSettings(said(head, "settings", dict, "The server's"), said(head, "versions", dict, "The server's"))
         different = [
             f"{key} is {mine.get(key, 'not set')!r} at the site and {its.get(key, 'not set')!r} at the server"
             for mine, its in ((self.settings, theirs.settings), (self.versions, theirs.versions))
@@ -158,7 +158,7 @@ class Errand:
 
     Args:
         run: name of the run, under which the site keeps private states.
-        turn: what to do. Of the client, only id, capacity and how many clients there are have been said.
+        turn: what to do. Of the client, only id, model_size and how many clients there are have been said.
         held: rounds of which the server may still ask for the client's private state, if it is continued from a checkpoint.
         data: checksum of the client's data, as the site described them.
         frozen: checksum of what is neither sent nor learned, see :func:`frozen_checksum`.
@@ -170,13 +170,13 @@ class Errand:
     data: str
     frozen: str
 
-    def pack(self, study: Study) -> bytes:
+    def pack(self, study: VerbSettings) -> bytes:
         """As a message."""
         turn, broadcast = self.turn, self.turn.broadcast
         head = {"ask": "turn", **study.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
-        head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "capacity": broadcast.capacity}
-        head |= {name: getattr(turn, name) for name in ("verb", "round", "since", "evaluate", "fine_tune")}
+        head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "model_size": broadcast.model_size}
+        head |= {name: getattr(turn, name) for name in ("verb", "round", "last_round", "evaluate", "fine_tune")}
         tensors = {f"state/{name}": tensor for name, tensor in broadcast.state.items()}
         return pack(head, tensors | {f"statistics/{name}": tensor for name, tensor in broadcast.statistics.items()})
 
@@ -187,11 +187,11 @@ class Errand:
         run, held, verb = said(head, "run", str, whose), said(head, "held", list, whose), said(head, "verb", str, whose)
         if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes the name of a folder
             raise FederationError(f"{whose} message names the run {shown(run)}, expected 32 hexadecimal digits.")
-        if verb not in ("fit", "evaluate", "gather"):
-            raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or gather.")
-        capacity = None if head.get("capacity") is None else said(head, "capacity", float, whose)
-        counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "since")}
-        client = ClientInfo(counts["client"], 0, 0, 0, (), capacity, counts["num_clients"])
+        if verb not in ("fit", "evaluate", "compute_statistics"):
+            raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or compute_statistics.")
+        model_size = None if head.get("model_size") is None else said(head, "model_size", float, whose)
+        counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "last_round")}
+        client = ClientInfo(counts["client"], 0, 0, 0, (), model_size, counts["num_clients"])
         parts: dict[str, State] = {"state": {}, "statistics": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
@@ -202,9 +202,9 @@ class Errand:
             verb,  # type: ignore[arg-type]
             client,
             counts["round"],
-            Broadcast(parts["state"], capacity, parts["statistics"]),
+            Broadcast(parts["state"], model_size, parts["statistics"]),
             said(head, "evaluate", bool, whose),
-            counts["since"],
+            counts["last_round"],
             said(head, "fine_tune", bool, whose),
         )
         rounds = tuple(number for number in held if type(number) is int)

@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 
@@ -28,21 +28,21 @@ class Engine(ABC):
         return data.clients
 
     @abstractmethod
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
         """Get ready for a run.
 
         Args:
-            recipe: makes a worker, in whatever process.
+            spec: makes a worker, in whatever process.
             states: where the clients' private states are kept.
         """
 
     @abstractmethod
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """What comes of each turn, in the order of the turns. A turn is taken from ``turns`` when there is room for it, and starts
         from the private state that the client's last turn left; closing the iterator drops the turns that are not done.
         """
 
-    def refused(self, turn: Turn, error: FederationError) -> Lost:
+    def refused(self, turn: Turn, error: FederationError) -> TurnFailure:
         """What becomes of a turn whose update the server refuses, asked before :meth:`run` goes on. Default: the run ends.
 
         Args:

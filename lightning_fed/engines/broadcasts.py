@@ -28,7 +28,7 @@ class Broadcasts(Generic[Sent]):
             keep: how many are kept.
         """
         tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
-        key = (broadcast.capacity, *((name, id(tensor)) for name, tensor in tensors.items()))
+        key = (broadcast.model_size, *((name, id(tensor)) for name, tensor in tensors.items()))
         if key not in self._sent:
             self._sent[key] = broadcast, self._ready(broadcast)
             while len(self._sent) > keep:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
@@ -21,19 +21,19 @@ class InProcess(Engine):
         self.threads = threads
         self._opened: tuple[Worker, ClientStore] | None = None
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
         """Make the worker."""
-        self._opened = recipe.worker(), states
+        self._opened = spec.worker(), states
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """One update per turn."""
         assert self._opened is not None, "open() comes first"
         worker, states = self._opened
         for turn in turns:
-            outcome = worker.take(turn, states.find(turn.client.id))
-            if outcome.private is not None:
-                states.put(turn.client.id, outcome.private, turn.round)
-            yield outcome.update
+            result = worker.take(turn, states.find(turn.client.id))
+            if result.private is not None:
+                states.put(turn.client.id, result.private, turn.round)
+            yield result.update
 
     def close(self) -> None:
         """Let the worker's networks go."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines.base import Engine
 from lightning_fed.errors import FederationError
 
@@ -11,7 +11,7 @@ Check = Callable[[Turn, ClientUpdate], None]
 """Raises a :class:`FederationError` for what a turn should not have given."""
 
 
-def carried_out(engine: Engine, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
+def run_turns(engine: Engine, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
     """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
 
     Args:
@@ -43,7 +43,7 @@ def carried_out(engine: Engine, turns: Iterable[Turn], check: Check | None = Non
                 check(turn, result)
             except FederationError as error:
                 result = engine.refused(turn, error)
-        if isinstance(result, Lost):
+        if isinstance(result, TurnFailure):
             print(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
         else:
             yield turn, result

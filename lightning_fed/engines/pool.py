@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lightning_fed.core.messages import ClientUpdate, Outcome, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnResult
 from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
@@ -18,9 +18,9 @@ WAITING = 2
 VERBS = {
     "fit": "trained",
     "evaluate": "measured",
-    "gather": "gathered statistics of",
-    "predict": "let a model predict for",
-    "learn": "trained a model of",
+    "compute_statistics": "gathered statistics of",
+    "predict_public": "let a model predict for",
+    "train_on_public": "trained a model of",
 }
 """What is said of turns that failed."""
 
@@ -36,14 +36,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Died:
+class WorkerDeath:
     """A worker ended without an answer; ``how`` says how, for people, and ``remedy`` what to change if it is not the usual."""
 
     how: str
     remedy: str | None = None
 
 
-class Crew(ABC):
+class WorkerPool(ABC):
     """Workers by number, wherever they are.
 
     Args:
@@ -74,7 +74,7 @@ class Crew(ABC):
             self._under_way = None
 
     @abstractmethod
-    def muster(self) -> Iterable[int]:
+    def available(self) -> Iterable[int]:
         """Who is to get turns: the workers for whom there is room, one at least."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Crew(ABC):
         """Whether a worker that was given turns is at the first of them."""
 
     @abstractmethod
-    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, TurnResult | Exception | WorkerDeath]]:
         """Wait until one of the busy workers answers, or several do, or one has started; so many seconds at most, None: for ever.
         Each answers its turns one after the other, with what came of it or what it raised.
         """
@@ -106,7 +106,7 @@ class Crew(ABC):
         """Let the busy workers' turns come to nothing."""
 
 
-def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
+def carry_out(pool: WorkerPool, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
     """What comes of each turn, in the order of the turns.
 
     At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
@@ -118,7 +118,7 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generat
         FederationError: if a turn's workers die twice.
     """
     waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
-    jobs = {worker: deque[Job]() for worker in crew.muster()}
+    jobs = {worker: deque[Job]() for worker in pool.available()}
     brings_payload = deque[bool]()  # of the turns that have been started and not handed on
     started = handed_on = payloads = 0
     exhausted = False
@@ -136,7 +136,7 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generat
                 brings_payload.append(turn.verb != "evaluate")
                 payloads += brings_payload[-1]
                 started += 1
-                crew.send(worker, job)
+                pool.send(worker, job)
             if handed_on in done:
                 if isinstance(result := done.pop(handed_on), Exception):
                     raise result  # in its place: whose turn it was that failed does not depend on who was faster
@@ -147,9 +147,9 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generat
             busy = [worker for worker, own in jobs.items() if own]
             if not busy:
                 return
-            for worker, answer in _next_answers(crew, jobs, busy):
-                if isinstance(answer, Died):
-                    _start_again(crew, worker, jobs, answer)
+            for worker, answer in _next_answers(pool, jobs, busy):
+                if isinstance(answer, WorkerDeath):
+                    _start_again(pool, worker, jobs, answer)
                 else:
                     job = jobs[worker].popleft()
                     if isinstance(answer, Exception):
@@ -161,33 +161,33 @@ def carry_out(crew: Crew, turns: Iterable[Turn], states: ClientStore) -> Generat
                         states.put(job.turn.client.id, own, job.turn.round)
                     done[job.place] = answer.update
     finally:
-        crew.watch.look({})
+        pool.watch.look({})
         if busy := [worker for worker, own in jobs.items() if own]:
-            crew.drop(busy)
+            pool.drop(busy)
 
 
 def _next_answers(
-    crew: Crew, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
-) -> Iterator[tuple[int, Outcome | Exception | Died]]:
+    pool: WorkerPool, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
+) -> Iterator[tuple[int, TurnResult | Exception | WorkerDeath]]:
     """What busy workers say, and of whom nothing has been heard for too long."""
-    watch = crew.watch
-    watch.look({worker: jobs[worker][0].turn if crew.has_started(worker) else None for worker in busy})
+    watch = pool.watch
+    watch.look({worker: jobs[worker][0].turn if pool.has_started(worker) else None for worker in busy})
     since = time.monotonic()
-    answers = crew.wait(busy, watch.pause())
+    answers = pool.wait(busy, watch.pause())
     watch.waited(time.monotonic() - since)
     for worker, answer in answers:
-        watch.ended(worker, with_an_answer=not isinstance(answer, Died))
+        watch.ended(worker, with_an_answer=not isinstance(answer, WorkerDeath))
         yield worker, answer
     for late in watch.overdue():
         if late.worker in jobs:
-            print(_said_of(late, crew), flush=True)
+            print(_said_of(late, pool), flush=True)
             if late.dead:
                 remedy = "set federation.engine.init_args.turn_timeout higher, if turns take that long"
-                yield late.worker, Died(f"after {late.seconds:.3g} s without an answer", remedy)
+                yield late.worker, WorkerDeath(f"after {late.seconds:.3g} s without an answer", remedy)
 
 
-def _said_of(late: Overdue, crew: Crew) -> str:
-    where, so_far = crew.name(late.worker), f"{late.seconds:.3g} s"
+def _said_of(late: Overdue, pool: WorkerPool) -> str:
+    where, so_far = pool.name(late.worker), f"{late.seconds:.3g} s"
     if late.turn is None:
         told = f"{where} has been starting for {so_far}"
     else:
@@ -202,7 +202,7 @@ def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
     return min(jobs, key=lambda worker: len(jobs[worker]))
 
 
-def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Died) -> None:
+def _start_again(pool: WorkerPool, worker: int, jobs: dict[int, deque[Job]], died: WorkerDeath) -> None:
     own = jobs[worker]
     first = own[0]
     first.deaths += 1
@@ -211,15 +211,15 @@ def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Die
         verb = VERBS[first.turn.verb]
         raise FederationError(
             f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {died.how}: "
-            f"{died.remedy or crew.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
+            f"{died.remedy or pool.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
             "this round."
         )
-    if crew.replace(worker):
+    if pool.replace(worker):
         for job in own:
-            crew.send(worker, job)
+            pool.send(worker, job)
         return
     del jobs[worker]
-    present = set(crew.muster())
+    present = set(pool.available())
     for other in [other for other, its in jobs.items() if not its and other not in present]:
         del jobs[other]  # idle on the same machine; who is busy there will be heard of
     if not jobs:
@@ -227,4 +227,4 @@ def _start_again(crew: Crew, worker: int, jobs: dict[int, deque[Job]], died: Die
     for job in own:
         taker = _least_busy(jobs)
         jobs[taker].append(job)
-        crew.send(taker, job)
+        pool.send(taker, job)

@@ -16,17 +16,17 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 import torch
 from jsonargparse.typing import PositiveFloat
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, pack, unpack
-from lightning_fed.engines.pool import WAITING, Crew, Died, Job
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.pool import WAITING, Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.remote_worker import Numerics
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
@@ -63,11 +63,11 @@ class Processes(Engine):
         self.workers = workers
         self.threads: int = threads
         self.turn_timeout = turn_timeout
-        self._crew: _Processes | None = None
+        self._pool: _Processes | None = None
         self._opened: tuple[Packed, ClientStore] | None = None
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
-        """Pack the recipe, and let go of processes that were for another number of workers.
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
+        """Pack the spec, and let go of processes that were for another number of workers.
 
         Raises:
             FederationError: for what cannot be sent to another process, or if this is a worker process itself.
@@ -75,32 +75,32 @@ class Processes(Engine):
         if multiprocessing.current_process().name.startswith(NAME):
             # A script that is not protected by a main guard: it is imported by its own workers. The parent process says so.
             raise SystemExit(1)
-        recipe = recipe.unbuilt()
-        gpus = _gpus(recipe) if recipe.is_for_gpu() else []
+        spec = spec.unbuilt()
+        gpus = _gpus(spec) if spec.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
         settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
-        self._opened = recipe.packed(move=True), states
-        if self._crew is None or self._crew.settings != settings or self._crew.size != size:
+        self._opened = spec.packed(move=True), states
+        if self._pool is None or self._pool.settings != settings or self._pool.size != size:
             self._stop()
-            self._crew = _Processes(size, settings, self.turn_timeout)
-        self._crew.recipe = self._opened[0]
+            self._pool = _Processes(size, settings, self.turn_timeout)
+        self._pool.spec = self._opened[0]
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """One update per turn."""
         assert self._opened is not None, "open() comes first"
-        assert self._crew is not None
-        self._crew.broadcasts.clear()
-        return self._crew.carry_out(turns, self._opened[1])
+        assert self._pool is not None
+        self._pool.broadcasts.clear()
+        return self._pool.carry_out(turns, self._opened[1])
 
     def close(self) -> None:
         """Let go of the run; the processes wait for the next one."""
         self._opened = None
-        if self._crew is not None:
-            self._crew.forget()
+        if self._pool is not None:
+            self._pool.forget()
 
     def _stop(self) -> None:
-        if self._crew is not None:
-            self._crew.stop()
+        if self._pool is not None:
+            self._pool.stop()
 
 
 @dataclass
@@ -110,11 +110,11 @@ class _Slot:
     process: "ForkServerProcess | SpawnProcess"
     pipe: Pipe
     ready: bool = False
-    recipe: Packed | None = None
+    spec: Packed | None = None
     broadcast: Packed | None = None
 
 
-class _Processes(Crew):
+class _Processes(WorkerPool):
     """Worker processes, each with a pipe of its own: whose worker dies is then known."""
 
     remedy = "set federation.engine.init_args.workers lower"
@@ -123,7 +123,7 @@ class _Processes(Crew):
         super().__init__(turn_timeout)
         self.size = size
         self.settings = settings
-        self.recipe: Packed | None = None
+        self.spec: Packed | None = None
         self._room = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn under way
         self.broadcasts = Broadcasts(partial(pack, room=self._room))
         self._slots: dict[int, _Slot] = {}
@@ -131,7 +131,7 @@ class _Processes(Crew):
         self._finalizer = weakref.finalize(self, _end, self._slots)
         atexit.register(self._finalizer)
 
-    def muster(self) -> range:
+    def available(self) -> range:
         return range(self.size)
 
     def send(self, worker: int, job: Job) -> None:
@@ -139,9 +139,9 @@ class _Processes(Crew):
         broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * self.size)
         turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=self._room)
         try:
-            if slot.recipe is not self.recipe:
-                slot.pipe.send(self.recipe)
-                slot.recipe = self.recipe
+            if slot.spec is not self.spec:
+                slot.pipe.send(self.spec)
+                slot.spec = self.spec
             slot.pipe.send(Assignment(turn, None if slot.broadcast is broadcast else broadcast))
             slot.broadcast = broadcast
         except OSError:
@@ -150,9 +150,9 @@ class _Processes(Crew):
     def has_started(self, worker: int) -> bool:
         return self._slots[worker].ready
 
-    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, TurnResult | Exception | WorkerDeath]]:
         by_pipe = {self._slots[worker].pipe.connection: worker for worker in busy}
-        answers: list[tuple[int, Outcome | Exception | Died]] = []
+        answers: list[tuple[int, TurnResult | Exception | WorkerDeath]] = []
         for pipe in wait(list(by_pipe), seconds):
             assert isinstance(pipe, Connection)
             worker = by_pipe[pipe]
@@ -187,11 +187,11 @@ class _Processes(Crew):
     def forget(self) -> None:
         """Let the workers' networks and data go."""
         self.end_turns()
-        self.recipe = None
+        self.spec = None
         self.broadcasts.clear()
         self._room.clear()
         for worker, slot in list(self._slots.items()):
-            slot.recipe = slot.broadcast = None
+            slot.spec = slot.broadcast = None
             try:
                 slot.pipe.send(None)
             except OSError:  # it has died, with nothing to do
@@ -213,7 +213,7 @@ class _Processes(Crew):
         return self._slots[worker]
 
     @staticmethod
-    def _died(slot: _Slot) -> Died:
+    def _died(slot: _Slot) -> WorkerDeath:
         slot.process.join(GRACE)
         code = slot.process.exitcode
         if not slot.ready:
@@ -225,8 +225,8 @@ class _Processes(Crew):
         if code is not None and code < 0:
             number = signal.Signals(-code)
             guess = ", perhaps out of memory" if number == signal.SIGKILL else ""
-            return Died(f"by signal {number.value} ({number.name}{guess})")
-        return Died(f"with exit code {code}")
+            return WorkerDeath(f"by signal {number.value} ({number.name}{guess})")
+        return WorkerDeath(f"with exit code {code}")
 
 
 def _end(slots: Mapping[int, _Slot], gently: bool = True) -> None:
@@ -257,12 +257,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else multiprocessing.cpu_count()
 
 
-def _gpus(recipe: Recipe) -> list[str | None]:
+def _gpus(spec: WorkerSpec) -> list[str | None]:
     """The GPUs that are dealt out to workers, by the names that CUDA_VISIBLE_DEVICES has: all that this process has. None: the one
     that the trainer names, by its place among them.
     """
     with quiet_lightning():
-        if recipe.new_trainer(**QUIET).device_ids != [0]:
+        if spec.new_trainer(**QUIET).device_ids != [0]:
             return [None]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(named.split(",")) if named else [str(k) for k in range(torch.cuda.device_count())]

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.flops import FlopMeter
-from lightning_fed.core.messages import ClientUpdate, Outcome, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
-from lightning_fed.seeding import LESSON, PUBLIC, seed_all
+from lightning_fed.seeding import PUBLIC, PUBLIC_TRAINING, seed_all
 from lightning_fed.tensors import State, check_finite
 
 if TYPE_CHECKING:
@@ -30,49 +30,51 @@ class PublicTurns:
     def __init__(self, worker: "Worker") -> None:
         self.worker = worker
 
-    def predict(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def predict_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """What a model predicts for each public example."""
         assert isinstance(module, PublicDistillation)  # whose server alone asks for that
         outputs = {OUTPUTS: self._outputs(module, self._data(module, turn, None))}
-        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, outputs, {"flops": float(self.worker.flops.collect())}))
+        return TurnResult(
+            ClientUpdate(turn.client.id, turn.client.num_train, outputs, {"flops": float(self.worker.flops.collect())})
+        )
 
-    def learn(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def train_on_public(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Train the server's model, which is sent, or a client's, which stays."""
         assert isinstance(module, PublicDistillation)
         state, private = {}, None
         if turn.client.id == SERVER:
-            data = self._data(module, turn, module.lesson_examples)
+            data = self._data(module, turn, module.public_examples)
             metrics = self.worker.train(module, data, module.server_phases(), turn.round - 1, self._best(module, data))
             state = module.shared_state()
         else:
             metrics = self.train_client(module, turn)
             private = private_state(module)
         metrics["flops"] = float(self.worker.flops.collect())
-        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def train_client(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
         """Train a client on public data, if there is anything to learn from them."""
-        if not isinstance(module, PublicDistillation) or not (phases := module.lesson_phases()):
+        if not isinstance(module, PublicDistillation) or not (phases := module.public_phases()):
             return {}
-        data = self.worker.data.public_set(module.public_batch_size, module.lesson_examples)
-        data.order_seed = seed_all(self.worker.seed, LESSON, turn.round, turn.client.id)
+        data = self.worker.data.public_set(module.public_batch_size, module.public_examples)
+        data.order_seed = seed_all(self.worker.seed, PUBLIC_TRAINING, turn.round, turn.client.id)
         return self.worker.train(module, data, phases, turn.round - 1)
 
     def answers(self, module: FederatedModule) -> State:
         """What a client that has trained predicts for the examples that it is asked about, if it is."""
-        if not isinstance(module, PublicDistillation) or module.asked is None:
+        if not isinstance(module, PublicDistillation) or module.predict_public is None:
             return {}
-        return {OUTPUTS: self._outputs(module, self.worker.data.public_set(module.public_batch_size, module.asked))}
+        return {OUTPUTS: self._outputs(module, self.worker.data.public_set(module.public_batch_size, module.predict_public))}
 
     def _data(self, module: PublicDistillation, turn: Turn, examples: Tensor | None) -> ClientDataModule:
         data = self.worker.data.public_set(module.public_batch_size, examples)
-        data.order_seed = seed_all(self.worker.seed, PUBLIC, turn.round, int(turn.broadcast.capacity or 0))
+        data.order_seed = seed_all(self.worker.seed, PUBLIC, turn.round, int(turn.broadcast.model_size or 0))
         return data
 
     def _best(self, module: PublicDistillation, data: ClientDataModule) -> "BestOnValidation | None":
         if module.server_validation is None or not data.info.num_val:
             return None
-        return BestOnValidation(f"val/{module.headline_metric}", module.more_is_better, *module.server_validation)
+        return BestOnValidation(f"val/{module.monitor}", module.higher_is_better, *module.server_validation)
 
     def _outputs(self, module: PublicDistillation, data: ClientDataModule) -> Tensor:
         self.worker.activity = "asked about public data"
@@ -143,14 +145,14 @@ class BestOnValidation(L.Callback):
 
     Args:
         metric: the column of ``callback_metrics`` that says how good it is.
-        more_is_better: whether it is to be large.
+        higher_is_better: whether it is to be large.
         every: after how many steps there is a validation.
         patience: after how many steps that made it no better the fit stops; None: not before its end.
     """
 
-    def __init__(self, metric: str, more_is_better: bool, every: int, patience: int | None) -> None:
+    def __init__(self, metric: str, higher_is_better: bool, every: int, patience: int | None) -> None:
         self.metric = metric
-        self.more_is_better = more_is_better
+        self.higher_is_better = higher_is_better
         self.every = every
         self.patience = patience
         self.waited = 0  # steps
@@ -165,7 +167,7 @@ class BestOnValidation(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare, and remember."""
         value = float(trainer.callback_metrics[self.metric])
-        if self.best is None or (value > self.best if self.more_is_better else value < self.best):
+        if self.best is None or (value > self.best if self.higher_is_better else value < self.best):
             self.best, self.waited = value, 0
             self.state = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
         else:

@@ -1,4 +1,4 @@
-"""A worker in another process, whatever brings its turns: made of a packed recipe, it gives packed answers."""
+"""A worker in another process, whatever brings its turns: made of a packed spec, it gives packed answers."""
 
 import traceback
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Room, pack, unpack
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 
 
@@ -72,7 +72,7 @@ class RemoteWorker:
     """A worker of this process for another one. What goes wrong, from the start on, is an answer.
 
     Args:
-        packed: the recipe.
+        packed: the spec.
         room: where answers lie while they travel, see :func:`.pack`.
     """
 
@@ -88,7 +88,7 @@ class RemoteWorker:
             broadcast: the broadcast.
 
         Returns:
-            The packed outcome.
+            The packed result.
         """
         if isinstance(self._worker, Failure):
             return self._worker
@@ -101,8 +101,8 @@ class RemoteWorker:
 
 def _made(packed: Packed) -> Worker | Failure:
     try:
-        recipe: Recipe = unpack(packed)
-        return recipe.worker()
+        spec: WorkerSpec = unpack(packed)
+        return spec.worker()
     except (AttributeError, ImportError) as error:
         hint = FederationError(
             f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "

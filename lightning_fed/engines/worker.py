@@ -11,14 +11,14 @@ from torch import OutOfMemoryError
 
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.flops import FlopMeter
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
+from lightning_fed.engines.post_training import PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import misfit
 from lightning_fed.engines.public_turns import BestOnValidation, PublicTurns, private_state
-from lightning_fed.engines.review import Review
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
@@ -53,13 +53,13 @@ class Worker:
         self.clients = ClientModules(template, seed)
         self.trainers = Trainers(new_trainer)
         self.seed = seed
-        self.initial = template.initial_copies() if initial is None else initial
+        self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
         self.public = PublicTurns(self)
         self._modules: dict[Hashable, FederatedModule] = {}
         self.activity = ""  # what a turn is at, besides training
 
-    def take(self, turn: Turn, private: State | None) -> Outcome:
+    def take(self, turn: Turn, private: State | None) -> TurnResult:
         """Carry out a turn. An evaluate turn gives an update without a payload.
 
         Args:
@@ -72,20 +72,20 @@ class Worker:
         verbs = {
             "fit": self.fit,
             "evaluate": self.evaluate,
-            "gather": self.gather,
-            "predict": self.public.predict,
-            "learn": self.public.learn,
+            "compute_statistics": self.compute_statistics,
+            "predict_public": self.public.predict_public,
+            "train_on_public": self.public.train_on_public,
         }
         with self._named(turn):
             self.activity = ""
             return verbs[turn.verb](self.load(turn.client, turn.broadcast, private), turn)
 
-    def fit(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def fit(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Train a client's model: an update, and what stays with the client."""
         on_public = self.public.train_client(module, turn)
         data = self._data_of(turn)
         metrics = on_public | self.train(module, data, module.phases(), turn.round - 1)
-        found = self._review(module, data) if module.reviews else {}
+        found = self._review(module, data) if module.has_post_training_step else {}
         module.after_training(found | self.public.answers(module))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
@@ -94,22 +94,22 @@ class Worker:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's own data, for its own model
             metrics |= self._measure(module, data)
-        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
-    def evaluate(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Measure a model: metrics alone."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
         metrics = self._measure(module, self._data_of(turn)) | module.inspect() | costs
-        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
-    def gather(self, module: FederatedModule, turn: Turn) -> Outcome:
+    def compute_statistics(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """The statistics of a model on the client's training data."""
         batches = self._pass_over(module, self._data_of(turn))
-        return Outcome(ClientUpdate(turn.client.id, turn.client.num_train, module.statistics(), {"batches": float(batches)}))
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, module.statistics(), {"batches": float(batches)}))
 
     def module_of(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """A module of the client's own, which no later turn changes."""
-        module = self.clients.of_architecture(replace(client, capacity=broadcast.capacity))
+        module = self.clients.of_architecture(replace(client, model_size=broadcast.model_size))
         self._load(module, broadcast, private)
         return module
 
@@ -131,7 +131,7 @@ class Worker:
 
     def load(self, client: ClientInfo, broadcast: Broadcast, private: State | None) -> FederatedModule:
         """The working module of the client's architecture with the client's private state and the broadcast until the next call."""
-        client = replace(client, capacity=broadcast.capacity)
+        client = replace(client, model_size=broadcast.model_size)
         architecture = self.template.architecture(client)
         if architecture not in self._modules:
             self._modules[architecture] = self.clients.of_architecture(client)
@@ -149,7 +149,7 @@ class Worker:
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
             module.load_private_state(self.clients.of(module.client).private_state())
-            module.start_copies(self.initial or broadcast.state)
+            module.load_initial(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
 
     def _data_of(self, turn: Turn) -> ClientDataModule:
@@ -204,7 +204,7 @@ class Worker:
 
     def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
         self.activity = "reviewing its data"
-        review = Review(module, self.flops)
+        review = PostTrainingPass(module, self.flops)
         self.trainers.for_measuring(gradients=True).predict(review, datamodule=data, return_predictions=False)
         return review.result()
 
@@ -252,7 +252,7 @@ class Worker:
 
     def _place(self, turn: Turn) -> str:
         who = "The server" if turn.client.id == SERVER else f"Client {turn.client.id}"
-        client = replace(turn.client, capacity=turn.broadcast.capacity)
+        client = replace(turn.client, model_size=turn.broadcast.model_size)
         module = self._modules.get(self.template.architecture(client))
         phase = f"phase {module.progress.phase}" if module is not None and module.progress.phase else ""
         return ", ".join(filter(None, (f"{who} in round {turn.round}", self.activity or phase)))

@@ -64,7 +64,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                 else:
                     if message.broadcast is not None:
                         broadcast = unpack(message.broadcast)
-                    assert worker is not None, "the recipe comes first"
+                    assert worker is not None, "the spec comes first"
                     pipe.send(worker.answer(message.turn, broadcast))
             except (EOFError, OSError):  # nobody is at the other end any more
                 return

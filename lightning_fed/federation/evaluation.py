@@ -26,7 +26,7 @@ class Evaluation:
         server: what has the models.
         data: the clients' data.
         clients: whose models are measured.
-        participants: those of them whose data statistics are of.
+        eligible_clients: those of them whose data statistics are of.
         local: a worker in this process.
         carry_out: has turns carried out.
 
@@ -40,29 +40,29 @@ class Evaluation:
         server: Server,
         data: FederatedDataModule,
         clients: Sequence[ClientInfo],
-        participants: Sequence[ClientInfo],
+        eligible_clients: Sequence[ClientInfo],
         local: Worker,
         carry_out: CarryOut,
     ) -> None:
         self.results: dict[int, Metrics] = {}
         self._model, self._server, self._data = model, server, data
-        self._clients, self._participants = clients, participants
+        self._clients, self._eligible_clients = clients, eligible_clients
         self._local, self._carry_out = local, carry_out
         self._gathered: int | None = None  # the round of which the statistics are
 
-    def measure(self, round_number: int, since: Mapping[int, int], final: bool) -> Metrics:
+    def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
         """Every client's model with the new broadcast loaded, on the client's own data; the server's models on everybody's.
 
         Args:
             round_number: the round that has been played.
-            since: of which round a client's private state is, by id; 0 for whom it does not name.
+            last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
             final: whether it was the last one, in which clients that are fine-tuned ``last`` are measured a second time.
 
         Returns:
             The round's columns.
         """
-        self.gather(round_number, since)
-        models = self._server.models() if self._data.at_hand else {}
+        self.refresh_statistics(round_number, last_rounds)
+        models = self._server.global_models() if self._data.at_hand else {}
         everybody = self._data.pooled().info if models else None
         always = self._model.fine_tuning.when == "always"
 
@@ -72,8 +72,10 @@ class Evaluation:
                 yield Turn("evaluate", everybody, round_number, model)
             for fine_tune in [always] if always or not final else [False, True]:
                 for client in self._clients:
-                    broadcast = self._server.measured(client)
-                    yield Turn("evaluate", client, round_number, broadcast, since=since.get(client.id, 0), fine_tune=fine_tune)
+                    broadcast = self._server.evaluation_broadcast(client)
+                    yield Turn(
+                        "evaluate", client, round_number, broadcast, last_round=last_rounds.get(client.id, 0), fine_tune=fine_tune
+                    )
 
         self.results = {}
         tuned: dict[int, Metrics] = {}  # where clients are measured as they are, too
@@ -91,16 +93,19 @@ class Evaluation:
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
         return of_clients | private_shares(self.results.values()) | of_models | costs
 
-    def gather(self, round_number: int, since: Mapping[int, int]) -> None:
+    def refresh_statistics(self, round_number: int, last_rounds: Mapping[int, int]) -> None:
         """Statistics of the models as they are after a round, once, where the method's models have any."""
         if self._model.has_statistics and self._gathered != round_number:
-            self._server.gather(lambda model: self._statistics_of(model, round_number, since))
+            self._server.refresh_statistics(lambda model: self._statistics_of(model, round_number, last_rounds))
             self._gathered = round_number
 
-    def _statistics_of(self, model: Broadcast, round_number: int, since: Mapping[int, int]) -> State:
+    def _statistics_of(self, model: Broadcast, round_number: int, last_rounds: Mapping[int, int]) -> State:
         """Mean of all participants' statistics of a model, each batch counting the same."""
-        turns = (Turn("gather", client, round_number, model, since=since.get(client.id, 0)) for client in self._participants)
-        expected = self._local.load(self._participants[0], model, None).statistics()
+        turns = (
+            Turn("compute_statistics", client, round_number, model, last_round=last_rounds.get(client.id, 0))
+            for client in self._eligible_clients
+        )
+        expected = self._local.load(self._eligible_clients[0], model, None).statistics()
         mean = WeightedMean()
         for _, update in self._carry_out(turns):
             check_form(update, "batches")

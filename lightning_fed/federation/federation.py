@@ -66,13 +66,13 @@ class Federation:
     Args:
         rounds: communication rounds.
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
-        participants: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
+        eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
             only measured. None: all.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
             so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
             not cost more than training.
-        target: report the round at which the headline, on test data, first reached this value, and what had been sent and computed
+        target: report the round at which the monitored metric, on test data, first reached this value, and what had been sent and computed
             by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
@@ -97,7 +97,7 @@ class Federation:
         self,
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
-        participants: list[NonNegativeInt] | None = None,
+        eligible_clients: list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
@@ -125,7 +125,7 @@ class Federation:
         self.settings = RunSettings(
             rounds,
             participation,
-            participants,
+            eligible_clients,
             seed,
             evaluate_every,
             target,
@@ -201,7 +201,7 @@ class Federation:
             run.play()
         return run.history
 
-    def rehearse(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
+    def dry_run(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
         """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
 
         Args:
@@ -211,11 +211,11 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong.
         """
-        rehearsed = copy.copy(self)
-        rehearsed.run_dir, rehearsed.engine = None, InProcess()
-        rehearsed.settings = replace(self.settings, logger=False)
-        with rehearsed._opened(model, datamodule, None) as run:
-            run.rehearse()
+        tried = copy.copy(self)
+        tried.run_dir, tried.engine = None, InProcess()
+        tried.settings = replace(self.settings, logger=False)
+        with tried._opened(model, datamodule, None) as run:
+            run.dry_run()
 
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data.
@@ -318,7 +318,7 @@ class Federation:
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method as the run has it, with the network that it is to begin with."""
-        model = model if model.is_built else model.fresh()  # no run finds what another one has drawn
+        model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
         model.know_classes(datamodule.num_classes)
         if self.init_from is None:
             return model
@@ -328,7 +328,7 @@ class Federation:
                 f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
                 "what is tested on here."
             )
-        return model.starting_from(network, f"The network of {self.init_from}")
+        return model.with_initial_weights(network, f"The network of {self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

@@ -145,28 +145,28 @@ def running_totals(before: Metrics, row: Metrics) -> Metrics:
 
 
 class BestRound:
-    """Keeps the headline at the round at which it was best on validation data so far: what an honest user may report.
+    """Keeps the monitored metric at the round at which it was best on validation data so far: what an honest user may report.
 
     Args:
-        headline: the headline's column on ``"val"`` and on ``"test"`` data.
+        monitored: the monitored column on ``"val"`` and on ``"test"`` data.
         metric: its name in the result, ``selected/test_<metric>``.
-        more_is_better: whether the best is the largest.
+        higher_is_better: whether the best is the largest.
 
     Attributes:
         best: the round; None without validation data.
     """
 
-    def __init__(self, headline: Callable[[str], str], metric: str, more_is_better: bool = True) -> None:
-        self.headline = headline
+    def __init__(self, monitored: Callable[[str], str], metric: str, higher_is_better: bool = True) -> None:
+        self.monitored = monitored
         self.metric = metric
         self.best: Best | None = None
-        self._sign = 1 if more_is_better else -1
+        self._sign = 1 if higher_is_better else -1
 
     def update(self, row: Metrics) -> Metrics:
         """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
-        value = self._sign * row.get(self.headline("val"), -self._sign * math.inf)
+        value = self._sign * row.get(self.monitored("val"), -self._sign * math.inf)
         if value > (self._sign * self.best.val if self.best else -math.inf):
-            self.best = Best(int(row["round"]), row[self.headline("val")], row[self.headline("test")])
+            self.best = Best(int(row["round"]), row[self.monitored("val")], row[self.monitored("test")])
         return {f"selected/test_{self.metric}": self.best.test, "selected/round": float(self.best.round)} if self.best else {}
 
 
@@ -174,23 +174,23 @@ class Target:
     """Keeps what it took to reach a target: ``target/round`` and the bytes, parameters and FLOPs spent until then.
 
     Args:
-        headline: the column that is to reach the target.
+        monitored: the column that is to reach the target.
         target: its value.
-        more_is_better: whether it is reached from below.
+        higher_is_better: whether it is reached from below.
 
     Attributes:
         reached: these columns; nothing before the target is reached.
     """
 
-    def __init__(self, headline: str, target: float, more_is_better: bool = True) -> None:
-        self.headline = headline
+    def __init__(self, monitored: str, target: float, higher_is_better: bool = True) -> None:
+        self.monitored = monitored
         self.target = target
         self.reached: Metrics = {}
-        self._sign = 1 if more_is_better else -1
+        self._sign = 1 if higher_is_better else -1
 
     def update(self, row: Metrics) -> Metrics:
         """Take a round's metrics in, with totals; returns what is reached."""
-        if not self.reached and self.headline in row and self._sign * row[self.headline] >= self._sign * self.target:
+        if not self.reached and self.monitored in row and self._sign * row[self.monitored] >= self._sign * self.target:
             costs = {unit: row[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
             costs |= {"flops": row["compute/total_flops"], "round": row["round"]}
             self.reached = {f"target/{name}": value for name, value in costs.items()}

@@ -21,9 +21,9 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
-from lightning_fed.engines.preflight.single_examples import refuse_lone_examples
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.turn_loop import TrainerFactory
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
@@ -31,7 +31,7 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Metrics, Setting
@@ -76,24 +76,24 @@ class Run:
         self.engine: Engine = engine
         self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
         self.clients = list(engine.clients(data))
-        among = self._find_participants(settings.participants)
+        among = self._find_eligible_clients(settings.eligible_clients)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
-        self.participants = [client for client in self.clients if client.takes_part]
+        self.eligible_clients = [client for client in self.clients if client.takes_part]
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
-        self.cohort_size = 1 if model.centralised else max(1, round(settings.participation * len(self.participants)))
-        cohorts = 1 if model.centralised else -(-len(self.participants) // self.cohort_size)
+        self.cohort_size = 1 if model.centralized else max(1, round(settings.participation * len(self.eligible_clients)))
+        cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
-        recipe = Recipe(model, data, new_trainer, self.seed)
-        recipe.build()
-        self._recipe = replace(recipe, initial=model.initial_copies())
+        spec = WorkerSpec(model, data, new_trainer, self.seed)
+        spec.build()
+        self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.configure_server(self.clients)
-        trained_on = [data.pooled().info] if model.centralised else self.clients
+        trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
-            refuse_lone_examples(model, data, trained_on, self.seed)
-        self.method, self.metric = type(model).__name__, model.headline_metric
+            refuse_single_examples(model, data, trained_on, self.seed)
+        self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
         self.threads = torch.get_num_threads()
         self.folder = folder()
@@ -101,35 +101,35 @@ class Run:
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else scratch()
         self._written = (self.folder or states, states)
         self.store = ClientStore(states, settings.store_limit)
-        self.kept = ClientStore(states, settings.store_limit, "server")
-        self._scratch = ScratchStore((states if reading else self.folder or states) / "scratch", settings.store_limit, "server")
+        self.client_state = ClientStore(states, settings.store_limit, "server")
+        self._scratch = RoundStore((states if reading else self.folder or states) / "scratch", settings.store_limit, "server")
         self._scratch.clear()
-        self.server.keep_in(self.kept, self._scratch)
+        self.server.attach_storage(self.client_state, self._scratch)
         self.round = 0
         self.completed = 0  # rounds of this process that are reported, and checkpointed where that is due
         self.history: list[Metrics] = []
-        self.since: dict[int, int] = {}
-        self._merged: dict[int, int] = {}  # entries of since that are in no checkpoint yet
+        self.last_rounds: dict[int, int] = {}
+        self._merged: dict[int, int] = {}  # entries of last_rounds that are in no checkpoint yet
         self._stopwatch = Stopwatch()
         self._turns = RoundTurns(engine, self.server, data, self._stopwatch)
-        self._best = BestRound(self.headline, self.metric, model.more_is_better)
-        self._target = Target(self.headline("test"), self.target, model.more_is_better) if self.target is not None else None
+        self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
+        self._target = Target(self.monitored("test"), self.target, model.higher_is_better) if self.target is not None else None
         self._continued = checkpoint
         if checkpoint is not None:
             self._continue_from(checkpoint)
-        self.local = self._recipe.worker()  # for models that are asked for; turns are the engine's
+        self.local = self._spec.worker()  # for models that are asked for; turns are the engine's
         self._evaluation = Evaluation(
-            model, self.server, data, self.clients, self.participants, self.local, carry_out=self._turns.run
+            model, self.server, data, self.clients, self.eligible_clients, self.local, carry_out=self._turns.run
         )
         self.loggers = self._make_loggers(settings.logger)
-        engine.open(self._recipe, self.store)
+        engine.open(self._spec, self.store)
 
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
         self.engine.close()
         self._scratch.clear()
         self.engine = self._turns.engine = InProcess()
-        self.engine.open(self._recipe, self.store)
+        self.engine.open(self._spec, self.store)
 
     # ------------------------------------------------------------------------------------------------------------ the rounds
 
@@ -148,7 +148,7 @@ class Run:
                     self.completed += 1
                 self._call("on_fit_end")
                 if self.checkpoints:
-                    self.checkpoints.finish(self.settings.keep, (self.store, self.kept))
+                    self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
                     if self.settings.keep == "none":  # what is on disk only can be asked for until then
                         weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder, ignore_errors=True)
             finally:
@@ -166,13 +166,13 @@ class Run:
             return "No checkpoint of the run is there: make room, or set federation.run_dir, and start it again."
         return f"The checkpoint {newest.path} is complete: when the disk can be written to, continue with --ckpt_path last."
 
-    def rehearse(self) -> None:
+    def dry_run(self) -> None:
         """Take one step of the first turn, of which nothing is kept: with a client's module, its optimizers, its data and its
         Trainer, it meets all that can be wrong with them.
         """
         self.round = 1
         client, *_ = self._draw_cohort()
-        worker = replace(self._recipe, new_trainer=partial(self._recipe.new_trainer, max_steps=1)).worker()
+        worker = replace(self._spec, new_trainer=partial(self._spec.new_trainer, max_steps=1)).worker()
         worker.take(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
@@ -189,31 +189,31 @@ class Run:
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
         stream = np.random.default_rng([self.seed, COHORT, self.round])
-        drawn = stream.choice(len(self.participants), self.cohort_size, replace=False)
-        cohort = [self.participants[k] for k in sorted(drawn)]
-        if self.model.centralised:
+        drawn = stream.choice(len(self.eligible_clients), self.cohort_size, replace=False)
+        cohort = [self.eligible_clients[k] for k in sorted(drawn)]
+        if self.model.centralized:
             cohort = [self.data.pooled().info]
         with seeded(self.seed, SERVER_ROUND, self.round):
-            self.server.open_round(self.round, cohort)
+            self.server.on_round_start(self.round, cohort)
         return cohort
 
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """The cohort's updates, as they are merged."""
-        for update in self._turns.train(self.round, cohort, measure, self.since):
+        for update in self._turns.train(self.round, cohort, measure, self.last_rounds):
             self._call("on_turn_end", update)
             yield update
 
     def _train_on_server(self, cohort: Iterable[ClientInfo]) -> Metrics:
         """What a method's server learns, and then the clients learn from it; returns metrics."""
         metrics: Metrics = {}
-        if type(self.server).learn is not Server.learn:
+        if type(self.server).train_on_public is not Server.train_on_public:
             with self._stopwatch("server"):
-                metrics = self.server.learn(self._turns.run_on_server(self.round))
+                metrics = self.server.train_on_public(self._turns.run_on_server(self.round))
         check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
         self._merged |= arrived
-        self.since |= arrived
-        if type(self.server).lesson is not Server.lesson:
+        self.last_rounds |= arrived
+        if type(self.server).public_training is not Server.public_training:
             self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
         return metrics
 
@@ -223,7 +223,7 @@ class Run:
         row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
         if lost := cohort_size - len(updates):
-            row["round/lost"] = float(lost)
+            row["round/failed_clients"] = float(lost)
         return row
 
     def _compare(self, row: Metrics) -> Metrics:
@@ -231,16 +231,16 @@ class Run:
         totals = running_totals(self.history[-1] if self.history else {}, row)
         best = self._best.update(row)
         reached = self._target.update(row | totals) if self._target else {}
-        return totals | (best if self.headline("val") in row else {}) | reached
+        return totals | (best if self.monitored("val") in row else {}) | reached
 
-    def _find_participants(self, ids: Collection[int] | None) -> Collection[int]:
+    def _find_eligible_clients(self, ids: Collection[int] | None) -> Collection[int]:
         """Ids of the clients that may take part; None: all."""
         if ids is None:
             return range(len(self.clients))
-        if self.model.centralised:
-            raise FederationError(f"participants is given, but {type(self.model).__name__} trains on everybody's data.")
+        if self.model.centralized:
+            raise FederationError(f"eligible_clients is given, but {type(self.model).__name__} trains on everybody's data.")
         if not ids or not set(ids) <= set(range(len(self.clients))):
-            raise FederationError(f"participants is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
+            raise FederationError(f"eligible_clients is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
         return set(ids)
 
     # ------------------------------------------------------------------------------------------------------------- measuring
@@ -251,9 +251,9 @@ class Run:
         self._call("on_measure_end", metrics)
         return metrics
 
-    def headline(self, kind: str) -> str:
+    def monitored(self, kind: str) -> str:
         """The column that progress, model selection and targets use, on ``"val"`` or ``"test"`` data."""
-        of_global = self.model.headline_model == "global" and self.data.at_hand
+        of_global = self.model.monitor_model == "global" and self.data.at_hand
         return f"global/{kind}_{self.metric}" if of_global else f"after/{kind}_{self.metric}/mean"
 
     @property
@@ -263,10 +263,10 @@ class Run:
 
     def _evaluate(self) -> Metrics:
         with self._stopwatch("evaluate"):
-            return self._evaluation.measure(self.round, self.since, self.round == self.rounds)
+            return self._evaluation.measure(self.round, self.last_rounds, self.round == self.rounds)
 
-    def _gather(self) -> None:
-        self._evaluation.gather(self.round, self.since)
+    def _refresh_statistics(self) -> None:
+        self._evaluation.refresh_statistics(self.round, self.last_rounds)
 
     def _is_due(self, every: int) -> bool:
         return self.round == self.rounds or (every > 0 and self.round % every == 0)
@@ -279,18 +279,18 @@ class Run:
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         if not self.data.at_hand:
             raise FederationError(f"Client {client}'s model is at its site, which has its private state: ask for it there.")
-        self._gather()
+        self._refresh_statistics()
         info = self.clients[client]
-        module = self.local.module_of(info, self.server.measured(info), self.store.find(client))
+        module = self.local.module_of(info, self.server.evaluation_broadcast(info), self.store.find(client))
         with isolate_rng():
             self.local.fine_tune(module, client, self.round)
         return module
 
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
-        self._gather()
-        broadcast = self.server.models().get("global", Broadcast(self.server.state))
-        if broadcast.capacity is not None:  # a version of the model that the template is not
+        self._refresh_statistics()
+        broadcast = self.server.global_models().get("global", Broadcast(self.server.state))
+        if broadcast.model_size is not None:  # a version of the model that the template is not
             everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
             private = self.store.find(SERVER) if self.data.at_hand else None
             return self.local.module_of(everybody, broadcast, private)
@@ -326,7 +326,7 @@ class Run:
                     self.store,
                     self._merged,
                     best,
-                    self.kept,
+                    self.client_state,
                     self.made_with,
                     self.target,
                     self._target.reached if self._target else {},
@@ -338,10 +338,10 @@ class Run:
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
         check_goes_on(checkpoint, self.identity, self.threads, self.made_with, self.server.state_dict(), persistent)
         self.server.load_state_dict(checkpoint.server)
-        for store, records in ((self.store, checkpoint.clients), (self.kept, checkpoint.kept)):
+        for store, records in ((self.store, checkpoint.clients), (self.client_state, checkpoint.client_state)):
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
         manifest = checkpoint.manifest
-        self.round, self.history, self.since = manifest.round, checkpoint.history, checkpoint.since
+        self.round, self.history, self.last_rounds = manifest.round, checkpoint.history, checkpoint.last_rounds
         self._best.best = manifest.best
         if self._target and manifest.target == self.target:
             self._target.reached = manifest.reached

@@ -16,11 +16,11 @@ class RunSettings:
     Args:
         rounds: how many rounds there are.
         participation: share of the clients that take part in a round.
-        participants: ids of those among whom they are drawn; None: all.
+        eligible_clients: ids of those among whom they are drawn; None: all.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
             rounds as it takes a cohort to become everybody.
-        target: value of the headline that is waited for; None: none is.
+        target: value of the monitored metric that is waited for; None: none is.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
         keep: what stays of the clients' private states when a run has ended.
@@ -32,7 +32,7 @@ class RunSettings:
 
     rounds: int
     participation: float
-    participants: Collection[int] | None
+    eligible_clients: Collection[int] | None
     seed: int
     evaluate_every: int | None
     target: float | None

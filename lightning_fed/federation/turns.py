@@ -11,7 +11,7 @@ from lightning_fed.core.server import Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import Engine
-from lightning_fed.engines.order import Check, carried_out
+from lightning_fed.engines.order import Check, run_turns
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import Stopwatch, TrafficMeter
 
@@ -37,17 +37,19 @@ class RoundTurns:
         self._server, self._data, self._stopwatch = server, data, stopwatch
 
     def run(self, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
-        """Turns and what comes of them; see :func:`.carried_out`."""
-        return carried_out(self.engine, turns, check)
+        """Turns and what comes of them; see :func:`.run_turns`."""
+        return run_turns(self.engine, turns, check)
 
-    def train(self, round: int, cohort: Iterable[ClientInfo], measure: bool, since: Mapping[int, int]) -> Iterator[ClientUpdate]:
+    def train(
+        self, round: int, cohort: Iterable[ClientInfo], measure: bool, last_rounds: Mapping[int, int]
+    ) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each checked and counted.
 
         Args:
             round: its number.
             cohort: who trains.
             measure: whether each trained model is measured.
-            since: of which round a client's private state is, by id; 0 for whom it does not name.
+            last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
         """
         self.updates = []
 
@@ -55,7 +57,7 @@ class RoundTurns:
             for client in cohort:
                 broadcast = self._server.broadcast(client)
                 self.traffic.down(client.id, broadcast)
-                yield Turn("fit", client, round, broadcast, measure, since.get(client.id, 0))
+                yield Turn("fit", client, round, broadcast, measure, last_rounds.get(client.id, 0))
 
         for _, update in self._stopwatch.each("fit", self.run(turns(), self._check)):
             self.traffic.up(update)
@@ -63,9 +65,9 @@ class RoundTurns:
             yield update
 
     def run_on_server(self, round: int) -> Any:
-        """What a server that learns is given; see :meth:`.Server.learn`."""
+        """What a server that learns is given; see :meth:`.Server.train_on_public`."""
 
-        def of_models(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
+        def run_on_server(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
             due: deque[Turn] = deque()
 
@@ -83,7 +85,7 @@ class RoundTurns:
             if due:
                 raise lost
 
-        return of_models
+        return run_on_server
 
     def train_on_public(self, round: int, clients: Iterable[ClientInfo]) -> None:
         """Let clients whose update arrived learn from public data what the server says; what that takes is added to the metrics of
@@ -92,9 +94,9 @@ class RoundTurns:
 
         def turns() -> Iterator[Turn]:
             for client in clients:
-                if (lesson := self._server.lesson(client)) is not None:
+                if (lesson := self._server.public_training(client)) is not None:
                     self.traffic.down(client.id, lesson)
-                    yield Turn("learn", client, round, lesson, since=round)
+                    yield Turn("train_on_public", client, round, lesson, last_round=round)
 
         metrics = {update.client: update.metrics for update in self.updates}
         for _, update in self._stopwatch.each("fit", self.run(turns())):

@@ -25,7 +25,7 @@ class AdapterTuning(GroupTuning):
     ViT-S (12 blocks, d = 384) has 73,728 with ``hidden`` 8: FedHM's budget. Houlsby et al. have two per block, biases, and train
     the layer norms.
 
-    peft has no such adapters; these are the library's own. Groups and headline: see :class:`.GroupTuning`.
+    peft has no such adapters; these are the library's own. Groups and monitored metric: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.

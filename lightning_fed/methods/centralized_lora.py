@@ -8,9 +8,9 @@ class CentralizedLoRA(LoRAModule):
 
     A round is ``local_steps`` steps on batches from all clients' training data, so that with equal rounds, steps and batch size it
     does as many steps as one client of a federated method does, not as all of them together. It is measured on each client's test
-    data (``after/…``) and on everybody's (``global/…``). Headline: the former. Arguments as in
+    data (``after/…``) and on everybody's (``global/…``). Monitored: the former. Arguments as in
     :class:`lightning_fed.methods.families.lora.LoRAModule`.
     PF2LoRA's paper: AdamW with lr 1e-3 (SQuAD v2: 5e-4).
     """
 
-    centralised = True
+    centralized = True

@@ -24,7 +24,7 @@ class Ditto(KeepsGlobalParameters):
     2. Train the personal :math:`v_k`, which stays, on :math:`L_k(v) + \frac{\lambda}{2} \lVert v - w^t \rVert^2`: near what the
        server sent, not near the :math:`w` that was just trained.
 
-    A client predicts with :math:`v_k`. Headline: accuracy after aggregation; it equals that before. The personal models change
+    A client predicts with :math:`v_k`. Monitored: accuracy after aggregation; it equals that before. The personal models change
     nothing about :math:`w`, which is FedAvg's, bit for bit. The paper chooses :math:`\lambda` for each client on validation data;
     here it is one number.
 
@@ -68,14 +68,14 @@ class Ditto(KeepsGlobalParameters):
         """The global network travels."""
         return {name for name in super().shared_names() if not name.startswith("personal.")}
 
-    def copied_names(self) -> dict[str, str]:
+    def initialized_from(self) -> dict[str, str]:
         """The personal network begins as the global one."""
         names = self.backbone.state_dict()
         return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
-    def initial_copies(self) -> State:
+    def initial_originals(self) -> State:
         """Of the initial network, unless it begins as the first one that is received."""
-        return super().initial_copies() if self.start == "initial" else {}
+        return super().initial_originals() if self.start == "initial" else {}
 
     @property
     def predictor(self) -> Backbone:
@@ -107,7 +107,7 @@ class Ditto(KeepsGlobalParameters):
         if self.lam == 0:
             return loss
         own = dict(self.personal.named_parameters())
-        pairs = [(own[name.removeprefix("backbone.")], anchor) for name, anchor in self.received.items()]
+        pairs = [(own[name.removeprefix("backbone.")], anchor) for name, anchor in self.global_parameters.items()]
         return loss + self.lam * half_squared_distance(*zip(*pairs, strict=True))
 
     @contextmanager

@@ -16,9 +16,9 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    OfModels,
     Phase,
     PublicDistillation,
+    RunOnServer,
     Server,
     State,
     WeightedMean,
@@ -55,7 +55,7 @@ class DSFL(PublicDistillation):
     :math:`\bar p(d)` itself. T is of probabilities, not of logits: the smaller it is, the more the largest stands out; where none
     does, ERA makes labels *more* even.
 
-    Networks stay with the clients, each drawn independently. Headline: accuracy of the server's model on everybody's test data,
+    Networks stay with the clients, each drawn independently. Monitored: accuracy of the server's model on everybody's test data,
     ``global``; the clients', after distillation, is ``after/…``. ``server/entropy_before`` and ``server/entropy_after`` are mean
     entropies (in nats) of :math:`\bar p` and of the labels.
 
@@ -80,9 +80,9 @@ class DSFL(PublicDistillation):
         FederationError: for a task that is not about classes, and where there are no public data.
     """
 
-    headline_model = "global"
+    monitor_model = "global"
     heterogeneous = True
-    payload_varies = True
+    dynamic_payload = True
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class DSFL(PublicDistillation):
         self.distill_epochs = distill_epochs
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
-        self.said: State = {}
+        self.public_predictions: State = {}
         self.labels: Tensor | None
 
     # ------------------------------------------------------------------------------------------------------------ the state
@@ -143,17 +143,17 @@ class DSFL(PublicDistillation):
 
     def load_payload(self, payload: State) -> None:
         """Take what is to be learned, and what the client is to speak about."""
-        self.said, self.asked = {}, payload.get(EXAMPLES)
-        self.labels, self.lesson_examples = payload.get(LABELS), payload.get(TAUGHT)
+        self.public_predictions, self.predict_public = {}, payload.get(EXAMPLES)
+        self.labels, self.public_examples = payload.get(LABELS), payload.get(TAUGHT)
         if self.labels is not None:
-            assert self.lesson_examples is not None
-            like = torch.empty(len(self.lesson_examples), self.num_classes, device="meta")
+            assert self.public_examples is not None
+            like = torch.empty(len(self.public_examples), self.num_classes, device="meta")
             check_fits({LABELS: self.labels}, {LABELS: like}, "The payload for DSFL")
             self.labels = self.labels.to(self.device)
 
     # --------------------------------------------------------------------------------------------------------- the training
 
-    def lesson_phases(self) -> list[Phase]:
+    def public_phases(self) -> list[Phase]:
         """Distillation, where there are labels."""
         if self.labels is None:
             return []
@@ -162,20 +162,20 @@ class DSFL(PublicDistillation):
 
     def server_phases(self) -> list[Phase]:
         """The same for the server's model."""
-        return self.lesson_phases()
+        return self.public_phases()
 
     def distill_loss(self, batch: Any) -> Tensor:
         """Cross entropy with the labels of numbered examples."""
         x, numbers = self.unpack(batch)
         assert self.labels is not None
-        assert self.lesson_examples is not None
-        rows = torch.searchsorted(self.lesson_examples.to(numbers), numbers)
+        assert self.public_examples is not None
+        rows = torch.searchsorted(self.public_examples.to(numbers), numbers)
         return cross_entropy(self(x), self.labels[rows])
 
     def after_training(self, reviewed: State) -> None:
         """Turn what the model says into probabilities."""
         if OUTPUTS in reviewed:
-            self.said = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
+            self.public_predictions = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A model of the server's own, drawn on the running stream, and what it tells the clients."""
@@ -231,9 +231,9 @@ class OpenServer(Server):
         self.examples = torch.arange(len(like), dtype=torch.int32)
         self.labels: State = {LABELS: like, TAUGHT: self.examples}
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Draw which examples are open."""
-        super().open_round(round, cohort)
+        super().on_round_start(round, cohort)
         self.examples = torch.randperm(self.num_public)[: len(self.examples)].sort().values.int()
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
@@ -241,15 +241,15 @@ class OpenServer(Server):
         told = self.labels if self.order == "distill_then_train" and self.labelled and self.epochs else {}
         return Broadcast({EXAMPLES: self.examples} | told)
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Nothing: a client's network is its own."""
         return Broadcast({})
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """The server's own, ``global``."""
         return {"global": Broadcast(self.state, SERVER)}
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """Probabilities of each open example."""
         return {PROBABILITIES: self.labels[LABELS]}
 
@@ -271,19 +271,19 @@ class OpenServer(Server):
         """Whether there are labels of this round to be learned."""
         return self.labelled == self.round and self.epochs > 0
 
-    def learn(self, of_models: OfModels) -> dict[str, float]:
+    def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Train its own model on the labels."""
         if not self.has_spoken:
             return {}
         row = {}
-        for update in of_models("learn", [Broadcast(self.state | self.labels, SERVER)]):
+        for update in run_on_server("train_on_public", [Broadcast(self.state | self.labels, SERVER)]):
             check_payload(update, self.state)
             self.state = update.state
             row = {f"server/{cost}": update.metrics[cost] for cost in ("steps", "flops")}
             row["server/distill_loss"] = update.metrics["train/distill_loss"]
         return row
 
-    def lesson(self, client: ClientInfo) -> Broadcast | None:
+    def public_training(self, client: ClientInfo) -> Broadcast | None:
         """The labels, for who distils in the same round."""
         return Broadcast(self.labels) if self.order == "train_then_distill" and self.has_spoken else None
 

@@ -45,7 +45,7 @@ class FD(FederatedModule):
 
     over the :math:`M_l` clients j that sent label l; for a client that sent none, the plain mean. In the next round the client
     minimises :math:`\mathrm{CE}(f(x), y) - \gamma \sum_c G_k[y]_c \log p_c`. Where nobody else sent the label, and in the first
-    round, the second term is left out. Networks stay with the clients, each drawn independently. Headline: accuracy after
+    round, the second term is left out. Networks stay with the clients, each drawn independently. Monitored: accuracy after
     aggregation; it equals that before.
 
     The outputs are probabilities. Re-implementations average logits and take them as the target, a loss without a lower bound.
@@ -63,7 +63,7 @@ class FD(FederatedModule):
     """
 
     heterogeneous = True
-    payload_varies = True
+    dynamic_payload = True
 
     teachers: Tensor
     """:math:`G_k`, ``(C, C)``, a row per label; zero where there is no teacher."""
@@ -182,11 +182,11 @@ class DistillationServer(Server):
         rows = outputs[labels] / weights[labels, None]
         return Broadcast({ROWS: rows.to(self.dtype), LABELS: pack_bits(labels)})
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Nothing: the client's network needs no teacher to be measured."""
         return Broadcast({})
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """A row and a count for each label that the update says it has."""
         labels = labels_of(update.state, self.num_classes)
         count = int(labels.sum())
@@ -196,15 +196,15 @@ class DistillationServer(Server):
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Keep what arrives."""
         for update in updates:
-            self.scratch.put(update.client, update.state | {ROUND: torch.tensor(self.round)}, self.round)
-        if any(True for _ in self.scratch):
+            self.round_state.put(update.client, update.state | {ROUND: torch.tensor(self.round)}, self.round)
+        if any(True for _ in self.round_state):
             self.merged, self._total = self.round, None
-        move(self.scratch, self.kept, self.round)
+        move(self.round_state, self.client_state, self.round)
         return {}
 
     def sent(self, client: int) -> tuple[Tensor, Tensor] | None:
         """A client's outputs of the last round, weighted, ``(C, C)``, and the weights ``(C,)``; None if there are none."""
-        if client not in self.kept or (state := self.kept.get(client))[ROUND] != self.merged:
+        if client not in self.client_state or (state := self.client_state.get(client))[ROUND] != self.merged:
             return None
         labels, weights = labels_of(state, self.num_classes), torch.zeros(self.num_classes, dtype=torch.float64)
         weights[labels] = state[COUNTS].double() if self.weighting == "examples" else 1.0
@@ -217,7 +217,7 @@ class DistillationServer(Server):
         if self._total is None:
             outputs, weights = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64), torch.zeros(self.num_classes)
             weights = weights.double()
-            for client in self.kept:
+            for client in self.client_state:
                 if (sent := self.sent(client)) is not None:
                     outputs, weights = outputs + sent[0], weights + sent[1]
             self._total = outputs, weights

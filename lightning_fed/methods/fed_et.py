@@ -16,8 +16,8 @@ from lightning_fed.core import (
     ClientInfo,
     ClientUpdate,
     FederationError,
-    OfModels,
     Phase,
+    RunOnServer,
     Server,
     State,
     WeightedMean,
@@ -56,7 +56,7 @@ class FedET(EnsembleModule):
     is no second term. All networks have a last layer of one shape, the head. The large model starts a round with the mean of the
     heads that were sent, and in the end each architecture's mean gets the large model's.
 
-    Headline: accuracy of the large model on everybody's test data, ``global``. That of each architecture is
+    Monitored: accuracy of the large model on everybody's test data, ``global``. That of each architecture is
     ``global_<architecture>/…``, each client's on its own data ``after/…``. What the server does is measured apart, as ``server/…``.
 
     Args:
@@ -81,7 +81,7 @@ class FedET(EnsembleModule):
         FederationError: for a task that is not about classes, for heads of different shape, and where there are no public data.
     """
 
-    headline_model = "global"
+    monitor_model = "global"
 
     labels: Tensor | None
     others: Tensor | None
@@ -199,7 +199,7 @@ class Consensus:
     disagreed: Tensor
 
 
-def sureness(logits: Tensor, confidence: Confidence) -> Tensor:
+def confidence(logits: Tensor, confidence: Confidence) -> Tensor:
     r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal where nobody prefers any class.
 
     Args:
@@ -212,13 +212,13 @@ def sureness(logits: Tensor, confidence: Confidence) -> Tensor:
 
 
 def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
-    """The label that most sureness stands behind, and what those say who have another.
+    """The label that most confidence stands behind, and what those say who have another.
 
     Args:
         logits: of K clients, ``(K, n, C)``.
         confidence: see :class:`FedET`.
     """
-    weights = sureness(logits, confidence)
+    weights = confidence(logits, confidence)
     labels = torch.einsum("kn,knc->nc", weights, logits).argmax(dim=1)
     against = logits.argmax(dim=2) != labels
     weights = weights * against
@@ -273,21 +273,21 @@ class LargeServer(EnsembleServer):
             self._hold(self.states | {SERVER: self.states[SERVER] | own})
         return {}
 
-    def learn(self, of_models: OfModels) -> dict[str, float]:
+    def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Let the large model learn from all that were sent, one of which is in memory at a time; then hand its head on."""
-        teachers = sorted(self.scratch)
+        teachers = sorted(self.round_state)
         if not teachers:
             return {}
-        row = self._distill(teachers, of_models) if self.steps else {}
-        self.scratch.clear()
+        row = self._distill(teachers, run_on_server) if self.steps else {}
+        self.round_state.clear()
         head = [self.states[SERVER][name] for name in self.heads[SERVER]]
         for place in self.states.keys() - {SERVER}:
             copies = (tensor.clone() for tensor in head)  # a file of a checkpoint holds no tensor twice
             self._hold(self.states | {place: self.states[place] | dict(zip(self.heads[place], copies, strict=True))})
         return row
 
-    def _distill(self, teachers: Sequence[int], of_models: OfModels) -> dict[str, float]:
-        flops = self.hear(teachers, of_models)
+    def _distill(self, teachers: Sequence[int], run_on_server: RunOnServer) -> dict[str, float]:
+        flops = self.hear(teachers, run_on_server)
         rows, classes = self.shape
         heard, at_once = self.heard(teachers), max(1, BLOCK // (classes * len(teachers)))
         labels, disagreed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
@@ -301,6 +301,6 @@ class LargeServer(EnsembleServer):
                 others[start:stop] = found.others
         targets = {LABELS: labels} if others is None else {LABELS: labels, OTHERS: others, DISAGREED: disagreed}
         row = {"server/teachers": float(len(teachers)), "server/disagreement": float(disagreed.double().mean())}
-        row |= self.teach([SERVER], targets, of_models)
+        row |= self.teach([SERVER], targets, run_on_server)
         row["server/flops"] += flops
         return row

@@ -50,7 +50,7 @@ class FedAMP(FederatedModule):
     and the client, going on from its own :math:`w_i`, minimises :math:`L_i(w) + \frac{\lambda}{2 \alpha_k} \lVert w - u_i
     \rVert^2`, and sends :math:`w_i`. All clients begin with one model. Who has sent nothing yet counts for nobody; who is absent
     counts with what it sent last. Buffers (batch norm) stay with the client. The step size shrinks, :math:`\alpha_k = \alpha \cdot`
-    ``alpha_decay``:sup:`⌊(k-1) / alpha_every⌋`. Headline: accuracy after aggregation, of :math:`w_i`; it equals that before.
+    ``alpha_decay``:sup:`⌊(k-1) / alpha_every⌋`. Monitored: accuracy after aggregation, of :math:`w_i`; it equals that before.
 
     Args:
         backbone: the network of every client.
@@ -73,7 +73,7 @@ class FedAMP(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    payload_varies = True  # measuring takes none
+    dynamic_payload = True  # measuring takes none
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class FedAMP(FederatedModule):
         """The client's parameters."""
         return {MODEL + name: p for name, p in self.learning().items()}
 
-    def copied_names(self) -> dict[str, str]:
+    def initialized_from(self) -> dict[str, str]:
         """All clients begin with one model."""
         return {name: MODEL + name for name in self.learning()}
 
@@ -229,33 +229,33 @@ class CloudServer(Server):
         self._weights: Tensor | None = None  # of the cohort
         self._ready: dict[int, State] = {}  # cloud models, of the running round
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Note who takes part."""
-        super().open_round(round, cohort)
+        super().on_round_start(round, cohort)
         self._cohort = [client.id for client in cohort]
         self._weights, self._ready = None, {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The client's cloud model: what all began with, as long as nobody has sent anything."""
-        if next(iter(self.kept), None) is None:
+        if next(iter(self.client_state), None) is None:
             return Broadcast(self.state)
         if client.id not in self._ready:
             place, size = self._cohort.index(client.id), at_a_time(len(self.initial))
             self._ready = self.clouds(slice(place - place % size, place - place % size + size))
         return Broadcast(self._ready[client.id])
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Nothing: what is measured is the client's own model."""
         return Broadcast({})
 
     def vectors(self, clients: Iterable[int]) -> Vectors:
         """What everybody sent last, and what these clients have, in order of the clients."""
-        return Vectors(self.kept, MODEL, sorted({*self.kept, *clients}), len(self.initial), default=self.initial)
+        return Vectors(self.client_state, MODEL, sorted({*self.client_state, *clients}), len(self.initial), default=self.initial)
 
     def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
         r""":math:`\xi` of some clients, a row each, in float64."""
         rows = [vectors.clients.index(client) for client in clients]
-        others = torch.tensor([client in self.kept for client in vectors.clients]).repeat(len(rows), 1)
+        others = torch.tensor([client in self.client_state for client in vectors.clients]).repeat(len(rows), 1)
         others[range(len(rows)), rows] = False
         distances = squared_distances(vectors, rows)
         if self.self_weight is None:
@@ -278,9 +278,9 @@ class CloudServer(Server):
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Keep what arrives, once all of it is there: until then clouds are made of what there was before."""
         for update in updates:
-            self.scratch.put(update.client, {MODEL: flatten({name: update.state[name] for name in self.state})}, self.round)
+            self.round_state.put(update.client, {MODEL: flatten({name: update.state[name] for name in self.state})}, self.round)
         self._weights, self._ready = None, {}
-        move(self.scratch, self.kept, self.round)
+        move(self.round_state, self.client_state, self.round)
         return {}
 
     def load_state_dict(self, state: State) -> None:

@@ -8,6 +8,6 @@ class FedAvg(FederatedModule):
     \sum_{j \in S} n_j) w_k`.
 
     All parameters and buffers travel, d floats down and d up; batch-norm statistics are averaged like parameters and
-    ``num_batches_tracked`` takes the maximum. Headline: accuracy after aggregation, the global model on each client's test data.
+    ``num_batches_tracked`` takes the maximum. Monitored: accuracy after aggregation, the global model on each client's test data.
     Before aggregation stands the locally updated model, which is a different quantity.
     """

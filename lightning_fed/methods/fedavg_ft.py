@@ -14,7 +14,7 @@ class FedAvgFT(FedAvg):
     """FedAvg whose global model each client fine-tunes on its own training data before it is measured or exported; what comes of it
     is thrown away, and training goes on as FedAvg's, bit for bit.
 
-    It is FedAvg with ``fine_tuning``, an option of every method but PF2LoRA and Per-FedAvg. Headline: accuracy after aggregation,
+    It is FedAvg with ``fine_tuning``, an option of every method but PF2LoRA and Per-FedAvg. Monitored: accuracy after aggregation,
     of the fine-tuned model on each client's test data. Beside it ``global/…`` is the global model as it is, and ``before/…`` the
     model of each participant as it was trained in the round. What fine-tuning costs is ``fine_tune/flops``, apart from training.
 

@@ -10,7 +10,7 @@ class FedBN(FederatedModule):
 
     The layers are found by their type, not by their name: the batch norm of a residual shortcut is called ``downsample.1``, which
     implementations that look for "bn" share by mistake. Group and layer norms are shared. Weighted by training examples; the
-    paper's few clients count the same. Headline: accuracy after aggregation.
+    paper's few clients count the same. Monitored: accuracy after aggregation.
     """
 
     def shared_names(self) -> set[str]:

@@ -37,7 +37,7 @@ CRITICAL = "critical"
 """The mask of critical entries on the wire, and as it is kept: a bit for each, tensor after tensor."""
 
 MODEL, VALUES = "model", "values"
-"""What the server has of a client besides: all parameters that arrived in a round; what is kept of the customised model."""
+"""What the server has of a client besides: all parameters that arrived in a round; what is kept of the customized model."""
 
 
 class FedCAC(KeepsGlobalParameters):
@@ -52,12 +52,12 @@ class FedCAC(KeepsGlobalParameters):
     The server takes the mean W of all :math:`w'`, weighted by training examples. The overlap of two masks is :math:`O_{ij} = 1 -
     \lVert M_i - M_j \rVert_1 / 2 \lVert M_i \rVert_1`; client j is a collaborator of i if :math:`O_{ij} \ge \bar O +
     \frac{t}{\beta} (\max O - \bar O)` in round t, mean and maximum being over all pairs, and i is one of its own. The plain mean of
-    the collaborators' :math:`w'` is the customised model :math:`W_i^c`, and :math:`M_i \circ W_i^c + (1 - M_i) \circ W` what the
+    the collaborators' :math:`w'` is the customized model :math:`W_i^c`, and :math:`M_i \circ W_i^c + (1 - M_i) \circ W` what the
     client gets next. The threshold rises: in round :math:`\beta` those with the largest overlap alone collaborate, then nobody
     does.
 
     All this is among the participants of a round. Who does not take part keeps the critical entries that it has, and gets the rest
-    of the current W. Buffers (batch norm) stay with the client. Headline: accuracy after aggregation, of what the client gets.
+    of the current W. Buffers (batch norm) stay with the client. Monitored: accuracy after aggregation, of what the client gets.
 
     Args:
         backbone: the network of every client.
@@ -70,7 +70,7 @@ class FedCAC(KeepsGlobalParameters):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    payload_varies = True  # up only
+    dynamic_payload = True  # up only
 
     critical: Tensor
     """Which entries are critical, tensor after tensor."""
@@ -113,11 +113,11 @@ class FedCAC(KeepsGlobalParameters):
         """Find what is critical."""
         if self.epochs:
             own = dict(self.named_parameters())
-            masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.received.items()]
+            masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.global_parameters.items()]
             self.critical = torch.cat([mask.flatten() for mask in masks])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average, and a customised model for each client."""
+        """The average, and a customized model for each client."""
         return CollaborationServer(self.shared_state(), self.weighting, self.beta)
 
 
@@ -182,7 +182,7 @@ def collaborators(common: Tensor, progress: Fraction) -> Tensor:
 
 
 class CollaborationServer(Server):
-    """Averages what arrives; and keeps of each client's customised model what is critical for the client.
+    """Averages what arrives; and keeps of each client's customized model what is critical for the client.
 
     Args:
         state: the initial parameters.
@@ -196,13 +196,13 @@ class CollaborationServer(Server):
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The mean, with the client's own critical entries."""
-        if client.id not in self.kept:
+        if client.id not in self.client_state:
             return Broadcast(self.state)
-        kept, vector = self.kept.get(client.id), flatten(self.state)
+        kept, vector = self.client_state.get(client.id), flatten(self.state)
         vector[unpack_bits(kept[CRITICAL], len(vector))] = kept[VALUES]
         return Broadcast(unflatten(vector, self.state))
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """What was sent, and a bit for each of its entries."""
         return sent.state | {CRITICAL: torch.empty(-(-self.size // 8), dtype=torch.uint8)}
 
@@ -218,24 +218,24 @@ class CollaborationServer(Server):
             parameters = {name: update.state[name] for name in self.state}
             mean.add(parameters, update.num_examples if self.weighting == "examples" else 1)
             arrived = {MODEL: flatten(parameters), CRITICAL: update.state[CRITICAL]}
-            self.scratch.put(update.client, arrived, self.round)
+            self.round_state.put(update.client, arrived, self.round)
         self.state = mean.result() or self.state
-        clients = list(self.scratch)
+        clients = list(self.round_state)
         if not clients:
             return {}
-        together = collaborators(common_bits(self.scratch, CRITICAL, clients), Fraction(self.round, self.beta))
-        self._customise(clients, together.double() / together.sum(dim=1, keepdim=True))
-        self.scratch.clear()
+        together = collaborators(common_bits(self.round_state, CRITICAL, clients), Fraction(self.round, self.beta))
+        self._customize(clients, together.double() / together.sum(dim=1, keepdim=True))
+        self.round_state.clear()
         return {"server/collaborators": together.sum().item() / len(clients) - 1}
 
-    def _customise(self, clients: Sequence[int], weights: Tensor) -> None:
-        """Keep what is critical of the customised models, as many at a time as there is room for."""
-        vectors, dtype = Vectors(self.scratch, MODEL, clients, self.size), flatten(self.state).dtype
+    def _customize(self, clients: Sequence[int], weights: Tensor) -> None:
+        """Keep what is critical of the customized models, as many at a time as there is room for."""
+        vectors, dtype = Vectors(self.round_state, MODEL, clients, self.size), flatten(self.state).dtype
         for start in range(0, len(clients), at_a_time(self.size)):
             some = slice(start, start + at_a_time(self.size))
             for client, model in zip(clients[some], mixtures(vectors, weights[some], dtype), strict=True):
-                mask = self.scratch.get(client)[CRITICAL]
-                self.kept.put(client, {CRITICAL: mask, VALUES: model[unpack_bits(mask, self.size)]}, self.round)
+                mask = self.round_state.get(client)[CRITICAL]
+                self.client_state.put(client, {CRITICAL: mask, VALUES: model[unpack_bits(mask, self.size)]}, self.round)
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`; what comes from a file comes in no order."""

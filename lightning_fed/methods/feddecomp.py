@@ -29,7 +29,7 @@ class FedDecomp(FederatedModule):
 
     It saves no traffic: :math:`\sigma` has the size of the network, and :math:`\tau` is not small either (a square convolution
     saves parameters below a ratio of 1/2 only). Batch-norm statistics are shared, averaged, and follow the data in both phases,
-    as in the authors' code. Headline: accuracy after aggregation, :math:`\bar\sigma + \tau_i`. The paper reports the best round
+    as in the authors' code. Monitored: accuracy after aggregation, :math:`\bar\sigma + \tau_i`. The paper reports the best round
     on test data; here it is the last round and, if validation data are held out, the round chosen on them.
 
     Args:
@@ -42,7 +42,7 @@ class FedDecomp(FederatedModule):
         layers: names of the layers that are decomposed, see :func:`lightning_fed.nn.decompose`; None: all. The paper's language
             experiments (Appendix E): attention and classifier, ``["*.self_attn", "head"]`` for ``TextTransformer``.
         alternating: false trains both parts together for the sum of the epochs (Table 3).
-        variant: ``"paper"`` or ``"official"``, which differ in rank, scale, initialisation and reshape; see
+        variant: ``"paper"`` or ``"official"``, which differ in rank, scale, initialization and reshape; see
             :class:`lightning_fed.nn.LowRankDelta`.
         absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
             :math:`\bar\sigma`, as in the authors' code.

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core import ClientInfo, FederationError, OfModels, Phase, Server, State, default_optimizer, mixtures
+from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, default_optimizer, mixtures
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
@@ -38,7 +38,7 @@ class FedDF(EnsembleModule):
     of them is kept, and training stops where it gets no better.
 
     Each architecture's model is measured on everybody's test data, as ``global_<architecture>/…``, and each client's on its own, as
-    ``after/…``. Headline: accuracy of the latter; with one architecture that of the one model, ``global``. What the server does is
+    ``after/…``. Monitored: accuracy of the latter; with one architecture that of the one model, ``global``. What the server does is
     measured apart, as ``server/…``.
 
     Args:
@@ -103,7 +103,7 @@ class FedDF(EnsembleModule):
         self.drop_worst = drop_worst
         self.targets: Tensor | None
         if len(self.backbone_factories) == 1:
-            self.headline_model = "global"
+            self.monitor_model = "global"
 
     # ------------------------------------------------------------------------------------------------------------ a student
 
@@ -192,30 +192,30 @@ class DistillingServer(EnsembleServer):
     ) -> None:
         super().__init__(states, groups, names, weighting, min(states), steps)
         self.table = table
-        self.said = said
+        self.public_predictions = said
         self.drop_below = drop_below
 
-    def learn(self, of_models: OfModels) -> dict[str, float]:
+    def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Let the averages learn: one teacher is in memory at a time, and one table of what they all say."""
         if not self.steps:
             return {}
-        teachers = self._teachers(of_models)
+        teachers = self._teachers(run_on_server)
         row = {"server/teachers": float(len(teachers)), "server/steps": 0.0, "server/flops": 0.0}
         if teachers:
-            flops = self.hear(teachers, of_models, self.said)
+            flops = self.hear(teachers, run_on_server, self.said)
             equal = torch.full((1, len(teachers)), 1 / len(teachers), dtype=torch.float64)
             mean = mixtures(self.heard(teachers), equal, self.dtype)[0].view(self.shape)
-            row |= self.teach(list(self.states), {self.table: mean}, of_models)
+            row |= self.teach(list(self.states), {self.table: mean}, run_on_server)
             row["server/flops"] += flops
-        self.scratch.clear()
+        self.round_state.clear()
         return row
 
-    def _teachers(self, of_models: OfModels) -> list[int]:
+    def _teachers(self, run_on_server: RunOnServer) -> list[int]:
         """Who teaches."""
-        sent = sorted(self.scratch)
+        sent = sorted(self.round_state)
         if self.drop_below is None:
             return sent
-        measured = of_models("evaluate", (self.teacher(client) for client in sent))
+        measured = run_on_server("evaluate", (self.teacher(client) for client in sent))
         return [client for client, update in zip(sent, measured, strict=True) if self._knows(update.metrics)]
 
     def _knows(self, metrics: Mapping[str, float]) -> bool:

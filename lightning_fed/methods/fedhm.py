@@ -10,14 +10,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Phase, Server, State
-from lightning_fed.methods.families.capacity import Assignment, CapacityModule, CapacityServer, Contribution, default_sgd
+from lightning_fed.methods.families.model_sizes import Assignment, Contribution, SizedModule, SizedServer, default_sgd
 from lightning_fed.models import BackboneFactory
 from lightning_fed.models.factory import name_of
-from lightning_fed.nn.factorise import (
+from lightning_fed.nn.factorize import (
     Energy,
-    Factorised,
+    Factorized,
     Spectrum,
-    factorise,
+    factorize,
     frobenius_decay,
     layer_weights,
     rank_of,
@@ -30,30 +30,30 @@ Weights = Literal["paper", "uniform", "official"]
 Anchor = Literal["never", "missing_largest", "always"]
 
 
-class FedHM(CapacityModule):
+class FedHM(SizedModule):
     r"""Clients train low-rank versions of the server's full-rank model.
 
     A round (Section 3, eq. 2):
 
-    1. The server factorises its model once per rank ratio :math:`\gamma`: each of the layers becomes two, by truncated SVD, of
+    1. The server factorizes its model once per rank ratio :math:`\gamma`: each of the layers becomes two, by truncated SVD, of
        rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels, of a linear layer the smaller of its two sides.
-    2. A participant trains the version of its ratio. Instead of weight decay, the two layers :math:`U, V` of a factorised one get
+    2. A participant trains the version of its ratio. Instead of weight decay, the two layers :math:`U, V` of a factorized one get
        Frobenius decay :math:`\frac{\lambda}{2} \lVert UV^\top \rVert_F^2`.
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
        participants.
 
-    Batch norm is static and the loss masked: see :class:`lightning_fed.methods.families.capacity.CapacityModule`.
+    Batch norm is static and the loss masked: see :class:`lightning_fed.methods.families.model_sizes.SizedModule`.
 
     Readings. The paper's text has a learning rate of 0.1, its Table 3 has 0.01, which is merely a default in the authors' code;
     their CIFAR scripts pass 0.1, momentum 0.9 and weight decay 1e-4, and so do the configurations here. "γ = {1, 2, 4, 8}" in the
-    experiments means 1/γ; the formulas take :math:`\gamma \in \{1, 1/2, 1/4, 1/8\}`. Which layers are factorised is read from the
+    experiments means 1/γ; the formulas take :math:`\gamma \in \{1, 1/2, 1/4, 1/8\}`. Which layers are factorized is read from the
     sizes in Table 2, which ``ResNet18`` and ``ResNet34`` reproduce; the paper's ρ counts the stem for one network only. The server
     uses no amounts of data.
 
     A round in which nobody learns anything still changes the model: the j-th singular value of a layer is multiplied by the weight
     of the participants whose rank is at least j, so that without a full-size participant everything behind the largest rank is
     erased. ``anchor`` is the authors' remedy; :class:`.FedHMDelta` averages what was learned instead. How far it has come is in
-    ``server/energy_rank_<ratio>``, the part of the squared norm of all factorised layers that the version of a ratio keeps, and
+    ``server/energy_rank_<ratio>``, the part of the squared norm of all factorized layers that the version of a ratio keeps, and
     ``server/energy_tail``, the part behind the largest of them, which only full-size clients have.
 
     Args:
@@ -62,7 +62,7 @@ class FedHM(CapacityModule):
         ratios: :math:`\gamma`, in (0, 1]; client ``k`` has entry ``k mod len(list)``. The paper: 1, 1/2, 1/4, 1/8 in equal shares.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ratios at random, as with the authors'
             flag "dynamic".
-        layers: names of the layers to factorise; None: those that the backbone names (``factorisable``) and
+        layers: names of the layers to factorize; None: those that the backbone names (``factorizable``) and
             that learn.
         weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`. ``"uniform"``: all the same, as the authors' code has it
             unless "dynamic" is set. ``"official"``: what it has then, :math:`\mathrm{softmax}(-\gamma_p^{-1} / \tau)`, far steeper.
@@ -73,7 +73,7 @@ class FedHM(CapacityModule):
         decay: :math:`\lambda`, the weight decay of the products. None: the optimizer's weight decay, as in the paper.
         masked: mask absent classes.
         optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as the paper has it; its scripts have 1e-4. Its weight
-            decay acts on everything that is not factorised.
+            decay acts on everything that is not factorized.
         epochs: local epochs per round; the paper: 10.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -104,17 +104,17 @@ class FedHM(CapacityModule):
         self.decay = decay
 
     def build(self) -> None:
-        """The network, factorised at the client's ratio; its numbers come from the server."""
+        """The network, factorized at the client's ratio; its numbers come from the server."""
         super().build()
-        if self.client is not None and self.client.capacity is not None:
-            factorise(self.backbone, self.low_rank_layers(), self.client.capacity, spectral=False)
+        if self.client is not None and self.client.model_size is not None:
+            factorize(self.backbone, self.low_rank_layers(), self.client.model_size, spectral=False)
 
     def low_rank_layers(self) -> list[str]:
-        """Names of the layers to factorise, within the backbone."""
-        layers = self.backbone.factorisable if self.layers is None else self.layers
+        """Names of the layers to factorize, within the backbone."""
+        layers = self.backbone.factorizable if self.layers is None else self.layers
         if not layers:
             raise FederationError(
-                f"{name_of(self.backbone)} does not say which of its layers can be factorised: name them in layers, such as "
+                f"{name_of(self.backbone)} does not say which of its layers can be factorized: name them in layers, such as "
                 f"{', '.join(name for name in self._candidates())}."
             )
         known = dict(self.backbone.named_modules())
@@ -125,7 +125,7 @@ class FedHM(CapacityModule):
             )
         if other := [name for name in layers if not isinstance(known[name], nn.Conv2d | nn.Linear)]:
             raise FederationError(
-                f"layers names {other[0]!r}, a {type(known[other[0]]).__name__}: only Conv2d and Linear layers can be factorised."
+                f"layers names {other[0]!r}, a {type(known[other[0]]).__name__}: only Conv2d and Linear layers can be factorized."
             )
         frozen = [name for name in layers if not all(p.requires_grad for p in known[name].parameters())]
         if frozen and self.layers is not None:
@@ -135,13 +135,13 @@ class FedHM(CapacityModule):
         return [name for name in layers if name not in frozen]
 
     def _candidates(self) -> list[str]:
-        """A few layers that can be factorised, from the middle of the network."""
+        """A few layers that can be factorized, from the middle of the network."""
         names = [name for name, layer in self.backbone.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         return names[len(names) // 2 :][:2]
 
     def phases(self) -> list[Phase]:
         """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
-        factors = [p for layer in self.modules() if isinstance(layer, Factorised) for p in layer.weights]
+        factors = [p for layer in self.modules() if isinstance(layer, Factorized) for p in layer.weights]
         weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
         decay = partial(frobenius_decay, self.backbone, weight) if weight else None
         optimizer = partial(self._optimize, factors)
@@ -160,7 +160,7 @@ class FedHM(CapacityModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Recovers what comes back and averages it at full rank."""
         layers = self.low_rank_layers()
-        for ratio in filter(None, self.capacities):
+        for ratio in filter(None, self.model_sizes):
             for name in layers:
                 rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
         weights = partial(exponent, rule=self.weights, temperature=self.temperature)
@@ -184,19 +184,19 @@ class Decomposed(NamedTuple):
 
     Attributes:
         versions: the payloads, by size.
-        energy: which part of the factorised layers each size keeps.
+        energy: which part of the factorized layers each size keeps.
     """
 
     versions: dict[float, State]
     energy: Energy
 
 
-class FedHMServer(CapacityServer):
+class FedHMServer(SizedServer):
     """Sends truncated factors, multiplies them back and averages at full rank.
 
     Args:
-        *sizes: see :class:`CapacityServer`; here rank ratios.
-        layers: names of the factorised layers.
+        *sizes: see :class:`SizedServer`; here rank ratios.
+        layers: names of the factorized layers.
         exponent: what the softmax of the weights is taken of, for a ratio.
         anchor: whether the previous model takes part; see :class:`FedHM`.
     """
@@ -211,9 +211,9 @@ class FedHMServer(CapacityServer):
         self._source: State | None = None
         self._decomposed = Decomposed({}, Energy())
 
-    def version(self, capacity: float | None) -> State:
-        """The model with factorised layers; the same tensors until the model changes."""
-        return self.state if capacity is None else self.decomposed.versions[capacity]
+    def version(self, model_size: float | None) -> State:
+        """The model with factorized layers; the same tensors until the model changes."""
+        return self.state if model_size is None else self.decomposed.versions[model_size]
 
     @property
     def decomposed(self) -> Decomposed:
@@ -224,7 +224,7 @@ class FedHMServer(CapacityServer):
 
     def decompose(self) -> Decomposed:
         """Every ratio's version, from one decomposition per layer."""
-        ratios = {capacity for capacity in self.capacities if capacity is not None}
+        ratios = {model_size for model_size in self.model_sizes if model_size is not None}
         kept = {name: t for name, t in self.state.items() if name.rpartition(".")[0] not in self.layers}
         versions, energy = {ratio: dict(kept) for ratio in ratios}, Energy()
         for layer in self.layers if ratios else ():
@@ -248,7 +248,7 @@ class FedHMServer(CapacityServer):
     def embed(self, update: ClientUpdate) -> State:
         """The factors multiplied back."""
         state = update.state
-        if self.capacity[update.client] is None:
+        if self.model_size[update.client] is None:
             return state
         whole = {name: tensor for name, tensor in state.items() if name in self.state}
         for layer in self.layers:
@@ -257,17 +257,17 @@ class FedHMServer(CapacityServer):
                 whole[f"{layer}.bias"] = state[f"{layer}.1.bias"]
         return whole
 
-    def log_weight(self, capacity: float | None) -> float:
+    def log_weight(self, model_size: float | None) -> float:
         """By rank ratio."""
-        return self.exponent(1.0 if capacity is None else capacity)
+        return self.exponent(1.0 if model_size is None else model_size)
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
         """The updates, and the previous model, always or where none of the largest size is among those that arrived."""
         sizes: set[float | None] = set()
         for contribution in super().contributions(updates):
-            sizes.add(contribution.capacity)
+            sizes.add(contribution.model_size)
             yield contribution
-        largest = None if None in self.capacities else max(filter(None, self.capacities))
+        largest = None if None in self.model_sizes else max(filter(None, self.model_sizes))
         if sizes and (self.anchor == "always" or (self.anchor == "missing_largest" and largest not in sizes)):
             yield Contribution(self.unchanged(), None)
 
@@ -280,10 +280,12 @@ class FedHMServer(CapacityServer):
         return super().aggregate(updates) | self.energies()
 
     def energies(self) -> dict[str, float]:
-        """``server/energy_rank_<size>``: which part of the squared norm of all factorised layers a size keeps.
+        """``server/energy_rank_<size>``: which part of the squared norm of all factorized layers a size keeps.
         ``server/energy_tail``: the part behind the largest of them. Nothing where everybody has the whole.
         """
-        if all(capacity is None for capacity in self.capacities) or not all(torch.isfinite(t).all() for t in self.state.values()):
+        if all(model_size is None for model_size in self.model_sizes) or not all(
+            torch.isfinite(t).all() for t in self.state.values()
+        ):
             return {}  # what is not finite cannot be decomposed; the run refuses it next
         shares = self.decomposed.energy.shares()
         kept = {f"server/energy_{self.version_name}_{size:g}": shares[size] for size in sorted(shares, reverse=True)}

@@ -42,7 +42,7 @@ class AddsChanges(FedHMServer):
         Of two factors it is :math:`U V^\top - U_0 V_0^\top = U (V - V_0)^\top + (U - U_0) V_0^\top`: exactly zero where nothing
         changed, and without subtracting two large products from each other.
         """
-        start = {name: tensor.double() for name, tensor in self.version(self.capacity[update.client]).items()}
+        start = {name: tensor.double() for name, tensor in self.version(self.model_size[update.client]).items()}
         end = {name: tensor.double() for name, tensor in update.state.items()}
         change = {name: tensor - start[name] for name, tensor in end.items()}
         first, second = (names & end.keys() for names in self.factor_names())
@@ -63,4 +63,4 @@ class AddsChanges(FedHMServer):
 
 
 class FedHMDeltaServer(AddsChanges, FedHMServer):
-    """For factorised layers."""
+    """For factorized layers."""

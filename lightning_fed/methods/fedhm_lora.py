@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 
 from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.capacity import Assignment
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.model_sizes import Assignment
 from lightning_fed.methods.fedhm import Decomposed, FedHMServer, exponent
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.nn.factorise import Energy, Spectrum, layer_weights, recover, unroll
+from lightning_fed.nn.factorize import Energy, Spectrum, layer_weights, recover, unroll
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
@@ -46,7 +46,7 @@ class FedHMLoRA(LoRAModule):
        \mathrm{softmax}(\gamma / \tau)` over the participants; so it does the head.
 
     Averages of products are not products of averages, even of equal ranks: with equal ranks this is the paper's "FedLoRA", with
-    different ones the curve "FedHM" of its Figure 8. Headline: accuracy of the global model, :math:`W_0 + \Delta W` at full rank,
+    different ones the curve "FedHM" of its Figure 8. Monitored: accuracy of the global model, :math:`W_0 + \Delta W` at full rank,
     on everybody's test data. ``server/energy_rank_…`` is the part :math:`\lVert BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a
     rank keeps, over all matrices together, and ``server/energy_tail`` the part that no rank keeps.
 
@@ -71,7 +71,7 @@ class FedHMLoRA(LoRAModule):
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
     """
 
-    headline_model = "global"
+    monitor_model = "global"
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class FedHMLoRA(LoRAModule):
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The client's rank."""
-        return client.capacity if client else None
+        return client.model_size if client else None
 
     def rank(self) -> int:
         """The client's rank; that of the whole model holds any change."""
-        if self.client is not None and self.client.capacity is not None:
-            return int(self.client.capacity)
+        if self.client is not None and self.client.model_size is not None:
+            return int(self.client.model_size)
         layers = [layer for name, layer in self.backbone.named_modules() if name.rpartition(".")[2] in self.adapted_layers()]
         return max(self.r, *(cast(nn.Linear, layer).in_features for layer in layers))
 
@@ -223,10 +223,10 @@ class FedHMLoRAServer(FedHMServer):
         """The products."""
         return self.recovered(update.state)
 
-    def version(self, capacity: float | None) -> State:
+    def version(self, model_size: float | None) -> State:
         """The factors of a rank and the head; for the whole, the change times the identity."""
-        if capacity is not None:
-            return super().version(capacity)
+        if model_size is not None:
+            return super().version(model_size)
         version = self._head()
         for matrix in self.matrices:
             change, rank = self.state[matrix.change], self.rows[matrix.first]

@@ -48,7 +48,7 @@ class FedKD(TwinModule):
     A client sends how the mentee has changed in its turn; the server sends how it has changed by their mean, everybody counting the
     same. Of each matrix that many leading singular values travel as hold a share e of its energy, with e growing from round to
     round; where this is not less than the matrix, the matrix. Who has missed a round, or takes part for the first time, gets the
-    whole mentee. A client predicts with its mentor. Headline: accuracy after aggregation (it equals that before).
+    whole mentee. A client predicts with its mentor. Monitored: accuracy after aggregation (it equals that before).
 
     Args:
         backbone: the clients' mentors; client ``k`` gets entry ``k mod len(list)``.
@@ -69,7 +69,7 @@ class FedKD(TwinModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    payload_varies = True
+    dynamic_payload = True
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class MenteeServer(Server):
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """What has changed last, to who has the version before; else the mentee."""
         if self.holds[client.id] != self.version - 1 or self.version == 0:
-            return self.measured(client)
+            return self.evaluation_broadcast(client)
         return Broadcast({f"{CHANGE}{name}": tensor for name, tensor in self.change().items()})
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The mentee."""
         return Broadcast(self.state)
 
@@ -216,7 +216,7 @@ class MenteeServer(Server):
             self._change = compressed(self.mean, self.energy(self.merged))
         return self._change
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """Changes of all tensors, as they are or as factors of any rank."""
         came = {name.removeprefix(CHANGE): tensor for name, tensor in update.state.items()}
         return {f"{CHANGE}{name}": tensor for name, tensor in compressed_shapes(came, self.mean).items()}

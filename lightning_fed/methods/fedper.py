@@ -13,7 +13,7 @@ class FedPer(FederatedModule):
     """Federated averaging whose clients keep their classifier.
 
     Base and private layers are trained together, for ``epochs`` epochs; the base travels, weighted by training examples, the
-    private layers stay. FedRep trains the two one after the other; LG-FedAvg shares the other half. Headline: accuracy after
+    private layers stay. FedRep trains the two one after the other; LG-FedAvg shares the other half. Monitored: accuracy after
     aggregation, the fresh base under the client's own layers.
 
     Args:

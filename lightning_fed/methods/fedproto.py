@@ -48,7 +48,7 @@ class FedProto(FederatedModule):
     :math:`\lambda`: D times as small.
 
     Beside the accuracy of what ``predict`` names, that of the other is measured: ``prototype_accuracy`` or ``head_accuracy``.
-    Headline: accuracy after aggregation.
+    Monitored: accuracy after aggregation.
 
     Args:
         backbone: the clients' networks, whose features must be equally wide.
@@ -72,7 +72,7 @@ class FedProto(FederatedModule):
     """
 
     heterogeneous = True
-    payload_varies = True
+    dynamic_payload = True
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class FedProto(FederatedModule):
         self.knows_any = bool(payload)
         self.own = {}
 
-    def review_step(self, batch: Any) -> State:
+    def post_training_step(self, batch: Any) -> State:
         """The sum of a batch's features per class, and the examples."""
         x, y = self.unpack(batch)
         return self._sums(self.backbone.encode(x), y)
 
     @property
-    def reviews(self) -> bool:
+    def has_post_training_step(self) -> bool:
         """Where the trained network's features are averaged."""
         return self.prototypes_of == "trained"
 
@@ -269,7 +269,7 @@ class PrototypeServer(Server):
         super().__init__({}, weighting)
         self.empty = torch.zeros_like(empty)
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """Prototypes of any of the classes, each with its count where that is the weight.
 
         Raises:

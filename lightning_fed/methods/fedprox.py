@@ -18,7 +18,7 @@ class FedProx(KeepsGlobalParameters):
 
     What travels and how it is merged is FedAvg's: weighted by training examples, where the paper draws clients in proportion to
     their examples and averages with equal weights. The paper's clients may do unequal work; here all train ``epochs`` epochs. The
-    logged loss includes the proximal term. Headline: accuracy after aggregation.
+    logged loss includes the proximal term. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
@@ -51,5 +51,5 @@ class FedProx(KeepsGlobalParameters):
         if self.mu == 0:
             return loss
         own = dict(self.named_parameters())
-        names, anchors = zip(*self.received.items(), strict=True)
+        names, anchors = zip(*self.global_parameters.items(), strict=True)
         return loss + self.mu * half_squared_distance((own[name] for name in names), anchors)

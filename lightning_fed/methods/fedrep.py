@@ -15,7 +15,7 @@ class FedRep(FedPer):
 
     In each phase the other part is frozen: no gradient and no optimizer entry, so that neither momentum nor weight decay moves it.
     Batch-norm statistics belong to the representation and follow the data in both phases, as in the authors' code. The server's
-    average counts participants equally (the 1/(rN) of Algorithm 1). Headline: accuracy after aggregation.
+    average counts participants equally (the 1/(rN) of Algorithm 1). Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network of every client.

@@ -25,7 +25,7 @@ class FedRoD(FederatedModule):
     where :math:`n_i` counts the client's training examples per class (balanced softmax) and sg stops the gradient: the second
     term reaches :math:`h_i` alone. (Re-implementations that stop it at :math:`g` only, or not at all, let the personal loss train
     the extractor.) :math:`f` and :math:`g` travel, weighted by training examples. A client predicts with the sum
-    :math:`g(z) + h_i(z)`. Headline: accuracy after aggregation. ``train/local_loss`` is the mean of the two terms.
+    :math:`g(z) + h_i(z)`. Monitored: accuracy after aggregation. ``train/local_loss`` is the mean of the two terms.
 
     Beside it stands ``generic/test_accuracy`` on everybody's test data: that of :math:`g(z)` alone, the paper's G-FL. With the
     hypernetwork :math:`H` there is also ``everybody/test_accuracy``, of :math:`g + H(n)` with everybody's numbers n per class.
@@ -127,7 +127,7 @@ class FedRoD(FederatedModule):
 class RoDServer(Server):
     """Federated averaging whose state makes one model or two: the generic one, and the one with everybody's personal head."""
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """``generic``, and ``everybody`` where a hypernetwork travels: if its last layer is zero, its heads add nothing."""
         last = {name: torch.zeros_like(tensor) for name, tensor in self.state.items() if name.startswith("personal.2.")}
         return {"generic": Broadcast(self.state | last), **({"everybody": Broadcast(self.state)} if last else {})}

@@ -26,7 +26,7 @@ class FedRolex(HeteroFL):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those whose window covered it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
+        shapes = {width: self.shapes(width) for width in self.model_sizes if width is not None}
         # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
         # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.
         narrowest = self.shapes(1e-9)
@@ -42,7 +42,7 @@ class FedRolexServer(HeteroFLServer):
     """Rolls the window to the front, treats it as HeteroFL does, and rolls it back.
 
     Args:
-        *sizes: see :class:`CapacityServer`.
+        *sizes: see :class:`SizedServer`.
         shapes: see :class:`HeteroFLServer`.
         hidden: which dimensions of each tensor are hidden channels, and how many places of it each channel has.
     """
@@ -54,18 +54,18 @@ class FedRolexServer(HeteroFLServer):
         self.hidden = hidden
         self.start = 0
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Move the window to where it belongs in this round."""
-        super().open_round(round, cohort)
+        super().on_round_start(round, cohort)
         self.start = round - 1
 
-    def version(self, capacity: float | None) -> State:
+    def version(self, model_size: float | None) -> State:
         """The channels in the window."""
-        return self.state if capacity is None else leading(self.rolled(self.state, -self.start), self.shapes[capacity])
+        return self.state if model_size is None else leading(self.rolled(self.state, -self.start), self.shapes[model_size])
 
     def embed(self, update: ClientUpdate) -> State:
         """The whole rolls as the server's state does; what is smaller was cut from the rolled state."""
-        return self.rolled(update.state, -self.start) if self.capacity[update.client] is None else update.state
+        return self.rolled(update.state, -self.start) if self.model_size[update.client] is None else update.state
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge where the window is at the front; see :meth:`Server.aggregate`."""

@@ -23,7 +23,7 @@ class FML(TwinModule):
 
     each for its own network: what the other one says is a constant. KL is summed over the classes, the mean over the batch. Both
     gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
-    average; the personal network stays, and is what a client predicts with. Headline: accuracy after aggregation (it equals that
+    average; the personal network stays, and is what a client predicts with. Monitored: accuracy after aggregation (it equals that
     before).
 
     Args:

@@ -9,19 +9,19 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fed.core import ClientInfo, FederationError, Server, State
-from lightning_fed.methods.families.capacity import Assignment, CapacityModule, CapacityServer, default_sgd
+from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer, default_sgd
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
-class HeteroFL(CapacityModule):
+class HeteroFL(SizedModule):
     r"""Clients train narrower versions of the global network: the leading channels of every hidden layer.
 
     A client of width :math:`s` gets, of each hidden layer with :math:`K` channels, the first :math:`\mathrm{round}(sK)`, with about
     :math:`s^2` of all parameters. The server averages each entry over those who cover it, without regard to their amounts of data;
     entries that nobody covers in a round stay as they are. Batch norm is static, the loss masked and the activations of narrow
-    networks scaled up: see :class:`.CapacityModule` and :func:`lightning_fed.nn.scale_before_norms`.
+    networks scaled up: see :class:`.SizedModule` and :func:`lightning_fed.nn.scale_before_norms`.
 
     Readings. The authors round up; here, as in Table 2 of the FedHM paper, numbers of channels are rounded. The text of that
     paper says 0.64 and 0.35 where the sizes in the table are those of 0.62 (ResNet-18) and 0.40 (ResNet-34).
@@ -57,19 +57,19 @@ class HeteroFL(CapacityModule):
 
     def build(self) -> None:
         """The network in the client's width."""
-        width = self.client.capacity if self.client else None
+        width = self.client.model_size if self.client else None
         self.backbone = self.of_width(width)
         if self.scaler and width is not None:
             scale_before_norms(self.backbone, 1 / width)
 
-    def starting_from(self, network: State, what: str = "The network") -> Self:
+    def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """Refused: a network has one width."""
         raise FederationError(f"{what} has one width, but clients of {type(self).__name__} have several: leave init_from out.")
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """The network in the client's width."""
         factory, given = super().network_factory()
-        width = self.client.capacity if self.client else None
+        width = self.client.model_size if self.client else None
         return factory, given if width is None else given | {"width": own_width(factory) * width}
 
     def of_width(self, width: float | None) -> Backbone:
@@ -93,7 +93,7 @@ class HeteroFL(CapacityModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those who cover it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        shapes = {width: self.shapes(width) for width in self.capacities if width is not None}
+        shapes = {width: self.shapes(width) for width in self.model_sizes if width is not None}
         return HeteroFLServer(*self.sizes(clients), shapes=shapes)
 
 
@@ -102,11 +102,11 @@ def own_width(factory: Callable[..., nn.Module]) -> float:
     return float(getattr(factory, "keywords", {}).get("width", 1.0))
 
 
-class HeteroFLServer(CapacityServer):
+class HeteroFLServer(SizedServer):
     """Versions are the leading indices of every dimension.
 
     Args:
-        *sizes: see :class:`CapacityServer`.
+        *sizes: see :class:`SizedServer`.
         shapes: of the tensors, by width.
     """
 
@@ -116,9 +116,9 @@ class HeteroFLServer(CapacityServer):
         super().__init__(*sizes)
         self.shapes = shapes
 
-    def version(self, capacity: float | None) -> State:
+    def version(self, model_size: float | None) -> State:
         """The leading part; views, no copies."""
-        return self.state if capacity is None else leading(self.state, self.shapes[capacity])
+        return self.state if model_size is None else leading(self.state, self.shapes[model_size])
 
 
 def leading(state: State, shapes: Mapping[str, torch.Size]) -> State:

@@ -31,7 +31,7 @@ class HETLoRA(LoRAModule):
     ranks fade, by design.
 
     Ranks start at :math:`\lfloor r_{min} + (r_{max} - r_{min})(k - 1) / M \rfloor`, k = 1…M, the rule of PF2LoRA's paper, which
-    reproduces its parameter counts; HETLoRA's own draws them at random. Headline: accuracy after aggregation, each client's
+    reproduces its parameter counts; HETLoRA's own draws them at random. Monitored: accuracy after aggregation, each client's
     truncated adapter on its own test data; ``global/…`` is the one of rank ``r_max``.
 
     Args:
@@ -68,11 +68,11 @@ class HETLoRA(LoRAModule):
 
     def rank(self) -> int:
         """The client's rank; the server's is the largest."""
-        return self.r_max if self.client is None or self.client.capacity is None else int(self.client.capacity)
+        return self.r_max if self.client is None or self.client.model_size is None else int(self.client.model_size)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The client's rank."""
-        return client.capacity if client else None
+        return client.model_size if client else None
 
     def kept_rank(self) -> int:
         """Rank without the tail."""
@@ -144,7 +144,7 @@ class HETLoRAServer(Server):
         rank = self.ranks[client.id]
         return Broadcast(truncated(self.state, rank), rank)
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """What the client was sent, less the tail that it dropped.
 
         Raises:

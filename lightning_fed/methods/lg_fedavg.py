@@ -25,7 +25,7 @@ class LGFedAvg(FederatedModule):
     Everything is trained together, for ``epochs`` epochs; the last layers travel and are averaged with equal weights, as in the
     authors' code. That code names the shared layers by their position and so, for its CIFAR network, shares the convolutions
     instead; here they are the last ones, as the paper says. The authors start from a model that FedAvg trained; this starts from
-    scratch, as the comparisons of later papers do. Headline: accuracy after aggregation.
+    scratch, as the comparisons of later papers do. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the clients' networks, which must be equal in the layers that they share.

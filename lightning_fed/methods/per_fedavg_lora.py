@@ -25,7 +25,7 @@ class PerFedAvgLoRA(LoRAModule):
     2. :math:`G = [I - \alpha \nabla^2 F(x; D'')]\, \nabla F(\tilde x; D')`.
     3. AdamW steps x along G.
 
-    The adapter and the head are averaged with equal weights. Nothing is private between rounds but AdamW's moments. Headline: the
+    The adapter and the head are averaged with equal weights. Nothing is private between rounds but AdamW's moments. Monitored: the
     adapted model, one step of rate :math:`\alpha` on a batch of the client's own training data (``adapted_accuracy``); the model as
     it was sent is reported too (``accuracy``). PF2LoRA's paper does not say which of them it reports.
 
@@ -61,9 +61,9 @@ class PerFedAvgLoRA(LoRAModule):
         self.batches_per_step = batches
         self._values: State = {}  # of the adapted model that is measured
 
-    def choose_headline(self) -> str:
+    def choose_monitor(self) -> str:
         """That of the adapted model."""
-        return f"adapted_{super().choose_headline()}"
+        return f"adapted_{super().choose_monitor()}"
 
     def attach(self) -> None:
         """The adapter, on a network that can be differentiated as often as needed."""
@@ -79,16 +79,16 @@ class PerFedAvgLoRA(LoRAModule):
         chained = exact and curvature is support
         adapted = self.adapted(point, support, graph=chained)
         loss = self.loss_at(adapted, query)
-        slopes = gradients(loss, (point if chained else adapted).values())
+        grads = gradients(loss, (point if chained else adapted).values())
         if exact and not chained:
             flat = gradients(self.loss_at(point, curvature), point.values(), graph=True)
-            inner = torch.stack([(slope * g).sum() for slope, g in zip(flat, slopes, strict=True)]).sum()
-            slopes = [g - self.adaptation_lr * h for g, h in zip(slopes, gradients(inner, point.values()), strict=True)]
+            inner = torch.stack([(grad * g).sum() for grad, g in zip(flat, grads, strict=True)]).sum()
+            grads = [g - self.adaptation_lr * h for g, h in zip(grads, gradients(inner, point.values()), strict=True)]
         elif self.hessian == "finite_difference":
-            product = self.gradient_difference(point, slopes, self.delta, curvature)
-            slopes = [g - self.adaptation_lr * h for g, h in zip(slopes, product, strict=True)]
-        for parameter, slope in zip(self.trainable(), slopes, strict=True):
-            parameter.grad = slope.detach()
+            product = self.gradient_difference(point, grads, self.delta, curvature)
+            grads = [g - self.adaptation_lr * h for g, h in zip(grads, product, strict=True)]
+        for parameter, grad in zip(self.trainable(), grads, strict=True):
+            parameter.grad = grad.detach()
         return loss.detach()
 
     def learnable(self) -> State:
@@ -98,8 +98,8 @@ class PerFedAvgLoRA(LoRAModule):
 
     def adapted(self, point: State, batch: Any, graph: bool = False) -> State:
         """One step of gradient descent from a point."""
-        slopes = gradients(self.loss_at(point, batch), point.values(), graph)
-        stepped = {name: x - self.adaptation_lr * g for (name, x), g in zip(point.items(), slopes, strict=True)}
+        grads = gradients(self.loss_at(point, batch), point.values(), graph)
+        stepped = {name: x - self.adaptation_lr * g for (name, x), g in zip(point.items(), grads, strict=True)}
         return stepped if graph else {name: tensor.detach().requires_grad_() for name, tensor in stepped.items()}
 
     # ------------------------------------------------------------------------------------------------------------ measuring

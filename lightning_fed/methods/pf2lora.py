@@ -29,7 +29,7 @@ class PF2LoRA(LoRAModule):
     3. AdamW steps x along G; then :math:`y \leftarrow y^+`.
 
     The minus sign is that of eq. (4), Algorithm 1 and the lemmas; eq. (6) of the paper has a plus by mistake. The head belongs to
-    x. Headline: accuracy after aggregation, averaged x with the client's own y.
+    x. Monitored: accuracy after aggregation, averaged x with the client's own y.
 
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` where
@@ -103,8 +103,8 @@ class PF2LoRA(LoRAModule):
         one_graph = exact and mixed is lower and upper_private is upper
         if self.hypergradient == "none":
             loss = self.loss_at(private, lower)
-            slopes = gradients(loss, [*common, *private.values()])
-            gradient, stepped = slopes[: len(common)], self._step(private, slopes[len(common) :])
+            grads = gradients(loss, [*common, *private.values()])
+            gradient, stepped = grads[: len(common)], self._step(private, grads[len(common) :])
         else:
             stepped = self._step(private, gradients(self.loss_at(private, lower), private.values(), graph=one_graph))
             if not one_graph:
@@ -113,27 +113,27 @@ class PF2LoRA(LoRAModule):
             if one_graph or self.hypergradient == "first_order":
                 gradient = gradients(loss, common)  # through step 1 if its graph was kept
             else:
-                slopes = gradients(loss, [*common, *stepped.values()])
-                gradient, direction = slopes[: len(common)], slopes[len(common) :]
+                grads = gradients(loss, [*common, *stepped.values()])
+                gradient, direction = grads[: len(common)], grads[len(common) :]
                 if upper_private is not upper:
                     direction = gradients(self.loss_at(stepped, upper_private), stepped.values())
                 product = self._mixed_exact if exact else self._mixed_difference
-                for slope, term in zip(gradient, product(private, direction, mixed), strict=True):
-                    slope -= self.client_lr * term
-        for parameter, slope in zip(common, gradient, strict=True):
-            parameter.grad = slope.detach()
+                for grad, term in zip(gradient, product(private, direction, mixed), strict=True):
+                    grad -= self.client_lr * term
+        for parameter, grad in zip(common, gradient, strict=True):
+            parameter.grad = grad.detach()
         with torch.no_grad():
             for name, parameter in adapter.items():
                 parameter.copy_(stepped[name])
         return loss.detach()
 
-    def _step(self, private: State, slopes: Sequence[Tensor]) -> State:
-        return {name: tensor - self.client_lr * slope for (name, tensor), slope in zip(private.items(), slopes, strict=True)}
+    def _step(self, private: State, grads: Sequence[Tensor]) -> State:
+        return {name: tensor - self.client_lr * grad for (name, tensor), grad in zip(private.items(), grads, strict=True)}
 
     def _mixed_exact(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
         r""":math:`\nabla_x \langle \nabla_y F(x, y), v \rangle`."""
-        slopes = gradients(self.loss_at(private, batch), private.values(), graph=True)
-        inner = torch.stack([(slope * v).sum() for slope, v in zip(slopes, direction, strict=True)]).sum()
+        grads = gradients(self.loss_at(private, batch), private.values(), graph=True)
+        inner = torch.stack([(grad * v).sum() for grad, v in zip(grads, direction, strict=True)]).sum()
         return gradients(inner, self.phase.parameters)
 
     def _mixed_difference(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:

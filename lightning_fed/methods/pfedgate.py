@@ -50,7 +50,7 @@ class PFedGate(KeepsGlobalParameters):
     server fills in the rest, averages, weighted by training examples, and sends all. The gate stays.
 
     Importance and scale are means over a batch: what is predicted for an example depends on the others in its batch, also when it
-    is measured, with the gate in eval mode. Headline: accuracy after aggregation.
+    is measured, with the gate in eval mode. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network of every client.
@@ -71,7 +71,7 @@ class PFedGate(KeepsGlobalParameters):
     """
 
     flops_on_meta = False  # which blocks are kept depends on numbers
-    payload_varies = True
+    dynamic_payload = True
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class PFedGate(KeepsGlobalParameters):
 
     def after_training(self, reviewed: State) -> None:
         """Find the blocks that have moved."""
-        before = {name.removeprefix(PREFIX): tensor for name, tensor in self.received.items()}
+        before = {name.removeprefix(PREFIX): tensor for name, tensor in self.global_parameters.items()}
         self._moved = self.blocks.moved(self.learning(), before)
 
     def learning(self) -> dict[str, nn.Parameter]:
@@ -218,7 +218,7 @@ class GateServer(Server):
         self.blocks = blocks
         self.total = total
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """As many values as the mask has blocks, and buffers as they were sent."""
         mask = torch.empty(-(-len(self.blocks) // 8), dtype=torch.uint8, device="meta")
         came = update.state.get(MOVED)

@@ -31,7 +31,7 @@ class PFedLoRA(FederatedModule):
     Readings of the paper. It weights by :math:`n_k/n` with :math:`n` over all clients while summing over the participants, which
     would shrink the adapter; here the weights sum to 1 over the participants. Its equations cut after the convolutions (``cut:
     conv``), its experiments after the first linear layer (homogeneous) or the second (heterogeneous): the default. Bias and
-    activation of the adapter are not stated; see ``adapter``. Headline: accuracy after aggregation (it equals that before).
+    activation of the adapter are not stated; see ``adapter``. Monitored: accuracy after aggregation (it equals that before).
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
@@ -41,8 +41,8 @@ class PFedLoRA(FederatedModule):
             version); 1 is exactly Standalone for the networks.
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
             homogeneous CNNs; ``"conv"``, behind the convolutions, as in the paper's equations, for CNNs with equally many filters.
-        adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorised"``: Linear(d, h)
-            without bias → Linear(h, C), no activation, a rank-h factorisation of one d × C matrix; Gaussian first factor of
+        adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorized"``: Linear(d, h)
+            without bias → Linear(h, C), no activation, a rank-h factorization of one d × C matrix; Gaussian first factor of
             standard deviation 1/√h, zero second with zero bias, as in LoRA, so that at first all its logits are 0.
         adapter_bias: whether the adapter's layers have biases (the first factor never has one).
         optimizer: of the network. Default: SGD, lr 0.01.
@@ -61,7 +61,7 @@ class PFedLoRA(FederatedModule):
         hidden_dim: PositiveInt = 60,
         mu: ClosedUnitInterval = 0.9,
         cut: str = "features",
-        adapter: Literal["reduction", "factorised"] = "reduction",
+        adapter: Literal["reduction", "factorized"] = "reduction",
         adapter_bias: bool = True,
         optimizer: OptimizerCallable = default_optimizer,
         adapter_optimizer: OptimizerCallable | None = None,
@@ -136,7 +136,7 @@ class PFedLoRA(FederatedModule):
 
 
 def build_adapter(
-    in_dim: int, hidden_dim: int, num_classes: int, kind: Literal["reduction", "factorised"], bias: bool
+    in_dim: int, hidden_dim: int, num_classes: int, kind: Literal["reduction", "factorized"], bias: bool
 ) -> nn.Sequential:
     """The shared branch: representation ``(B, in_dim)`` to logits ``(B, num_classes)``; see :class:`PFedLoRA`."""
     if kind == "reduction":

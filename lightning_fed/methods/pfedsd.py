@@ -29,7 +29,7 @@ class PFedSD(FederatedModule):
 
     A client that takes part for the first time has no teacher and trains as in FedAvg. What travels, and how it is merged, is
     FedAvg's. A client predicts with :math:`v_k`, one that never took part with the server's model; the server's model is measured
-    as ``global``. The logged loss includes the distillation. Headline: accuracy after aggregation; it equals that before.
+    as ``global``. The logged loss includes the distillation. Monitored: accuracy after aggregation; it equals that before.
 
     Args:
         backbone: the network that every client trains.
@@ -81,7 +81,7 @@ class PFedSD(FederatedModule):
         """The network travels; the personal model stays."""
         return {name for name in super().shared_names() if name != "trained" and not name.startswith("personal.")}
 
-    def copied_names(self) -> dict[str, str]:
+    def initialized_from(self) -> dict[str, str]:
         """The personal model is the server's until it has been trained."""
         names = self.backbone.state_dict()
         return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}

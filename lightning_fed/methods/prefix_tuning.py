@@ -28,11 +28,11 @@ class PrefixTuning(GroupTuning):
     trained nor sent. Exported are :math:`P_K` and :math:`P_V`; the maps are dropped.
 
     ``4 * d * hidden`` values are trained per block; on ViT-S (12 blocks, d = 384) 73,728 with ``hidden`` 4: FedHM's budget. Without
-    reparametrisation :math:`P_K` and :math:`P_V` themselves are trained, ``2 * length * d`` values per block. Li and Liang have one
+    reparametrization :math:`P_K` and :math:`P_V` themselves are trained, ``2 * length * d`` values per block. Li and Liang have one
     MLP with biases for all blocks, and embeddings that are trained.
 
     peft's prefix tuning hands keys and values over as those of earlier tokens, which a vision transformer cannot take; the
-    library's own is an attention function of transformers, on top of ``sdpa``. Groups and headline: see
+    library's own is an attention function of transformers, on top of ``sdpa``. Groups and monitored metric: see
     :class:`.GroupTuning`.
 
     Args:
@@ -41,7 +41,7 @@ class PrefixTuning(GroupTuning):
         hidden: hidden dimensions of the maps; client ``k`` has entry ``k mod len(list)``. FedHM's experiments: 4, 8, 16, 32.
         length: tokens of the prefix; 0 is the plain network. FedHM does not say. 32, its largest ``hidden``: beyond ``length``,
             a larger hidden dimension adds nothing that P could be.
-        reparametrise: whether :math:`P_K` and :math:`P_V` come from maps. If not, ``hidden`` is not used, and has one entry.
+        reparametrize: whether :math:`P_K` and :math:`P_V` come from maps. If not, ``hidden`` is not used, and has one entry.
         **kwargs: see :class:`.GroupTuning`. FedHM's experiments: Adam, lr 2e-3, one epoch, batches of 64.
     """
 
@@ -51,17 +51,17 @@ class PrefixTuning(GroupTuning):
         num_classes: PositiveInt | None = None,
         hidden: Sequence[PositiveInt] = (4,),
         length: NonNegativeInt = 32,
-        reparametrise: bool = True,
+        reparametrize: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, sizes=hidden, num_classes=num_classes, **kwargs)
-        if not reparametrise and len(hidden) > 1:
+        if not reparametrize and len(hidden) > 1:
             raise FederationError(
-                f"hidden is {list(hidden)} with reparametrise false, which has no hidden dimension: leave hidden out, or set "
-                "reparametrise."
+                f"hidden is {list(hidden)} with reparametrize false, which has no hidden dimension: leave hidden out, or set "
+                "reparametrize."
             )
         self.length = length
-        self.reparametrise = reparametrise
+        self.reparametrize = reparametrize
 
     def attach(self) -> None:
         """A prefix in the attention of every block."""
@@ -73,18 +73,18 @@ class PrefixTuning(GroupTuning):
         shape, std = (self.length, config.hidden_size), config.initializer_range
         for block in self.blocks("attention.k_proj", "attention.v_proj"):
             block.get_submodule("attention").prefix = (
-                ReparametrisedPrefix(*shape, self.size())
-                if self.reparametrise
+                ReparametrizedPrefix(*shape, self.size())
+                if self.reparametrize
                 else Prefix(std * torch.randn(shape), std * torch.randn(shape))
             )
         AttentionInterface.register(ATTENTION, attend)
         self.backbone.network.set_attn_implementation(ATTENTION)
 
     def export_state(self, private: bool = True) -> State:
-        """The state dict as it is without reparametrisation, with the same outputs."""
+        """The state dict as it is without reparametrization, with the same outputs."""
         state = super().export_state(private)
         for name, prefix in self.named_modules():
-            if isinstance(prefix, ReparametrisedPrefix):
+            if isinstance(prefix, ReparametrizedPrefix):
                 for part in prefix.state_dict():
                     del state[f"{name}.{part}"]
                 state[f"{name}.keys"], state[f"{name}.values"] = prefix()
@@ -109,7 +109,7 @@ class Prefix(nn.Module):
         return self.keys, self.values
 
 
-class ReparametrisedPrefix(nn.Module):
+class ReparametrizedPrefix(nn.Module):
     """Keys and values that maps make of fixed embeddings.
 
     Args:

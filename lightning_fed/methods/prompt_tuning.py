@@ -25,7 +25,7 @@ class PromptTuning(GroupTuning):
     384): FedHM's budget. p = 0 is the plain network.
 
     peft's prompt tuning puts its tokens before embedded texts and needs a vocabulary, which a network of images has not; these are
-    the library's own. Groups and headline: see :class:`.GroupTuning`.
+    the library's own. Groups and monitored metric: see :class:`.GroupTuning`.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.

@@ -42,7 +42,7 @@ class SCAFFOLD(KeepsGlobalParameters):
     \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the
     mean of all their :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the
     first round is FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged
-    as in FedAvg, whatever :math:`\eta_g` is, and have no control. Headline: accuracy after aggregation.
+    as in FedAvg, whatever :math:`\eta_g` is, and have no control. Monitored: accuracy after aggregation.
 
     Args:
         backbone: the network that every client trains.
@@ -71,7 +71,7 @@ class SCAFFOLD(KeepsGlobalParameters):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.option = option
         self.server_lr = server_lr
-        self.way = 0.0  # the sum of the learning rates of the steps since the broadcast
+        self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
             check_plain_sgd(optimizer, self.gradient_clip)
 
@@ -96,7 +96,7 @@ class SCAFFOLD(KeepsGlobalParameters):
     def load_payload(self, payload: State) -> None:
         """Take :math:`c`."""
         self.control.update({name.removeprefix(CONTROL): tensor for name, tensor in payload.items()})
-        self.way = 0.0
+        self.total_lr = 0.0
 
     # --------------------------------------------------------------------------------------------------------- the training
 
@@ -113,20 +113,20 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Add up the learning rates."""
-        self.way += optimizer.param_groups[0]["lr"]
+        self.total_lr += optimizer.param_groups[0]["lr"]
 
-    def review_step(self, batch: Any) -> State:
+    def post_training_step(self, batch: Any) -> State:
         """Option I: the gradient at x of a batch, summed over its examples."""
         if self.option == "II":
             return {}
         with torch.enable_grad(), self._as_received() as point:
-            slopes = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
+            grads = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
         size = len(self.unpack(batch)[1])
         examples = torch.tensor(float(size), device=self.device)
-        return {"examples": examples, **{name: size * slope for name, slope in zip(point, slopes, strict=True)}}
+        return {"examples": examples, **{name: size * grad for name, grad in zip(point, grads, strict=True)}}
 
     @property
-    def reviews(self) -> bool:
+    def has_post_training_step(self) -> bool:
         """With option I."""
         return self.option == "I"
 
@@ -139,7 +139,7 @@ class SCAFFOLD(KeepsGlobalParameters):
             if self.option == "I":
                 after = reviewed[name] / reviewed["examples"]
             else:
-                after = before - control + (self.received[name] - now) / self.way if self.way else before.clone()
+                after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
             control.copy_(after - before)
             before.copy_(after)
 
@@ -154,7 +154,7 @@ class SCAFFOLD(KeepsGlobalParameters):
         now = {name: p.detach().clone() for name, p in own.items()}
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(self.received[name])
+                parameter.copy_(self.global_parameters[name])
         yield own
         with torch.no_grad():
             for name, parameter in own.items():

@@ -14,7 +14,7 @@ from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationEr
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.nn.factorise import Spectrum
+from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
 
 Base = Literal["original", "residual"]
@@ -42,7 +42,7 @@ class SLoRA(LoRAModule):
     trained, is so in both stages. A random sparse matrix is far from low rank: ``server/energy``, in the round that ends the first
     stage, is the part :math:`\lVert s BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that survives, over all matrices together.
 
-    Headline: accuracy of the global model on everybody's test data.
+    Monitored: accuracy of the global model on everybody's test data.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -60,7 +60,7 @@ class SLoRA(LoRAModule):
     """
 
     weighting = "examples"
-    headline_model = "global"
+    monitor_model = "global"
     mask_seed: Tensor
 
     def __init__(
@@ -85,11 +85,11 @@ class SLoRA(LoRAModule):
     @property
     def sparse(self) -> bool:
         """Whether this is a model of the first stage. Who has no server is in the second."""
-        return self.client is not None and self.client.capacity is not None
+        return self.client is not None and self.client.model_size is not None
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The stage, which is a capacity: the density in the first, none in the second."""
-        return client.capacity if client else None
+        """The stage, which is a model_size: the density in the first, none in the second."""
+        return client.model_size if client else None
 
     def adapted_layers(self) -> list[str] | str | None:
         """All four projections of attention by default."""
@@ -202,15 +202,15 @@ class SLoRAServer(Server):
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The stage's model."""
-        return self.models()["global"]
+        return self.global_models()["global"]
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """``global``, the stage's model."""
         if self.sparse:
             return {"global": Broadcast(self.trained(), self.density)}
         return {"global": Broadcast(self.state if self.residual else self.trained())}
 
-    def expected(self, update: ClientUpdate, sent: Broadcast) -> State:
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """What is trained in this stage: a residual base is sent, and does not come back."""
         return self.trained()
 

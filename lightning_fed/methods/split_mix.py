@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State
-from lightning_fed.methods.families.capacity import Assignment, CapacityModule, CapacityServer
+from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import BackboneFactory, Transformer, backbone_of
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -21,7 +21,7 @@ def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
-class SplitMix(CapacityModule):
+class SplitMix(SizedModule):
     r"""Several independent narrow networks; a client trains as many as it can, and a prediction mixes as many as one likes.
 
     The server holds ``bases`` networks. In a round, a client with a budget of k gets k of them: one from a queue of all networks,
@@ -29,9 +29,9 @@ class SplitMix(CapacityModule):
     cross-entropy and gradients; then one step is done for all. The server averages each network over the clients that trained it;
     the others stay as they are. A prediction is the mean of the logits, for a client over the first k networks.
 
-    Headline: accuracy of the full ensemble on everybody's test data, beside ``mix_<k>/test_accuracy`` of every smaller one. The
+    Monitored: accuracy of the full ensemble on everybody's test data, beside ``mix_<k>/test_accuracy`` of every smaller one. The
     full ensemble is about as large as one wide network and never equal to it. Batch norm is static and the loss masked: see
-    :class:`.CapacityModule`. (The authors mask what is absent from the batch, here it is what is absent from
+    :class:`.SizedModule`. (The authors mask what is absent from the batch, here it is what is absent from
     the client.) They weight by amounts of data; FedHM's experiments by 1, as here.
 
     Args:
@@ -67,9 +67,9 @@ class SplitMix(CapacityModule):
                 f"SplitMix trains {bases} networks that start from different weights, but got one, a {type(backbone).__name__}: "
                 "give its class or a function that builds it."
             )
-        self.capacities = [None if budget == bases else budget for budget in budgets]
+        self.model_sizes = [None if budget == bases else budget for budget in budgets]
 
-    def starting_from(self, network: State, what: str = "The network") -> Self:
+    def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """Refused: networks that begin alike would stay alike."""
         raise FederationError(
             f"{what} is one, but SplitMix trains networks that start from different weights: leave init_from out."
@@ -77,7 +77,7 @@ class SplitMix(CapacityModule):
 
     def build(self) -> None:
         """As many networks as the client trains."""
-        budget = self.client.capacity if self.client else None
+        budget = self.client.model_size if self.client else None
         [factory] = self.backbone_factories
         self.bases = nn.ModuleList(
             backbone_of(factory, self.num_classes) for _ in range(self.num_bases if budget is None else int(budget))
@@ -111,11 +111,11 @@ class SplitMix(CapacityModule):
         return SplitMixServer(*self.sizes(clients), bases=self.num_bases)
 
 
-class SplitMixServer(CapacityServer):
+class SplitMixServer(SizedServer):
     """Says who trains which networks.
 
     Args:
-        *sizes: see :class:`CapacityServer`; here numbers of networks.
+        *sizes: see :class:`SizedServer`; here numbers of networks.
         bases: how many networks there are.
     """
 
@@ -127,9 +127,9 @@ class SplitMixServer(CapacityServer):
         self.key = int(torch.randint(2**31, ()))
         self.assigned: dict[int, list[int]] = {}
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Give each participant the next network of the queue and others at random."""
-        super().open_round(round, cohort)
+        super().on_round_start(round, cohort)
         self.assigned = {}
         for turn, client in enumerate(cohort, start=(round - 1) * len(cohort)):
             cycle, place = divmod(turn, self.bases)
@@ -144,29 +144,29 @@ class SplitMixServer(CapacityServer):
         return np.random.default_rng([self.key, cycle]).permutation(self.bases).tolist()
 
     def _budget(self, client: int) -> int:
-        capacity = self.capacity[client]
-        return self.bases if capacity is None else int(capacity)
+        model_size = self.model_size[client]
+        return self.bases if model_size is None else int(model_size)
 
-    def version(self, capacity: float | None) -> State:
+    def version(self, model_size: float | None) -> State:
         """The first networks."""
-        return self.state if capacity is None else renamed(self.state, {k: k for k in range(int(capacity))})
+        return self.state if model_size is None else renamed(self.state, {k: k for k in range(int(model_size))})
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The networks that the client was given, in its order."""
         places = {base: place for place, base in enumerate(self.assigned[client.id])}
-        return Broadcast(renamed(self.state, places), self.capacity[client.id])
+        return Broadcast(renamed(self.state, places), self.model_size[client.id])
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The first networks, as many as the client can hold."""
-        capacity = self.capacity[client.id]
-        return self._with_statistics(Broadcast(self.version(capacity), capacity))
+        model_size = self.model_size[client.id]
+        return self._with_statistics(Broadcast(self.version(model_size), model_size))
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """``global``, all networks, and the first k for every smaller k."""
         mixes = {f"{self.version_name}_{k}": Broadcast(self.version(k), k) for k in range(1, self.bases)}
         return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.state), **mixes}.items()}
 
-    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+    def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:
         """Statistics of all networks; those of the first k are a part of them."""
         statistics = statistics_of(Broadcast(self.state))
         self._statistics = {None: statistics}

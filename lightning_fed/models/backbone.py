@@ -21,7 +21,7 @@ class Backbone(nn.Module, ABC):
     :attr:`head` and implements :meth:`encode` for the default cut ``"features"``, the input of the head.
 
     Some methods ask for more. A network that can be made narrower takes ``width`` (1: as it is) as an argument and multiplies
-    all hidden numbers of channels by it. One that can be factorised names the layers in :attr:`factorisable`.
+    all hidden numbers of channels by it. One that can be factorized names the layers in :attr:`factorizable`.
 
     Attributes:
         head: the classifier, ``Linear(feature_dim, num_classes)``.
@@ -30,8 +30,8 @@ class Backbone(nn.Module, ABC):
     head: nn.Linear
 
     @property
-    def factorisable(self) -> list[str]:
-        """Names of the layers that low-rank versions of the network factorise. Default: none."""
+    def factorizable(self) -> list[str]:
+        """Names of the layers that low-rank versions of the network factorize. Default: none."""
         return []
 
     def last_layers(self, count: int) -> set[str]:

@@ -39,7 +39,7 @@ class TransformerLM(Transformer):
 
     auto_class = "AutoModelForCausalLM"
     measures = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "perplexity")
-    less_is_better = ("ter",)
+    lower_is_better = ("ter",)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TransformerLM(Transformer):
         labels = inputs.pop("labels")
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
-    def metrics(self, headline: str) -> dict[str, Metric]:
+    def metrics(self, monitor: str) -> dict[str, Metric]:
         """Perplexity of the targets."""
         return {"perplexity": PerplexityOfClasses(ignore_index=IGNORED)}
 

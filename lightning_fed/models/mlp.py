@@ -32,7 +32,7 @@ class MLP(Backbone):
         self.head = nn.Linear(sizes[-1], num_classes)
 
     @property
-    def factorisable(self) -> list[str]:
+    def factorizable(self) -> list[str]:
         return [f"hidden.{place}" for place in range(len(self.hidden))]
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:

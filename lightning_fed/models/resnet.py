@@ -41,10 +41,10 @@ class ShallowResNet(Backbone):
             *(_block(i, o, stride=1 if k == 0 else 2) for k, (i, o) in enumerate(zip(inputs, widths, strict=True)))
         )
         self.head = nn.Linear(widths[-1], num_classes)
-        _initialise(self)
+        _initialize(self)
 
     @property
-    def factorisable(self) -> list[str]:
+    def factorizable(self) -> list[str]:
         """Names of the 3×3 convolutions of all blocks but the first."""
         return [f"stages.{stage}.{conv}" for stage in range(1, len(self.stages)) for conv in ("conv1", "conv2")]
 
@@ -94,10 +94,10 @@ class SmallImageResNet(Backbone):
         self.stages = nn.Sequential(*built)
         self.head = nn.Linear(widths[-1], num_classes)
         self._low_rank_blocks = [f"stages.{stage}.{k}" for stage, count in enumerate(blocks) for k in range(count)][full_rank:]
-        _initialise(self)
+        _initialize(self)
 
     @property
-    def factorisable(self) -> list[str]:
+    def factorizable(self) -> list[str]:
         """Names of the 3×3 convolutions behind the leading blocks. Never the stem, a shortcut or the head."""
         return [f"{block}.{conv}" for block in self._low_rank_blocks for conv in ("conv1", "conv2")]
 
@@ -148,7 +148,7 @@ def _block(in_channels: int, out_channels: int, stride: int) -> BasicBlock:
     return BasicBlock(in_channels, out_channels, stride, shortcut)
 
 
-def _initialise(network: nn.Module) -> None:
+def _initialize(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

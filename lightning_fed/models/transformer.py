@@ -57,9 +57,9 @@ class Transformer(nn.Module):
     """The class of transformers that loads a model for the task."""
 
     measures: tuple[str, ...]
-    """Names of the metrics that can be the headline, the usual one first."""
+    """Names of the metrics that can be the monitored metric, the usual one first."""
 
-    less_is_better: tuple[str, ...] = ()
+    lower_is_better: tuple[str, ...] = ()
     """Those of them of which less is better, where the data score them."""
 
     projections: tuple[str, str, str, str] | None = None
@@ -127,8 +127,8 @@ class Transformer(nn.Module):
         logits: Tensor = self.network(**{name: tensor for name, tensor in inputs.items() if name != EXAMPLE}).logits
         return logits
 
-    def metrics(self, headline: str) -> dict[str, Metric]:
-        """What is measured on logits and targets, batch by batch; ``headline`` says which of :attr:`measures` is used."""
+    def metrics(self, monitor: str) -> dict[str, Metric]:
+        """What is measured on logits and targets, batch by batch; ``monitor`` says which of :attr:`measures` is used."""
         return {}
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor | None:
@@ -232,10 +232,10 @@ class TransformerClassifier(Transformer):
         logits: Tensor = self.network(inputs).logits if isinstance(inputs, Tensor) else super().forward(inputs)
         return logits
 
-    def metrics(self, headline: str) -> dict[str, Metric]:
-        """Accuracy, and the headline where it is another: F1 as GLUE scores MRPC and QQP, or Matthews' correlation."""
+    def metrics(self, monitor: str) -> dict[str, Metric]:
+        """Accuracy, and the monitored metric where it is another: F1 as GLUE scores MRPC and QQP, or Matthews' correlation."""
         known = TASKS["multiclass"].measures
-        return {name: known[name](self.num_classes) for name in dict.fromkeys(("accuracy", headline)) if name in known}
+        return {name: known[name](self.num_classes) for name in dict.fromkeys(("accuracy", monitor)) if name in known}
 
 
 class PretrainedName(str):

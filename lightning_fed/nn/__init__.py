@@ -2,7 +2,7 @@
 
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.nn.factorise import Energy, FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
+from lightning_fed.nn.factorize import Energy, FactorizedConv2d, FactorizedLinear, Spectrum, factorize, frobenius_decay
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
 from lightning_fed.nn.low_rank import LowRankDelta, decompose
 from lightning_fed.nn.masked_loss import mask_absent
@@ -13,15 +13,15 @@ from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistic
 __all__ = [
     "BufferDict",
     "Energy",
-    "FactorisedConv2d",
-    "FactorisedLinear",
+    "FactorizedConv2d",
+    "FactorizedLinear",
     "JointOptimizer",
     "LowRankDelta",
     "Spectrum",
     "StatisticsPass",
     "decompose",
     "divergence",
-    "factorise",
+    "factorize",
     "frobenius_decay",
     "half_squared_distance",
     "jointly",

@@ -22,7 +22,7 @@ def learn_in_float32(network: nn.Module) -> None:
     learning = {id(p) for p in widened}
     layers = [layer for layer in network.modules() if not learning.isdisjoint(map(id, layer.parameters(recurse=False)))]
     for layer in layers:
-        for name, buffer in layer.named_buffers(recurse=False):  # statistics, of what is normalised
+        for name, buffer in layer.named_buffers(recurse=False):  # statistics, of what is normalized
             if buffer.dtype in HALF:
                 setattr(layer, name, buffer.float())
         if any(p.dtype in HALF for p in network.parameters()):

@@ -18,7 +18,7 @@ def running_statistics(module: nn.Module) -> set[str]:
 class StatisticsPass(L.LightningModule):
     """One pass over data that leaves each batch-norm layer with the plain mean over the batches of their mean and variance.
 
-    Batches are normalised by their own statistics, as in training; variances are unbiased; everything else is in eval mode. This
+    Batches are normalized by their own statistics, as in training; variances are unbiased; everything else is in eval mode. This
     is not the pooled variance: how the means of batches differ is left out. ``Trainer.predict`` runs it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Switchable normalisation of images (Luo et al., ICLR 2019, https://arxiv.org/abs/1806.10779)."""
+"""Switchable normalization of images (Luo et al., ICLR 2019, https://arxiv.org/abs/1806.10779)."""
 
 import torch
 from torch import Tensor, nn

@@ -49,9 +49,11 @@ class Checkpoint:
         return {client: one.server for own in self.entries.values() for client, one in own.items() if one.server is not None}
 
     @property
-    def since(self) -> dict[int, int]:
+    def last_rounds(self) -> dict[int, int]:
         """Round of each client's last fit turn that was merged."""
-        return {client: one.since for own in self.entries.values() for client, one in own.items() if one.since is not None}
+        return {
+            client: one.last_round for own in self.entries.values() for client, one in own.items() if one.last_round is not None
+        }
 
     @property
     def lost(self) -> list[int]:
@@ -89,7 +91,7 @@ class Checkpoints:
         self.keep = keep
         self._round = continued.manifest.round if continued else 0  # of the last checkpoint
         self._names = dict(continued.manifest.index) if continued else {}  # its index
-        self._since = continued.since if continued else {}
+        self._last_rounds = continued.last_rounds if continued else {}
         self._changed: set[int] = set()  # index files that are to be written
         self._kept: dict[int, Manifest] = {}  # checkpoints that are there, by round
         self._later: dict[int, Manifest | None] = {}  # those that go when there is a new one; None if damaged
@@ -103,7 +105,7 @@ class Checkpoints:
         history: list[Metrics],
         server: State,
         store: ClientStore,
-        since: Mapping[int, int],
+        last_rounds: Mapping[int, int],
         best: Best | None = None,
         kept: ClientStore | None = None,
         settings: Mapping[str, Setting] | None = None,
@@ -119,7 +121,7 @@ class Checkpoints:
             history: the metrics of every round so far.
             server: the server's state.
             store: the private states.
-            since: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
+            last_rounds: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
             kept: what the server keeps for each client, in the folder of the private states.
             settings: see :class:`Manifest`.
@@ -133,7 +135,7 @@ class Checkpoints:
         remove(aside)
         try:
             aside.mkdir(parents=True)
-            self._write_index(store, since, kept)
+            self._write_index(store, last_rounds, kept)
             written = write_state(aside / SERVER_FILE, server)
             rows, names = history[self._round - round :], dict(self._names)
             manifest = Manifest(round, identity, threads, written, names, rows, best, target, reached or {}, dict(settings or {}))
@@ -290,14 +292,14 @@ class Checkpoints:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
 
-    def _write_index(self, store: ClientStore, since: Mapping[int, int], kept: ClientStore | None) -> None:
+    def _write_index(self, store: ClientStore, last_rounds: Mapping[int, int], kept: ClientStore | None) -> None:
         """Write all states, and the index files that change thereby."""
-        self._since |= since
-        self._changed.update(map(number_of, {*store.flush(), *(kept.flush() if kept is not None else ()), *since}))
+        self._last_rounds |= last_rounds
+        self._changed.update(map(number_of, {*store.flush(), *(kept.flush() if kept is not None else ()), *last_rounds}))
         servers = kept.records if kept is not None else {}
         for number in sorted(self._changed):
             clients = range(number * CLIENTS, (number + 1) * CLIENTS)
-            found = {k: ClientEntry(store.records.get(k), servers.get(k), self._since.get(k)) for k in clients}
+            found = {k: ClientEntry(store.records.get(k), servers.get(k), self._last_rounds.get(k)) for k in clients}
             entries = {client: entry for client, entry in found.items() if entry != ClientEntry(None, None, None)}
             self._names[number] = self.index.write(entries)
             self._files[self._names[number]] = _files(entries)

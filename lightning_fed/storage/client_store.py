@@ -198,7 +198,7 @@ class ClientStore:
             self._bytes -= count_bytes(self._memory.pop(client))
 
 
-class ScratchStore(ClientStore):
+class RoundStore(ClientStore):
     """States that nobody needs when a round is over; no checkpoint refers to them. Its folder is its own."""
 
     def clear(self) -> None:

@@ -26,12 +26,12 @@ class ClientEntry:
     Args:
         client: the file of its private state, if it has one.
         server: the file of what the server keeps for it, if it does.
-        since: round of its last fit turn that was merged, if there was one.
+        last_round: round of its last fit turn that was merged, if there was one.
     """
 
     client: FileRecord | None
     server: FileRecord | None
-    since: int | None
+    last_round: int | None
 
     @property
     def records(self) -> list[FileRecord]:
@@ -88,8 +88,8 @@ class Index:
                 owner: file_record(fields.fields(owner), (owner, client)) if fields.content.get(owner) is not None else None
                 for owner in ("client", "server")
             }
-            since = fields.integer("since", 1, round) if fields.content.get("since") is not None else None
-            entries[client] = ClientEntry(files["client"], files["server"], since)
+            last_round = fields.integer("last_round", 1, round) if fields.content.get("last_round") is not None else None
+            entries[client] = ClientEntry(files["client"], files["server"], last_round)
         return entries
 
 

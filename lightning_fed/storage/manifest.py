@@ -38,7 +38,7 @@ class Best:
 
     Args:
         round: which one, the first among equals.
-        val: its headline on validation data.
+        val: its monitored metric on validation data.
         test: on test data.
     """
 
@@ -59,7 +59,7 @@ class Manifest:
         index: the names of the index files, which name those of the clients, by their numbers.
         rows: the metrics of the rounds since the checkpoint before, at least of its own.
         best: the round that was best on validation data so far; None: nothing was measured on such data.
-        target: the value that the headline was to reach; None: there was none.
+        target: the value that the monitored metric was to reach; None: there was none.
         reached: what it took to reach the target: ``target/…``.
         settings: what else the run was made with, by name: a run that continues it says where it differs.
     """

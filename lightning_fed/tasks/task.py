@@ -37,7 +37,7 @@ class MeasuredNetwork(Protocol):
     measures: tuple[str, ...]
     """Names of the metrics that can be monitored, the usual one first."""
 
-    less_is_better: tuple[str, ...]
+    lower_is_better: tuple[str, ...]
     """Those of them of which less is better, where the data score them."""
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
@@ -146,7 +146,7 @@ class Task(nn.Module, ABC):
 
     def higher_is_better(self, monitor: str, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> bool:
         """Whether a metric is to be large; an error, say, is not. Metrics know, or the network where the data measure it."""
-        if network is not None and monitor in network.less_is_better:
+        if network is not None and monitor in network.lower_is_better:
             return False
         known = dict(metrics.items(keep_base=True, copy_state=False))
         return getattr(known.get(monitor), "higher_is_better", None) is not False

@@ -33,7 +33,7 @@ class RoundStates(FederationCallback):
     """Keeps who took part in each round, and everybody's private state after it."""
 
     def __init__(self) -> None:
-        self.participants: list[set[int]] = []
+        self.eligible_clients: list[set[int]] = []
         self.states: list[dict[int, State]] = []
         self._arrived: set[int] = set()
 
@@ -43,7 +43,7 @@ class RoundStates(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Note the round, in copies."""
-        self.participants.append(self._arrived)
+        self.eligible_clients.append(self._arrived)
         self._arrived = set()
         kept = states_of(run).items()
         self.states.append({client: {name: tensor.clone() for name, tensor in state.items()} for client, state in kept})
@@ -144,7 +144,7 @@ def parts_of_a_network_with_batch_norm_are_disjoint_and_cover_it(subject: Subjec
 def _check_parts(modules: list[FederatedModule]) -> None:
     for module in modules:
         names, whose = module.state_dict().keys(), f"of client {_id(module)}"
-        shared, private, statistics = module.shared_names(), module.private_names(), module.statistics_names()
+        shared, private, statistics = module.shared_names(), module.private_names(), module.recomputed_buffers()
         frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad} - shared - private
         parts = {"shared": shared, "private": private, "gathered": statistics, "frozen": frozen}
         _assert_names(set().union(*parts.values()), names, f"What is shared, private, gathered or frozen {whose}")
@@ -197,7 +197,7 @@ def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
     assert measured == {0, 1, 2}, f"The clients {listed(sorted(measured))} were measured, expected 0, 1, 2."
     for client in {turn.client for turn in engine.turns if turn.verb == "fit"}:
         untrained = federation.run.model.for_client(client, federation.seed)
-        trained = federation.run.server_module() if federation.run.model.centralised else federation.client_module(client.id)
+        trained = federation.run.server_module() if federation.run.model.centralized else federation.client_module(client.id)
         moved = unequal(trained.state_dict(), untrained.state_dict())
         assert moved, f"Client {client.id} has trained, but each of its tensors is what it was before."
 
@@ -208,12 +208,12 @@ def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     private = set().union(*(module.private_names() for module in subject.modules()))
     measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
     assert measured == [0, 1, 2], f"The clients {listed(measured)} were measured, expected 0, 1, 2, once each."
-    participants = 1 if federation.run.model.centralised else 2
+    participants = 1 if federation.run.model.centralized else 2
     fits = sum(turn.verb == "fit" for turn in engine.turns)
     assert fits == 2 * participants, f"{fits} turns were trained in two rounds, expected {2 * participants}."
     for turn, update in zip(engine.turns, engine.updates, strict=True):
         # What the server does with a model of its own crosses no wire.
-        if turn.client.id >= 0 or federation.run.model.centralised:
+        if turn.client.id >= 0 or federation.run.model.centralized:
             _assert_public(turn.broadcast.state, private, f"the broadcast to client {turn.client.id} in round {turn.round}")
         if update.client >= 0:
             _assert_public(update.state, private, f"the update of client {update.client} in round {turn.round}")
@@ -254,7 +254,7 @@ def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder:
 def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
     """In names, and in shapes not larger; where a payload varies, that part of it which does not."""
     federation, engine, _ = subject.recorded
-    varies, shared = federation.run.model.payload_varies, federation.run.model.shared_names()
+    varies, shared = federation.run.model.dynamic_payload, federation.run.model.shared_names()
     for turn, update in engine.fits():
         where = f"client {update.client} in round {turn.round}"
         if varies:
@@ -303,7 +303,7 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
     [before, after], [_, participants] = watch.states, watch.participants
-    expected = 1 if federation.run.model.centralised else 2
+    expected = 1 if federation.run.model.centralized else 2
     assert len(participants) == expected, f"{len(participants)} clients trained in the second round, expected {expected}."
     absent = before.keys() - participants
     assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."

@@ -36,7 +36,7 @@ def states_of(run: RunView) -> dict[int, State]:
 
 def kept_states(federation: Federation) -> dict[int, State]:
     """What the server keeps for each client."""
-    return {client: dict(federation.run.kept.get(client)) for client in federation.run.kept}
+    return {client: dict(federation.run.client_state.get(client)) for client in federation.run.client_state}
 
 
 def assert_same(one: Federation, other: Federation) -> None:

@@ -27,7 +27,7 @@ new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
 
 
 class Net(Backbone):
-    """Two linear layers and a head, for images of 3×4×4 pixels; it can be made narrower and factorised."""
+    """Two linear layers and a head, for images of 3×4×4 pixels; it can be made narrower and factorized."""
 
     def __init__(self, num_classes: int = CLASSES, hidden: int = 5, width: float = 1.0) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(Backbone):
         self.head = nn.Linear(features, num_classes)
 
     @property
-    def factorisable(self) -> list[str]:
+    def factorizable(self) -> list[str]:
         """Both layers."""
         return ["fc1", "fc2"]
 

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterable, Iterator
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.storage.client_store import ClientStore
 
 
@@ -19,9 +19,9 @@ class Recording(InProcess):
         self.updates: list[ClientUpdate] = []
         self._worker: Worker | None = None
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
         """Make the worker."""
-        super().open(recipe, states)
+        super().open(spec, states)
         assert self._opened is not None
         self._worker, _ = self._opened
 
@@ -31,7 +31,7 @@ class Recording(InProcess):
         assert self._worker is not None, "open() comes first"
         return self._worker
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """One update per turn."""
         for update in super().run(self._noted(turns)):
             assert isinstance(update, ClientUpdate)
@@ -57,7 +57,7 @@ class Recording(InProcess):
 class Shuffled(InProcess):
     """Carries turns out in a random order."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """What comes of the turns, in their order."""
         waiting = list(turns)
         order = list(range(len(waiting)))

@@ -49,7 +49,7 @@ def events() -> EventAccumulator:
 
 
 def scalars(found: EventAccumulator, name: str) -> dict[float, float]:
-    """Values by round. The headline is there once more, beside the hyperparameters."""
+    """Values by round. The monitored metric is there once more, beside the hyperparameters."""
     return {event.step: event.value for event in found.Scalars(name)}
 
 

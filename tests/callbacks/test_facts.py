@@ -11,7 +11,7 @@ from lightning_fed.core import FineTuning
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "headline", "training", "fine_tuning"),
+    ("method", "options", "monitor", "training", "fine_tuning"),
     [
         ("FedAvg", {"epochs": 2}, "after/test_accuracy/mean", [{"phase": "local", "epochs": 2}], []),
         (
@@ -25,10 +25,10 @@ from lightning_fed.core import FineTuning
         ("HeteroFL", {}, "global/test_accuracy", [{"phase": "local", "epochs": 1}], []),
     ],
 )
-def test_headline_and_phases(method: str, options: Any, headline: str, training: Any, fine_tuning: Any) -> None:
+def test_headline_and_phases(method: str, options: Any, monitor: str, training: Any, fine_tuning: Any) -> None:
     federation = new_federation(1, run_dir="runs")
     history = federation.fit(new_method(method, **options), new_data())
     facts = json.loads(Path("runs/version_0/run.json").read_text())
     played = {"method": method, "seed": 0, "rounds": 1}
-    assert facts == played | {"headline": headline, "higher_is_better": True, "training": training, "fine_tuning": fine_tuning}
-    assert headline in history[-1]
+    assert facts == played | {"monitor": monitor, "higher_is_better": True, "training": training, "fine_tuning": fine_tuning}
+    assert monitor in history[-1]

@@ -117,9 +117,9 @@ def test_tensorboard_begins_with_the_headline(tmp_path: Path) -> None:
         "worst": "after/test_accuracy/min",
         "selected": "selected/test_accuracy",
     }.items():
-        assert found.Scalars(f"headline/{name}")[-1].value == pytest.approx(row[column])
+        assert found.Scalars(f"monitor/{name}")[-1].value == pytest.approx(row[column])
     charts = page("accuracy")
-    assert list(charts) == ["headline", "clients", "training", "cost"]
+    assert list(charts) == ["monitor", "clients", "training", "cost"]
     shown = {tag for category in charts.values() for _, wanted in category.values() for tag in wanted if not tag.startswith("^")}
     assert shown <= tags
     assert found.Tensors("custom_scalars__config__")

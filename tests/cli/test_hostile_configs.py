@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from tiny import Net, new_data, new_federation
 
 from lightning_fed.__main__ import main
-from lightning_fed.cli.dry_run import read, rehearse
+from lightning_fed.cli.dry_run import check_start, read
 from lightning_fed.cli.trainer import REFUSED, settings_of
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
@@ -124,7 +124,7 @@ def test_what_works_works() -> None:
     """Steps of a large network are counted on the meta device, which has no numbers that could be anomalous."""
     options = ["max_time=00:00:10:00", "detect_anomaly=true", "precision=bf16-mixed", "inference_mode=false"]
     large = f"{M}backbone.init_args.hidden=[1000, 200]"
-    rehearse("it", ["fit", "--config", "config.yaml", large, *(f"--trainer.{option}" for option in options)])
+    check_start("it", ["fit", "--config", "config.yaml", large, *(f"--trainer.{option}" for option in options)])
 
 
 # ----------------------------------------------------------------------------------------------------- nulls, and numbers
@@ -328,11 +328,11 @@ def test_a_sweep_with_a_key_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_rehearsal_takes_one_step_and_leaves_no_trace() -> None:
     state = torch.get_rng_state()
-    rehearse("FedAvg", ["fit", "--config", "config.yaml", "--seed_everything=false"])
+    check_start("FedAvg", ["fit", "--config", "config.yaml", "--seed_everything=false"])
     assert torch.equal(state, torch.get_rng_state())
     assert not Path("runs").exists()
     with pytest.raises(FederationError, match=r"FedAvg: Client \d in round 1, phase local: the first step failed"):
-        rehearse("FedAvg", ["fit", "--config", "config.yaml", f"{M}backbone.init_args.inputs=3"])
+        check_start("FedAvg", ["fit", "--config", "config.yaml", f"{M}backbone.init_args.inputs=3"])
 
 
 # --------------------------------------------------------------------------------------------------- configuration is code

@@ -26,7 +26,7 @@ def test_runs_are_listed_with_what_they_came_to(capsys: pytest.CaptureFixture[st
         federation = new_federation(2, "runs")
         rows[method] = federation.fit(new_method(method), new_data(2))[-1]
     head, *lines, total = listed(capsys)
-    assert head == ["method", "seed", "round", "headline", "size", "folder"]
+    assert head == ["method", "seed", "round", "monitor", "size", "folder"]
     assert [(line[0], line[1], line[2], line[-1]) for line in lines] == [
         *(("FedAvg", "0", "2/2", "runs/version_0"), ("PFedLoRA", "0", "2/2", "runs/version_1")),
     ]
@@ -44,7 +44,7 @@ def test_it_waits_for_nothing_and_believes_nothing() -> None:
             ("config.yaml", HOSTILE),
             ("config.yaml", f"model: {HOSTILE}"),
             ("config.yaml", "model: {class_path: os.Evil}\nseed_everything: 3\nfederation: {rounds: 9}"),
-            ("run.json", '{"method": "\\u001b[2Jgone", "seed": [], "headline": 3}'),
+            ("run.json", '{"method": "\\u001b[2Jgone", "seed": [], "monitor": 3}'),
             ("run.json", "[" * 100000),
             ("metrics.csv", "round,after/test_accuracy/mean\nmany,much\n"),
             ("metrics.csv", "\0\xff"),

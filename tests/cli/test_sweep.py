@@ -18,7 +18,7 @@ from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli import dry_run
-from lightning_fed.cli.dry_run import read, rehearse, told_of
+from lightning_fed.cli.dry_run import check_start, read, told_of
 from lightning_fed.data import IID, InMemory
 from lightning_fed.experiments.report import load_clients, load_runs
 from lightning_fed.experiments.sweep import player
@@ -162,14 +162,14 @@ def test_a_sweep_that_is_none_is_refused(changes: dict[str, object], message: st
 
 @pytest.mark.usefixtures("no_run")
 def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rehearsed = list[str]()
-    monkeypatch.setattr(dry_run, "rehearse", lambda name, args: rehearsed.append(name) or rehearse(name, args))  # type: ignore[func-returns-value]
+    tried = list[str]()
+    monkeypatch.setattr(dry_run, "check_start", lambda name, args: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
     sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3, 4, 5])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# alpha=0.1/FedAvg/seed_3: waiting"
     assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
     assert len(lines) == 2 * 12
-    assert [name.split("/")[-1] for name in rehearsed] == ["seed_3"] * 4  # what differs by its seed alone is read once
+    assert [name.split("/")[-1] for name in tried] == ["seed_3"] * 4  # what differs by its seed alone is read once
     assert not Path("played").exists()
 
 

@@ -16,7 +16,7 @@ from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedAvg
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import pack_bits
 
 N, LENGTH = 5, 37
@@ -30,13 +30,13 @@ class Remembering(FedAvg):
 
 
 class RememberingServer(Server):
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         self.round = round
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         for update in updates:
-            self.scratch.put(update.client, update.state, self.round)
-        lightning_fed.core.client_state.move(self.scratch, self.kept, self.round)
+            self.round_state.put(update.client, update.state, self.round)
+        lightning_fed.core.client_state.move(self.round_state, self.client_state, self.round)
         return {}
 
 
@@ -63,11 +63,11 @@ def test_a_checkpoint_refers_to_what_did_not_change_and_drops_what_nobody_needs(
     needed = set()
     for path in checkpoints.paths():
         checkpoint = checkpoints.load(path)
-        assert {client: f"server_{client:06d}_round_{round:06d}.safetensors" for client, round in checkpoint.since.items()} == {
-            client: record["file"] for client, record in checkpoint.kept.items()
-        }
-        needed |= {record["file"] for record in checkpoint.kept.values()}
-    assert len(set(checkpoint.since.values())) > 1  # not everybody took part in the last round
+        assert {
+            client: f"server_{client:06d}_round_{round:06d}.safetensors" for client, round in checkpoint.last_rounds.items()
+        } == {client: record["file"] for client, record in checkpoint.client_state.items()}
+        needed |= {record["file"] for record in checkpoint.client_state.values()}
+    assert len(set(checkpoint.last_rounds.values())) > 1  # not everybody took part in the last round
     assert {path.name for path in (folder / "clients").iterdir()} == needed
     assert not (folder / "scratch").exists()
 
@@ -194,11 +194,11 @@ def test_a_part_leaves_the_rest_on_disk(tmp_path: Path) -> None:
 
 
 def test_scratch_is_cleared_with_what_a_killed_run_left(tmp_path: Path) -> None:
-    store = ScratchStore(tmp_path / "scratch", 1)
+    store = RoundStore(tmp_path / "scratch", 1)
     for client in range(3):
         store.put(client, {"x": torch.ones(2)}, 1)
     assert list((tmp_path / "scratch").iterdir())
-    again = ScratchStore(tmp_path / "scratch", 1)
+    again = RoundStore(tmp_path / "scratch", 1)
     again.clear()
     assert not (tmp_path / "scratch").exists()
     again.put(0, {"x": torch.ones(2)}, 2)

@@ -11,7 +11,7 @@ from tiny import METHODS, data_for, new_data, new_federation, new_method
 from torch import Tensor
 
 from lightning_fed.core.aggregation import check_form, check_update
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -128,7 +128,7 @@ class Forging(InProcess):
         self.tried: set[str] = set()
         self.wrong: dict[str, str] = {}
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         asked: list[Turn] = []
 
         def noted() -> Iterator[Turn]:
@@ -183,7 +183,7 @@ class Tampered(InProcess):
         super().__init__()
         self.verb, self.tamper = verb, tamper
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
             [update] = super().run([turn])
             assert isinstance(update, ClientUpdate)
@@ -194,11 +194,11 @@ class Tampered(InProcess):
     ("verb", "tamper", "message"),
     [
         ("evaluate", with_metrics(test_accuracy="high"), "client -1 has the metric 'test/accuracy' = 'high'"),
-        ("gather", with_metrics(batches=NAN), "client 0 has the metric 'batches' = nan"),
-        ("gather", lambda update: replace(update, metrics={}), "client 0 lacks the metric 'batches'"),
-        ("gather", each(lambda t: t[None]), "client 0 has .* of shape"),
-        ("gather", each(lambda t: torch.full_like(t, NAN) if t.is_floating_point() else t), "client 0 holds NaN"),
-        ("gather", renamed(lambda name: f"{name}x"), "client 0 lacks"),
+        ("compute_statistics", with_metrics(batches=NAN), "client 0 has the metric 'batches' = nan"),
+        ("compute_statistics", lambda update: replace(update, metrics={}), "client 0 lacks the metric 'batches'"),
+        ("compute_statistics", each(lambda t: t[None]), "client 0 has .* of shape"),
+        ("compute_statistics", each(lambda t: torch.full_like(t, NAN) if t.is_floating_point() else t), "client 0 holds NaN"),
+        ("compute_statistics", renamed(lambda name: f"{name}x"), "client 0 lacks"),
     ],
 )
 def test_what_is_measured_or_gathered_is_checked_too(verb: str, tamper: Tampering, message: str) -> None:

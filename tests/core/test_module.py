@@ -239,7 +239,7 @@ def test_initial_weights_leave_the_callers_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("adapter", ["reduction", "factorised"])
+@pytest.mark.parametrize("adapter", ["reduction", "factorized"])
 def test_an_adapter_does_not_shift_the_backbones_initial_weights(adapter: str) -> None:
     with_adapter = PFedLoRA(Net, CLASSES, adapter=adapter).for_client(CLIENT)
     without = Standalone(Net, CLASSES).for_client(CLIENT)
@@ -346,7 +346,7 @@ def test_the_number_of_classes_comes_from_the_data(name: str) -> None:
     module = new_method(name, num_classes=None)
     with pytest.raises(FederationError, match="does not know how many classes there are: give num_classes"):
         module.configure_model()
-    module = module.fresh()
+    module = module.unbuilt_copy()
     module.know_classes(3)
     module.configure_model()
     assert {net.num_classes if isinstance(net, Transformer) else net.num_outputs for net in module.modules() if kind(net)} == {3}

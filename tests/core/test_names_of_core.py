@@ -25,5 +25,5 @@ def test_each_name_is_said_once_for_type_checkers_and_once_for_python() -> None:
 
 
 def test_a_name_that_is_not_there_is_none() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Recipe'"):
-        core.Recipe  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'WorkerSpec'"):
+        core.WorkerSpec  # noqa: B018

@@ -237,7 +237,7 @@ def test_a_client_trains_alone_with_a_new_order_each_epoch() -> None:
     assert torch.equal(torch.cat(again.orders), epochs[0])
 
 
-def test_batches_are_normalised_after_transfer() -> None:
+def test_batches_are_normalized_after_transfer() -> None:
     data = numbered(1000, num_clients=2, batch_size=400, partition=IID())
     data.mean, data.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
     client, module = data.client(0), Linear()

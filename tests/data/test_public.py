@@ -113,7 +113,7 @@ def test_grey_images_become_coloured_and_coloured_ones_grey() -> None:
     assert (public_inputs(with_public(grey, white)) == 255).all()
 
 
-def test_images_take_the_clients_size_and_normalisation() -> None:
+def test_images_take_the_clients_size_and_normalization() -> None:
     big = images(size=16)
     data = with_public(images(size=8), big)
     found = public_inputs(data)

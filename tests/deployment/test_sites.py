@@ -14,19 +14,19 @@ from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linke
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
 from lightning_fed.deployment.link import Broken
 from lightning_fed.deployment.site import OneClient, SiteStore
-from lightning_fed.deployment.wire import Study, pack, unpack
+from lightning_fed.deployment.wire import VerbSettings, pack, unpack
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, FedAvg, FedDF
 
 Answering = Callable[[], bytes]
-AT_SITES = [name for name in METHODS if not (new_method(name).centralised or isinstance(new_method(name), PublicDistillation))]
+AT_SITES = [name for name in METHODS if not (new_method(name).centralized or isinstance(new_method(name), PublicDistillation))]
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +52,10 @@ class Losing(InProcess):
         super().__init__(threads=1)
         self.lost = lost
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
             if turn.verb == "fit" and (turn.client.id, turn.round) == self.lost:
-                yield Lost(turn.client.id, "as it is told")
+                yield TurnFailure(turn.client.id, "as it is told")
             else:
                 yield from super().run([turn])
 
@@ -65,14 +65,14 @@ def assert_same_as_here(apart: Federation, link: Memory, together: Federation) -
     for ours, theirs in zip(without_seconds(apart.run.history), without_seconds(together.run.history), strict=True):
         ours = {name: value for name, value in ours.items() if not name.startswith("selected/")}
         assert ours == {name: theirs.get(name) for name in ours}
-        pooled = tuple(f"{name}/" for name in together.run.server.models())
+        pooled = tuple(f"{name}/" for name in together.run.server.global_models())
         assert all(name.startswith(("selected/", *pooled)) for name in theirs.keys() - ours.keys())
     assert apart.run.results == together.run.results
     assert same(apart.run.server.state_dict(), together.run.server.state_dict())
     stored = private_states(together)
     assert {client for client, site in link.sites.items() if kept_at(site)} == stored.keys()
     for client, state in stored.items():
-        assert same(kept_at(link.sites[client])[together.run.since[client]], state)
+        assert same(kept_at(link.sites[client])[together.run.last_rounds[client]], state)
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, often={"PFedLoRA", "FedHM"}))
@@ -101,7 +101,7 @@ def test_private_states_do_not_leave_their_site(name: str) -> None:
     crossed |= {name for _, tensors in link.received for name in tensors}
     assert crossed or name == "Standalone"
     assert not crossed & {name for state in private for name in state}
-    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.received)]
+    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.global_parameters)]
     messages = [tensor.numpy().tobytes() for tensors in payloads for tensor in tensors.values()]
     numbers = [tensor for state in private for tensor in state.values() if len(tensor.unique()) > 3]
     assert numbers or not private
@@ -121,7 +121,7 @@ def is_fit(head: dict[str, Any], client: int, round: int) -> bool:
 def in_cohort(name: str) -> tuple[int, int]:
     """A client that takes part in rounds 1 and 2, and the latter of these."""
     for client in range(3):
-        if here(name, 1).run.since.get(client) == 1 and here(name, 2).run.since.get(client) == 2:
+        if here(name, 1).run.last_rounds.get(client) == 1 and here(name, 2).run.last_rounds.get(client) == 2:
             return client, 2
     raise AssertionError("nobody does")
 
@@ -190,7 +190,7 @@ def test_a_reply_that_comes_too_late_leaves_no_trace(name: str, capsys: pytest.C
     link.answers[ticket] = answer
     client, round = fault.which
     assert_same_as_here(federation, link, here(name, lost=(client, round)))
-    assert federation.run.history[1]["round/lost"] == 1
+    assert federation.run.history[1]["round/failed_clients"] == 1
     assert f"Round 2: the turn of client {client} was lost: no answer in time" in capsys.readouterr().out
 
 
@@ -276,7 +276,9 @@ def test_another_run_begins_without_private_states() -> None:
 
 def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pytest.CaptureFixture[str]) -> None:
     """Naming what differs."""
-    other = Study({"model.class_path": "Tiny", "seed_everything": 1, "model.init_args.mu": 0.5}, STUDY.versions | {"torch": "1.0"})
+    other = VerbSettings(
+        {"model.class_path": "Tiny", "seed_everything": 1, "model.init_args.mu": 0.5}, STUDY.versions | {"torch": "1.0"}
+    )
     link = linked("FedAvg")
     link.sites[1] = new_site("FedAvg", 1, study=other)
     message = (
@@ -294,7 +296,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"study": Study({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
+        ({"study": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
         ({"data": "00000000"}, "the data are others than those that this run began with"),
     ],
 )
@@ -540,7 +542,7 @@ def test_what_a_site_says_of_its_data_is_checked(lie: dict[str, Any]) -> None:
 
 def test_statistics_are_checked() -> None:
     def fault(client: int, head: dict[str, Any], answer: Answering) -> bytes:
-        if client == 1 and head.get("verb") == "gather":
+        if client == 1 and head.get("verb") == "compute_statistics":
             change: Any = sent_by_1(lambda head, tensors: tensors.pop(next(iter(tensors))))
             return change(client, head, answer)
         return answer()
@@ -570,7 +572,7 @@ def test_what_goes_wrong_at_a_site_is_told_there(capsys: pytest.CaptureFixture[s
         fit("FedAvg", link, participation=1.0)
     told = capsys.readouterr()
     assert told.err.count("ValueError: no such patient: Mary Miller") == 2
-    assert not any("Miller" in str(head) for head, _ in link.received)
+    assert not any("Miller" in str(head) for head, _ in link.global_parameters)
 
 
 def test_a_site_reads_no_message_that_names_a_folder() -> None:
@@ -579,8 +581,11 @@ def test_a_site_reads_no_message_that_names_a_folder() -> None:
     head = {"ask": "turn", **STUDY.head, "client": 0, "run": "../../elsewhere", "verb": "fit", "held": []}
     for wrong, message in (
         (head, "names the run '../../elsewhere', expected 32 hexadecimal digits"),
-        (head | {"run": "0" * 32, "verb": "learn"}, "asks a site to 'learn', expected fit, evaluate or gather"),
-        (head | {"run": "0" * 32, "round": 1, "since": -1, "num_clients": 3}, "has since = -1, expected a number from 0"),
+        (
+            head | {"run": "0" * 32, "verb": "train_on_public"},
+            "asks a site to 'learn', expected fit, evaluate or compute_statistics",
+        ),
+        (head | {"run": "0" * 32, "round": 1, "last_round": -1, "num_clients": 3}, "has since = -1, expected a number from 0"),
         (head | {"client": 2}, "this is the site of client 0, not of client 2"),
     ):
         answer, _ = unpack(site.answer(pack(wrong)), "The site's")
@@ -646,7 +651,7 @@ def test_what_a_server_without_data_cannot_do_is_left_out_or_refused() -> None:
     assert "majority" not in Path("runs/version_0/clients.csv").read_text()
     with pytest.raises(FederationError, match="Client 1's model is at its site"):
         federation.client_module(1)
-    assert fit("FedHM", linked("FedHM"), rounds=1).run.headline("test") == "after/test_accuracy/mean"  # there is no global one
+    assert fit("FedHM", linked("FedHM"), rounds=1).run.monitored("test") == "after/test_accuracy/mean"  # there is no global one
     for model, message in (
         (FedDF(Net, CLASSES, momentum), "The method needs public data at the server, and there are no data"),
         (new_method("CentralizedLoRA"), "Everybody's data in one place are asked for, and they stay at their sites"),

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import watch
-from lightning_fed.engines.pool import Crew, Died, Job
+from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 
 
-class Village(Crew):
+class Village(WorkerPool):
     """Workers that count their client's turns, in its private state.
 
     Args:
@@ -25,7 +25,7 @@ class Village(Crew):
         deaths: workers that die in the turns of a client, one after the other.
         room: for so many new workers in the place of dead ones.
         mates: who dies with whom.
-        turn_timeout: see :class:`.Crew`.
+        turn_timeout: see :class:`.WorkerPool`.
     """
 
     remedy = "do something else"
@@ -48,7 +48,7 @@ class Village(Crew):
         self.most = 0
         self.taken: list[tuple[int, int]] = []
 
-    def muster(self) -> list[int]:
+    def available(self) -> list[int]:
         if not any(self.living.values()):
             self.living[0] = True  # a machine has come back
         return [worker for worker, lives in self.living.items() if lives]
@@ -63,8 +63,8 @@ class Village(Crew):
     def name(self, worker: int) -> str:
         return f"house {worker}"
 
-    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
-        answers: list[tuple[int, Outcome | Exception | Died]] = []
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, TurnResult | Exception | WorkerDeath]]:
+        answers: list[tuple[int, TurnResult | Exception | WorkerDeath]] = []
         resting = {worker for worker in busy if self.resting.get(self.jobs[worker][0].turn.client.id, 0) > 0}
         if resting == set(busy):
             assert seconds is not None, "they would be waited for, for ever"
@@ -79,12 +79,12 @@ class Village(Crew):
                 self.deaths[client] = max(0, self.deaths.get(client, 0) - 1)
                 self.living |= dict.fromkeys(self.mates if worker in self.mates else (), False)
                 self.jobs[worker].clear()
-                answers.append((worker, Died("of old age")))
+                answers.append((worker, WorkerDeath("of old age")))
                 continue
             self.taken.append((worker, client))
             count = 1 if job.private is None else int(job.private["count"]) + 1
             update = ClientUpdate(client, 1, {"count": torch.tensor(count)})
-            answers.append((worker, Outcome(update, {"count": torch.tensor(count)})))
+            answers.append((worker, TurnResult(update, {"count": torch.tensor(count)})))
         return answers
 
     def replace(self, worker: int) -> bool:

@@ -40,8 +40,8 @@ from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines import InProcess, Processes, block
 from lightning_fed.engines.processes import NAME
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import WorkerError
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
@@ -75,13 +75,13 @@ def in_shared_memory(tensor: Tensor) -> bool:
 
 
 def worker_pids(engine: Processes) -> dict[int, int]:
-    assert engine._crew is not None
-    return {worker: slot.process.pid for worker, slot in engine._crew._slots.items() if slot.process.pid is not None}
+    assert engine._pool is not None
+    return {worker: slot.process.pid for worker, slot in engine._pool._slots.items() if slot.process.pid is not None}
 
 
 OFTEN = {"PFedLoRA", "FedHM", "SCAFFOLD", "HETLoRA"}
 """What is tried in the default tests: networks and sizes of one's own, statistics, a payload, texts. The rest is slow: that any
-method's turns are the same where its recipe has travelled to, tests/engines/test_worker.py holds without processes.
+method's turns are the same where its spec has travelled to, tests/engines/test_worker.py holds without processes.
 """
 
 
@@ -167,10 +167,10 @@ def test_gpus_are_dealt_out_unless_the_trainer_names_one(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     engine, trainer = Processes(workers), partial(L.Trainer, accelerator="gpu", devices=devices)
-    engine.open(Recipe(FedAvg(Net, 4), new_data(2), trainer, 0), ClientStore(Path("states"), 10**6))
-    assert engine._crew is not None
-    assert engine._crew.settings.gpus == gpus
-    assert engine._crew.size == len(gpus)
+    engine.open(WorkerSpec(FedAvg(Net, 4), new_data(2), trainer, 0), ClientStore(Path("states"), 10**6))
+    assert engine._pool is not None
+    assert engine._pool.settings.gpus == gpus
+    assert engine._pool.size == len(gpus)
 
 
 # --------------------------------------------------------------------------------------------------------- what goes wrong

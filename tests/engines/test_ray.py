@@ -91,7 +91,7 @@ class Store(FederationCallback):
         self.emptied: list[bool] = []
 
     def on_round_end(self, run: RunView) -> None:
-        """But for the recipe."""
+        """But for the spec."""
         self.emptied.append(falls_to(1))
 
 

@@ -49,7 +49,7 @@ def test_an_address_of_a_client_is_refused() -> None:
 
 def test_workers_without_a_gpu_are_not_what_a_trainer_with_one_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
-    monkeypatch.setattr("lightning_fed.engines.recipe.Recipe.is_for_gpu", lambda recipe: True)
+    monkeypatch.setattr("lightning_fed.engines.worker_spec.WorkerSpec.is_for_gpu", lambda spec: True)
     with pytest.raises(FederationError, match=r"computes on a GPU, but workers get none: set federation.engine"):
         new_federation(1, engine=Ray()).fit(FedAvg(Net, 4), new_data(2))
 
@@ -114,7 +114,7 @@ def test_a_machine_says_what_is_installed_before_anything_is_imported() -> None:
 
 
 class Machines:
-    """What the crew asks of Ray, and a cluster of which it is written down how many workers each machine has room for.
+    """What the pool asks of Ray, and a cluster of which it is written down how many workers each machine has room for.
 
     Args:
         rooms: of each machine.
@@ -150,7 +150,7 @@ class Machines:
         return kind
 
 
-def crew(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | None = None, wait: float = 0.3) -> _Actors:
+def pool(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | None = None, wait: float = 0.3) -> _Actors:
     pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
     monkeypatch.setattr("lightning_fed.engines.ray.engine.the_package", lambda: machines)
     monkeypatch.setattr("lightning_fed.engines.ray.engine.SETTLED", 0.1)
@@ -159,21 +159,21 @@ def crew(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | Non
 
 def test_there_are_as_many_workers_as_all_machines_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(3, 1)
-    actors = crew(monkeypatch, machines)
-    assert actors.muster() == [0, 1, 2, 3]
+    actors = pool(monkeypatch, machines)
+    assert actors.available() == [0, 1, 2, 3]
     machines.rooms.append(2)  # one that joins
-    assert actors.muster() == [0, 1, 2, 3, 4, 5]
+    assert actors.available() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_worker_whose_machine_has_left_comes_back_with_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(1, 1)
-    actors = crew(monkeypatch, machines)
-    assert actors.muster() == [0, 1]
+    actors = pool(monkeypatch, machines)
+    assert actors.available() == [0, 1]
     machines.rooms[1] = 0
     assert not actors.replace(1)
-    assert actors.muster() == [0]
+    assert actors.available() == [0]
     machines.rooms[1] = 1
-    assert actors.muster() == [0, 1]
+    assert actors.available() == [0, 1]
     assert actors.replace(0)  # it was the worker alone that died
     actors.stop()
     assert machines.reserved == []
@@ -182,13 +182,13 @@ def test_a_worker_whose_machine_has_left_comes_back_with_a_machine(monkeypatch: 
 def test_whoever_is_idle_on_a_machine_that_left_gets_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(1, 1)
     machines.kill = lambda actor: None  # type: ignore[attr-defined]
-    actors = crew(monkeypatch, machines)
-    actors.muster()
+    actors = pool(monkeypatch, machines)
+    actors.available()
     for worker in (0, 1):
         actors._members[worker] = _Member(None, deque(), None, node_id=str(worker))
-    assert actors.muster() == [0, 1]
+    assert actors.available() == [0, 1]
     machines.rooms[1] = 0
-    assert actors.muster() == [0]
+    assert actors.available() == [0]
 
 
 def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
@@ -196,14 +196,14 @@ def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
 ) -> None:
     machines = Machines(4)
     machines.busy = 2
-    actors = crew(monkeypatch, machines, workers=3)
-    assert actors.muster() == [0, 1]
-    assert actors.muster() == [0, 1]
+    actors = pool(monkeypatch, machines, workers=3)
+    assert actors.available() == [0, 1]
+    assert actors.available() == [0, 1]
     machines.busy = 0
-    assert actors.muster() == [0, 1, 2]
+    assert actors.available() == [0, 1, 2]
     assert capsys.readouterr().out == "Ray has room for 2 of 3 workers.\n"
 
 
 def test_a_cluster_without_room_is_one_line_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FederationError, match=r"^Ray has had no room for a worker \(2 CPU and 0.3 GPU each\) for 0.3 s: "):
-        crew(monkeypatch, Machines(0)).muster()
+        pool(monkeypatch, Machines(0)).available()

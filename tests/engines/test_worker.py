@@ -33,12 +33,12 @@ from torchmetrics import MetricCollection
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import FineTuning
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.engines import InProcess
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.worker import Worker
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer, FedProx
@@ -211,10 +211,10 @@ def test_what_is_shared_would_have_passed(monkeypatch: pytest.MonkeyPatch) -> No
 # --------------------------------------------------------------------------------------------------------------- a function
 
 
-def recipe_of(name: str) -> Recipe:
+def recipe_of(name: str) -> WorkerSpec:
     data = data_for(name, num_clients=3, size=100)
     data.setup()
-    return Recipe(new_method(name), data, new_trainer, 0)
+    return WorkerSpec(new_method(name), data, new_trainer, 0)
 
 
 def worker_of(name: str) -> Worker:
@@ -226,35 +226,35 @@ class Noting(InProcess):
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken: list[tuple[Turn, State | None, Outcome]] = []
+        self.taken: list[tuple[Turn, State | None, TurnResult]] = []
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
-        super().open(recipe, states)
-        self.recipe = recipe
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
+        super().open(spec, states)
+        self.spec = spec
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         assert self._opened is not None
         worker, states = self._opened
         for turn in turns:
             private = copy.deepcopy(states.find(turn.client.id))
-            outcome = worker.take(turn, private)
-            self.taken.append((copy.deepcopy(turn), private, outcome))
-            if outcome.private is not None:
-                states.put(turn.client.id, outcome.private, turn.round)
-            yield outcome.update
+            result = worker.take(turn, private)
+            self.taken.append((copy.deepcopy(turn), private, result))
+            if result.private is not None:
+                states.put(turn.client.id, result.private, turn.round)
+            yield result.update
 
 
 @cache
 def noted(name: str) -> tuple[Noting, bytes]:
-    """Two rounds of two of three clients, measured at the end; and the recipe as it travels to another process."""
+    """Two rounds of two of three clients, measured at the end; and the spec as it travels to another process."""
     engine = Noting()
     federation = new_federation(2, participation=0.7, evaluate_every=0, engine=engine)
     federation.fit(new_method(name), data_for(name, num_clients=3, size=100))
-    return engine, pickle.dumps(engine.recipe.unbuilt())
+    return engine, pickle.dumps(engine.spec.unbuilt())
 
 
-def equal(one: Outcome, other: Outcome) -> bool:
-    privates = [{} if outcome.private is None else outcome.private for outcome in (one, other)]
+def equal(one: TurnResult, other: TurnResult) -> bool:
+    privates = [{} if result.private is None else result.private for result in (one, other)]
     return (
         (one.update.client, one.update.num_examples, one.update.metrics)
         == (other.update.client, other.update.num_examples, other.update.metrics)
@@ -264,11 +264,11 @@ def equal(one: Outcome, other: Outcome) -> bool:
     )
 
 
-def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, Outcome]]) -> None:
-    for turn, private, outcome in taken:
+def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, TurnResult]]) -> None:
+    for turn, private, result in taken:
         sent, before = copy.deepcopy(turn.broadcast), copy.deepcopy(private)
         again = worker.take(turn, private)
-        assert equal(again, outcome), f"{turn.verb} of client {turn.client.id} in round {turn.round}"
+        assert equal(again, result), f"{turn.verb} of client {turn.client.id} in round {turn.round}"
         assert same(turn.broadcast.state, sent.state)
         assert same(turn.broadcast.statistics, sent.statistics)
         assert private is before is None or same(private or {}, before or {})
@@ -281,19 +281,19 @@ def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
     assert {turn.verb for turn, _, _ in engine.taken} >= {"fit", "evaluate"}
     taken = list(engine.taken)
     random.Random(3).shuffle(taken)
-    recipe = pickle.loads(travelled)
-    assert_a_function(recipe.worker(), taken)
+    spec = pickle.loads(travelled)
+    assert_a_function(spec.worker(), taken)
 
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, often=OFTEN))
 def test_a_recipe_travels_without_networks(name: str) -> None:
     """And what was built from it stays as it is."""
     engine, travelled = noted(name)
-    template = engine.recipe.template
+    template = engine.spec.template
     before = {key: tensor.clone() for key, tensor in template.state_dict().items()}
-    recipe = pickle.loads(travelled)
-    assert not hasattr(recipe.template, "val_metrics")
-    worker = recipe.worker()
+    spec = pickle.loads(travelled)
+    assert not hasattr(spec.template, "val_metrics")
+    worker = spec.worker()
     worker.template.load_shared_state({key: tensor + 1 for key, tensor in worker.template.shared_state().items()})
     assert same(template.state_dict(), before)
 
@@ -306,17 +306,17 @@ def test_networks_with_parametrised_weights_cannot_travel() -> None:
         pickle.dumps(module)
     data = new_data(3, 120)
     data.setup()
-    recipe = Recipe(module, data, new_trainer, 0)
-    travelled = pickle.loads(pickle.dumps(recipe.unbuilt()))
+    spec = WorkerSpec(module, data, new_trainer, 0)
+    travelled = pickle.loads(pickle.dumps(spec.unbuilt()))
     one, other = (
-        worker.template for worker in (Recipe(FedDecomp(Net, CLASSES), data, new_trainer, 0).worker(), travelled.worker())
+        worker.template for worker in (WorkerSpec(FedDecomp(Net, CLASSES), data, new_trainer, 0).worker(), travelled.worker())
     )
     assert same(one.state_dict(), other.state_dict())
 
 
 def test_a_module_of_ones_own_does_not_notice_later_turns() -> None:
     engine, _ = noted("PFedLoRA")
-    worker = engine.recipe.worker()
+    worker = engine.spec.worker()
     turn, private, _ = next(entry for entry in engine.taken if entry[0].verb == "evaluate" and entry[1] is not None)
     module = worker.module_of(turn.client, turn.broadcast, private)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -391,7 +391,7 @@ def test_a_mistake_while_adapting_is_named() -> None:
 
 def test_a_mistake_while_reviewing_is_named() -> None:
     class Stumbling(FedAvg):
-        def review_step(self, batch: Any) -> State:
+        def post_training_step(self, batch: Any) -> State:
             raise FederationError("stumbled.")
 
     with pytest.raises(FederationError, match=r"^Client 0 in round 1, reviewing its data: stumbled\.$"):

@@ -14,7 +14,7 @@ from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federa
 from torch import Tensor
 
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess
@@ -37,11 +37,11 @@ class Losing(InProcess):
         self.turns: list[Turn] = []
         self.updates: dict[tuple[int, int], ClientUpdate] = {}  # by round and client
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
             self.turns.append(turn)
             if self.lost(turn):
-                yield Lost(turn.client.id, "its battery was empty")
+                yield TurnFailure(turn.client.id, "its battery was empty")
                 continue
             for update in super().run([turn]):
                 if turn.verb == "fit":
@@ -56,19 +56,19 @@ class Watch(FederationCallback):
     def __init__(self) -> None:
         self.servers: list[State] = []
         self.privates: list[dict[int, State]] = []
-        self.kept: list[dict[int, State]] = []
-        self.since: list[dict[int, int]] = []
-        self.received: list[int] = []
+        self.client_state: list[dict[int, State]] = []
+        self.last_rounds: list[dict[int, int]] = []
+        self.global_parameters: list[int] = []
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        self.received.append(update.client)
+        self.global_parameters.append(update.client)
 
     def on_round_end(self, run: RunView) -> None:
         self.servers.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
         clients = [SERVER, *(client.id for client in run.clients)]
         self.privates.append({client: copy.deepcopy(run.store.get(client)) for client in clients if client in run.store})
-        self.kept.append({client: copy.deepcopy(run.kept.get(client)) for client in run.kept})
-        self.since.append(dict(run.since))
+        self.client_state.append({client: copy.deepcopy(run.client_state.get(client)) for client in run.client_state})
+        self.last_rounds.append(dict(run.last_rounds))
 
 
 def fit(
@@ -92,7 +92,7 @@ def fits_of(round: int, *clients: int) -> Callable[[Turn], bool]:
 
 
 def everybody(name: str) -> set[int]:
-    return {SERVER} if new_method(name).centralised else {0, 1, 2}
+    return {SERVER} if new_method(name).centralized else {0, 1, 2}
 
 
 @cache
@@ -112,15 +112,17 @@ def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) 
         assert all(same(states[1][client], state) for client, state in states[2].items())
     assert watch.since[1] == watch.since[2]
     row = federation.run.history[2]
-    assert row["round/lost"] == federation.run.cohort_size
+    assert row["round/failed_clients"] == federation.run.cohort_size
     assert row["traffic/up_bytes"] == row["compute/flops"] == 0
-    lessons = [turn for turn in engine.turns if (turn.verb, turn.round) == ("learn", 4) and turn.client.id >= 0]  # for who arrived
+    lessons = [
+        turn for turn in engine.turns if (turn.verb, turn.round) == ("train_on_public", 4) and turn.client.id >= 0
+    ]  # for who arrived
     of_lessons = sum(count_bytes(turn.broadcast.state) for turn in lessons)
     assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"] - of_lessons  # it was sent all the same
     assert not any(column.startswith("train/") for column in row)
     assert all(math.isfinite(value) for value in row.values())
     assert watch.since[3] == dict.fromkeys(everybody(name), 4)
-    if federation.run.model.shared_names() and not federation.run.model.centralised:
+    if federation.run.model.shared_names() and not federation.run.model.centralized:
         assert not same(after, later)
 
 
@@ -135,13 +137,13 @@ def test_who_is_lost_keeps_its_private_state(name: str) -> None:
     assert {client for client in before if not same(before[client], after[client])} == before.keys() - {one}
     assert watch.since[0] == dict.fromkeys(everybody(name), 1)
     assert watch.since[1] == {one: 1} | dict.fromkeys(others, 2)
-    assert {(turn.round, turn.since) for turn in engine.turns if turn.client.id == one and turn.verb == "fit"} == {
+    assert {(turn.round, turn.last_round) for turn in engine.turns if turn.client.id == one and turn.verb == "fit"} == {
         (1, 0),
         (2, 1),
         (3, 1),
         (4, 1),
     }
-    assert [row.get("round/lost", 0) for row in federation.run.history] == [0, 1, len(everybody(name)), 0]
+    assert [row.get("round/failed_clients", 0) for row in federation.run.history] == [0, 1, len(everybody(name)), 0]
     assert watch.received == [*sorted(everybody(name)), *others, *sorted(everybody(name))]
 
 
@@ -165,7 +167,7 @@ def test_the_mean_is_over_those_who_arrived(capsys: pytest.CaptureFixture[str]) 
 
 def test_where_nobody_is_lost_nothing_is_said() -> None:
     federation, _, _ = fit(FedAvg(Net, CLASSES, momentum), lambda turn: False, rounds=1)
-    assert "round/lost" not in federation.run.history[0]
+    assert "round/failed_clients" not in federation.run.history[0]
 
 
 def behind(federation: Federation, ratio: float) -> dict[str, tuple[Tensor, Tensor]]:
@@ -223,11 +225,11 @@ def test_steep_weights_neither_overflow_nor_vanish(weights: Any, ratios: list[fl
 
 def test_a_continued_run_knows_who_was_lost() -> None:
     federation, _, _ = fit(FedAvg(Net, CLASSES, momentum), fits_of(2, 1), rounds=2, run_dir="runs")
-    assert federation.run.since == {0: 2, 1: 1, 2: 2}
+    assert federation.run.last_rounds == {0: 2, 1: 1, 2: 2}
     continued = new_federation(2, run_dir="runs", evaluate_every=0)
     continued.fit(FedAvg(Net, CLASSES, momentum), new_data(3, 120), ckpt_path="last")
-    assert continued.run.since == federation.run.since
-    assert continued.run.history[1]["round/lost"] == 1
+    assert continued.run.last_rounds == federation.run.last_rounds
+    assert continued.run.history[1]["round/failed_clients"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- measurements
@@ -244,7 +246,7 @@ def test_a_lost_measurement_leaves_those_of_the_others(name: str) -> None:
     results, row = federation.run.results, federation.run.history[-1]
     assert results.keys() == {0, 2}
     assert row["after/test_accuracy/mean"] == pytest.approx(sum(result["test/accuracy"] for result in results.values()) / 2)
-    assert "round/lost" not in row
+    assert "round/failed_clients" not in row
     of_client_1 = Path("runs/version_0/clients.csv").read_text().splitlines()[2].split(",")
     assert of_client_1[0] == "1"
     assert of_client_1[-1] == ""
@@ -264,9 +266,12 @@ def test_a_round_without_any_measurement_goes_on() -> None:
 def test_statistics_are_those_of_the_clients_that_arrived() -> None:
     def gathered(lost: Callable[[Turn], bool]) -> State:
         server = fit("FedHM", lost, rounds=1)[0].run.server
-        return server.models()["global"].statistics
+        return server.global_models()["global"].statistics
 
-    everybody, without = gathered(lambda turn: False), gathered(lambda turn: turn.verb == "gather" and turn.client.id == 2)
+    everybody, without = (
+        gathered(lambda turn: False),
+        gathered(lambda turn: turn.verb == "compute_statistics" and turn.client.id == 2),
+    )
     assert everybody.keys() == without.keys()
     assert all(torch.isfinite(tensor).all() for tensor in without.values())
     assert not same(everybody, without)
@@ -278,21 +283,21 @@ def test_statistics_are_those_of_the_clients_that_arrived() -> None:
 class Reversed(InProcess):
     """Hands on what is done last first."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         yield from reversed(list(super().run(turns)))
 
 
 class Forgetful(InProcess):
     """Takes all turns and hands on all but the last."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         yield from list(super().run(turns))[:-1]
 
 
 class Lazy(InProcess):
     """Takes the first turn only."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for turn in turns:
             yield from super().run([turn])
             return
@@ -301,7 +306,7 @@ class Lazy(InProcess):
 class Repeating(InProcess):
     """Hands on the last update twice."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for update in super().run(turns):
             yield update
         yield update
@@ -310,9 +315,9 @@ class Repeating(InProcess):
 class Inventing(InProcess):
     """Loses a turn that it was not given."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         yield from super().run(turns)
-        yield Lost(7, "nobody knows")
+        yield TurnFailure(7, "nobody knows")
 
 
 @pytest.mark.parametrize(

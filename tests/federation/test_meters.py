@@ -138,12 +138,12 @@ def row(round: int, val: float, test: float) -> dict[str, float]:
     return {"round": float(round), "after/val_accuracy/mean": val, "after/test_accuracy/mean": test}
 
 
-def headline(kind: str) -> str:
+def monitor(kind: str) -> str:
     return f"after/{kind}_accuracy/mean"
 
 
 def selected(rows: list[dict[str, float]]) -> dict[str, float]:
-    best = BestRound(headline, "accuracy")
+    best = BestRound(monitor, "accuracy")
     return [best.update(row) for row in rows][-1]
 
 

@@ -129,7 +129,7 @@ def test_up_is_zero_and_down_is_not() -> None:
 def test_what_vit_small_trains(hidden: int, options: dict[str, Any], count: int) -> None:
     method = AdapterTuning(vit_small, 10, hidden=(8, 16, 32, 64), **options)
     with torch.device("meta"):
-        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, capacity=hidden))
+        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, model_size=hidden))
     shared = {name: tensor for name, tensor in module.state_dict().items() if name in module.shared_names()}
     assert count_floats(shared) == count + 3850
     assert sum(p.numel() for p in adapters(module).values()) == count

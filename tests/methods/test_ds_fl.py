@@ -26,13 +26,13 @@ from tiny_public import PROXY, Losing, fit, public, public_epochs, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import DSFL, Standalone
 from lightning_fed.methods.ds_fl import OpenServer, entropy, era
-from lightning_fed.seeding import INITIAL, LESSON, PUBLIC, SERVER_ROUND, seeded
+from lightning_fed.seeding import INITIAL, PUBLIC, PUBLIC_TRAINING, SERVER_ROUND, seeded
 
 OPEN = 20
 
@@ -129,7 +129,7 @@ def test_rounds_are_those_of_a_bare_loop(aggregation: Any, order: Any) -> None:
         said = []
         for k in range(4):
             if order == "distill_then_train" and learned is not None:
-                distill(k, *learned, LESSON, round, k)
+                distill(k, *learned, PUBLIC_TRAINING, round, k)
             optimizer = momentum(networks[k].parameters())
             for x, y in batches(data, k, round, 0):
                 optimizer.zero_grad()
@@ -142,7 +142,7 @@ def test_rounds_are_those_of_a_bare_loop(aggregation: Any, order: Any) -> None:
         distill(SERVER, *learned, PUBLIC, round, SERVER)
         if order == "train_then_distill":
             for k in range(4):
-                distill(k, *learned, LESSON, round, k)
+                distill(k, *learned, PUBLIC_TRAINING, round, k)
 
     close = {"rtol": 2e-4, "atol": 1e-5}
     for name, tensor in federation.run.server.state.items():
@@ -286,7 +286,7 @@ def test_a_client_whose_lesson_is_lost_goes_on_as_it_was(capsys: pytest.CaptureF
 class Unsaid(InProcess):
     """What a lesson took is not said."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for result in super().run(turns):
             is_lesson = isinstance(result, ClientUpdate) and result.client != SERVER and "train/distill_loss" in result.metrics
             yield replace(result, metrics={}) if is_lesson else result

@@ -33,7 +33,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
 from lightning_fed.methods.fd import COUNTS, LABELS, ROWS, DistillationServer, labels_of
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 
 INFO = new_data().clients[1]
@@ -72,12 +72,12 @@ def sent(client: int, rows: dict[int, Tensor], counts: dict[int, int] | None = N
 
 def new_server(tmp_path: Path, **options: Any) -> DistillationServer:
     server = DistillationServer(torch.zeros(CLASSES, CLASSES), **{"weighting": "uniform"} | options)
-    server.keep_in(ClientStore(tmp_path / "kept", 1), ScratchStore(tmp_path / "scratch", 1))
+    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
     return server
 
 
 def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> None:
-    server.open_round(round, [])
+    server.on_round_start(round, [])
     server.aggregate(updates)
 
 
@@ -172,10 +172,10 @@ def test_an_update_that_contradicts_itself_is_refused(
     change: State, message: str, rows: list[dict[int, Tensor]], tmp_path: Path
 ) -> None:
     server, update = new_server(tmp_path), sent(0, rows[0])
-    check_update(update, server.expected(update, Broadcast({})))
+    check_update(update, server.expected_payload(update, Broadcast({})))
     wrong = ClientUpdate(0, 1, update.state | change)
     with pytest.raises(FederationError, match=f"The update of client 0 has .*{message}"):
-        check_update(wrong, server.expected(wrong, Broadcast({})))
+        check_update(wrong, server.expected_payload(wrong, Broadcast({})))
 
 
 # ----------------------------------------------------------------------------------------------------------------- the client
@@ -191,16 +191,16 @@ def a_batch() -> tuple[Tensor, Tensor]:
     return torch.randn(12, 3, 4, 4), torch.arange(12) % CLASSES
 
 
-def slopes(module: FederatedModule, loss: Tensor) -> list[Tensor]:
+def grads(module: FederatedModule, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(module.parameters())))
 
 
 def test_certain_teachers_are_the_labels_once_more() -> None:
     """The gradient is 1 + γ times that of the labels."""
     module, batch = FD(Net, CLASSES, 0.7).for_client(INFO), a_batch()
-    alone = slopes(module, cross_entropy(module(batch[0]), batch[1]))
+    alone = grads(module, cross_entropy(module(batch[0]), batch[1]))
     taught(module, dict(enumerate(torch.eye(CLASSES))))
-    for ours, theirs in zip(slopes(module, module.client_loss(batch)), alone, strict=True):
+    for ours, theirs in zip(grads(module, module.client_loss(batch)), alone, strict=True):
         torch.testing.assert_close(ours, 1.7 * theirs)
 
 
@@ -352,7 +352,7 @@ def test_traffic_of_two_labels_of_ten() -> None:
     module.note(torch.randn(5, 10), torch.tensor([0, 0, 4, 0, 4]))
     assert (count_floats(module.update_state()), count_bytes(module.update_state())) == (20, 80 + 8 + 2)
     server = DistillationServer(torch.zeros(10, 10), "uniform")
-    server.keep_in(ClientStore(Path("kept"), 1), ScratchStore(Path("scratch"), 1))
+    server.attach_storage(ClientStore(Path("kept"), 1), RoundStore(Path("scratch"), 1))
     everything = {ROWS: torch.full((10, 10), 0.1), LABELS: pack_bits(torch.ones(10).bool()), COUNTS: torch.ones(10).int()}
     merge(server, 1, ClientUpdate(0, 1, module.update_state()), ClientUpdate(1, 1, everything))
     down = server.broadcast(ClientInfo(0, 5, 0, 0, counts)).state

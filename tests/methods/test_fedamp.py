@@ -34,7 +34,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAMP, Standalone
 from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
 from lightning_fed.models import CNN1
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats
 
 INFO = new_data().clients[1]
@@ -57,20 +57,20 @@ def new_server(models: list[Tensor], tmp_path: Path, round: int = 1, **options: 
     state = {"model/a": models[0][:2].clone(), "model/b": models[0][2:].clone()}
     given = {"step_size": lambda round: 0.8, "sigma": 2.0, "self_weight": None, "simplex": False} | options
     server = CloudServer(state, **given)
-    server.keep_in(ClientStore(tmp_path / "kept", 1), ScratchStore(tmp_path / "scratch", 1))
+    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
     for client, model in enumerate(models):
-        server.kept.put(client, {MODEL: model}, round)
-    server.open_round(round + 1, [info(client) for client in range(len(models))])
+        server.client_state.put(client, {MODEL: model}, round)
+    server.on_round_start(round + 1, [info(client) for client in range(len(models))])
     return server
 
 
 def xi(server: CloudServer) -> Tensor:
-    everybody = list(server.kept)
+    everybody = list(server.client_state)
     return server.weights(server.vectors(everybody), everybody)
 
 
 def clouds(server: CloudServer) -> list[Tensor]:
-    return [flatten(server.broadcast(info(client)).state) for client in server.kept]
+    return [flatten(server.broadcast(info(client)).state) for client in server.client_state]
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_the_projection_is_the_nearest_point() -> None:
 
 def test_who_has_sent_nothing_counts_for_nobody_and_has_the_first_model(models: list[Tensor], tmp_path: Path) -> None:
     server = new_server(models[:2], tmp_path)
-    server.open_round(3, [info(1), info(9)])
+    server.on_round_start(3, [info(1), info(9)])
     found = server.weights(server.vectors([1, 9]), [1, 9])
     assert found.shape == (2, 3)
     assert found[0, 2] == 0
@@ -207,10 +207,10 @@ def test_the_gradient_of_the_second_term() -> None:
     own = dict(module.named_parameters())
     [phase] = module.phases()
     assert phase.penalty is not None
-    slopes = torch.autograd.grad(phase.penalty(), list(own.values()))
-    for (name, _), slope in zip(own.items(), slopes, strict=True):
-        torch.testing.assert_close(slope, 0.7 / 0.2 * away[name])
-        assert slope.abs().max() > 0.1
+    grads = torch.autograd.grad(phase.penalty(), list(own.values()))
+    for (name, _), grad in zip(own.items(), grads, strict=True):
+        torch.testing.assert_close(grad, 0.7 / 0.2 * away[name])
+        assert grad.abs().max() > 0.1
     both = torch.autograd.grad(phase.loss(batch) + phase.penalty(), list(own.values()))
     alone = torch.autograd.grad(module.client_loss(batch), list(own.values()))
     assert not any(torch.equal(one, other) for one, other in zip(both, alone, strict=True))

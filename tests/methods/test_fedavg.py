@@ -45,7 +45,7 @@ def test_without_local_epochs_nothing_changes() -> None:
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
-def test_one_full_batch_step_is_a_centralised_step() -> None:
+def test_one_full_batch_step_is_a_centralized_step() -> None:
     """Double precision, unequal clients: the weighted mean of the clients' gradients is the gradient of all examples."""
     data = new_data(dtype=torch.float64, batch_size=1000)
     assert len({client.num_train for client in data.clients}) == 4

@@ -23,7 +23,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedCAC
 from lightning_fed.methods.fedcac import CRITICAL, VALUES, CollaborationServer, collaborators, critical_entries, overlap_threshold
 from lightning_fed.models import CNN1
-from lightning_fed.storage.client_store import ClientStore, ScratchStore
+from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, unpack_bits
 
 INFO = new_data().clients[1]
@@ -125,7 +125,7 @@ def test_who_has_nothing_critical_has_no_overlap_of_its_own() -> None:
 
 def new_server(tmp_path: Path, beta: int = 100) -> CollaborationServer:
     server = CollaborationServer({"b": torch.zeros(3, 4), "a": torch.zeros(5)}, "examples", beta)
-    server.keep_in(ClientStore(tmp_path / "kept", 1), ScratchStore(tmp_path / "scratch", 1))
+    server.attach_storage(ClientStore(tmp_path / "kept", 1), RoundStore(tmp_path / "scratch", 1))
     return server
 
 
@@ -145,25 +145,25 @@ def test_what_a_client_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blo
     vectors, server = torch.randn(3, 17), new_server(tmp_path)
     masks = torch.zeros(3, 17).bool()
     masks[0, :6], masks[1, 1:7], masks[2, 11:] = True, True, True
-    server.open_round(1, [])
+    server.on_round_start(1, [])
     metrics = server.aggregate(update(client, client + 1, vectors[client], masks[client]) for client in range(3))
     assert metrics == {"server/collaborators": pytest.approx(2 / 3)}  # 0 and 1 with each other
     mean = (vectors[0] + 2 * vectors[1] + 3 * vectors[2]) / 6
     pair = (vectors[0] + vectors[1]) / 2
-    for client, customised in enumerate((pair, pair, vectors[2])):
-        torch.testing.assert_close(flatten(server.broadcast(info(client)).state), torch.where(masks[client], customised, mean))
+    for client, customized in enumerate((pair, pair, vectors[2])):
+        torch.testing.assert_close(flatten(server.broadcast(info(client)).state), torch.where(masks[client], customized, mean))
     assert torch.equal(flatten(server.broadcast(info(2)).state)[11:], vectors[2, 11:])
     assert same(server.broadcast(info(9)).state, server.state)
-    assert not list(server.scratch)
+    assert not list(server.round_state)
 
 
 def test_who_does_not_take_part_keeps_its_critical_entries(tmp_path: Path) -> None:
     torch.manual_seed(0)
     vectors, server = torch.randn(4, 17), new_server(tmp_path)
     mask = torch.arange(17) < 5
-    server.open_round(1, [])
+    server.on_round_start(1, [])
     server.aggregate([update(0, 1, vectors[0], mask), update(1, 1, vectors[1], mask)])
-    server.open_round(2, [])
+    server.on_round_start(2, [])
     server.aggregate([update(1, 1, vectors[2], ~mask), update(2, 1, vectors[3], ~mask)])
     expected = torch.where(mask, (vectors[0] + vectors[1]) / 2, (vectors[2] + vectors[3]) / 2)
     torch.testing.assert_close(flatten(server.broadcast(info(0)).state), expected)
@@ -215,7 +215,7 @@ def bare_rounds(model: FedCAC, initial: State, cohorts: list[list[int]]) -> list
     data = new_data(3, 120)
     data.setup()
     get = [dict(initial) for _ in range(3)]
-    customised: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+    customized: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
     for t, cohort in enumerate(cohorts, start=1):
         trained: dict[int, dict[str, Tensor]] = {}
         critical: dict[int, dict[str, Tensor]] = {}
@@ -243,10 +243,10 @@ def bare_rounds(model: FedCAC, initial: State, cohorts: list[list[int]]) -> list
         for i in cohort:
             together = [j for j in cohort if j == i or o[i, j] >= mean + t / model.beta * (largest - mean) - 1e-12]
             means = {name: sum(trained[j][name].double() for j in together) / len(together) for name in initial}
-            customised[i] = (critical[i], means)
+            customized[i] = (critical[i], means)
         for k in range(3):
-            if k in customised:
-                mask, own = customised[k]
+            if k in customized:
+                mask, own = customized[k]
                 get[k] = {name: torch.where(mask[name], own[name], everybody[name]).float() for name in initial}
             else:
                 get[k] = {name: tensor.float() for name, tensor in everybody.items()}
@@ -265,7 +265,7 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
             torch.testing.assert_close(tensor, expected[client][name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_stopped_run_goes_on_with_what_is_customised() -> None:
+def test_a_stopped_run_goes_on_with_what_is_customized() -> None:
     model = partial(FedCAC, NoisyNet, CLASSES, beta=3, optimizer=momentum)
     whole = fit(model(), rounds=4, participation=0.7, evaluate_every=1)
     for rounds in (2, 4):

@@ -117,7 +117,7 @@ def test_simultaneous_training_differs_from_alternating() -> None:
     assert not same(one.run.server.state_dict(), other.run.server.state_dict())
 
 
-class Kept(FedDecomp):
+class ClientStates(FedDecomp):
     """Notes what clients sent."""
 
     sent: list[State]
@@ -132,11 +132,11 @@ class Kept(FedDecomp):
 @pytest.mark.parametrize("absentees", ["left_out", "stale"])
 def test_average_under_partial_participation(absentees: str) -> None:
     """Two of four clients; a fifth may not take part and does not count."""
-    Kept.sent = []
-    model = Kept(Net, CLASSES, absentees=absentees, optimizer=sgd)
-    federation = new_federation(1, participation=0.5, participants=[0, 1, 3, 4])
+    ClientStates.sent = []
+    model = ClientStates(Net, CLASSES, absentees=absentees, optimizer=sgd)
+    federation = new_federation(1, participation=0.5, eligible_clients=[0, 1, 3, 4])
     federation.fit(model, new_data(5, 160))
-    start, sent = federation.run.model.shared_state(), Kept.sent[:2]
+    start, sent = federation.run.model.shared_state(), ClientStates.sent[:2]
     for name, tensor in federation.run.server.state_dict().items():
         mean = (sent[0][name] + sent[1][name]) / 2
         expected = mean if absentees == "left_out" else (2 * mean + 2 * start[name]) / 4
@@ -145,12 +145,12 @@ def test_average_under_partial_participation(absentees: str) -> None:
 
 @pytest.mark.parametrize("absentees", ["left_out", "stale"])
 def test_drift_is_the_mean_distance_from_the_average(absentees: str) -> None:
-    Kept.sent = []
+    ClientStates.sent = []
     federation = new_federation(1, participation=0.75)
-    federation.fit(Kept(NoisyNet, CLASSES, absentees=absentees, optimizer=sgd), new_data(4, 160))
-    names = {name for name, _ in federation.run.model.named_parameters()} & Kept.sent[0].keys()
+    federation.fit(ClientStates(NoisyNet, CLASSES, absentees=absentees, optimizer=sgd), new_data(4, 160))
+    names = {name for name, _ in federation.run.model.named_parameters()} & ClientStates.sent[0].keys()
     mean = federation.run.server.state_dict()
-    flat = [torch.cat([(sent[name] - mean[name]).flatten() for name in sorted(names)]) for sent in Kept.sent[:3]]
+    flat = [torch.cat([(sent[name] - mean[name]).flatten() for name in sorted(names)]) for sent in ClientStates.sent[:3]]
     expected = sum(vector.norm().item() for vector in flat) / 3
     assert federation.run.history[0]["server/drift"] == pytest.approx(expected, rel=1e-5)
     assert distance({"a": torch.tensor([3.0, 0.0])}, {"a": torch.tensor([0.0, 4.0])}) == 5

@@ -28,7 +28,7 @@ from tiny_rounds import UniformFedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
@@ -135,8 +135,8 @@ def test_a_student_that_agrees_with_its_only_teacher_has_no_gradient() -> None:
     module.load_payload({"targets/avg_logits": said})
     loss = module.student_loss((PROXY, torch.arange(50)))
     assert loss.item() == pytest.approx(0, abs=1e-6)
-    for slope in torch.autograd.grad(loss, list(module.parameters())):
-        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-6)
+    for grad in torch.autograd.grad(loss, list(module.parameters())):
+        torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=1e-6)
 
 
 def test_a_constant_that_is_added_to_a_row_of_logits_changes_nothing() -> None:
@@ -239,9 +239,11 @@ def test_a_table_beyond_the_limit_is_in_bfloat16() -> None:
         federation = fit(new(table_limit_mb=limit, distill_optimizer=partial(torch.optim.SGD, lr=0.1)), engine=engine, rounds=1)
         ends.append(federation.run.server.state_dict())
         said = [
-            update.state["outputs"] for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict"
+            update.state["outputs"]
+            for turn, update in zip(engine.turns, engine.updates, strict=True)
+            if turn.verb == "predict_public"
         ]
-        tables = [turn.broadcast.state["targets/avg_logits"] for turn in engine.turns if turn.verb == "learn"]
+        tables = [turn.broadcast.state["targets/avg_logits"] for turn in engine.turns if turn.verb == "train_on_public"]
         dtype = torch.bfloat16 if len(ends) == 3 else torch.float32
         assert {tensor.dtype for tensor in (*said, *tables)} == {dtype}
     assert same(ends[0], ends[1])
@@ -255,9 +257,11 @@ def test_the_table_is_the_mean_of_what_teachers_say(distill_loss: Any) -> None:
     engine = Recording()
     fit(new(distill_loss=distill_loss, temperature=2.0), engine=engine, rounds=1)
     said = [
-        update.state["outputs"] / 2 for turn, update in zip(engine.turns, engine.updates, strict=True) if turn.verb == "predict"
+        update.state["outputs"] / 2
+        for turn, update in zip(engine.turns, engine.updates, strict=True)
+        if turn.verb == "predict_public"
     ]
-    table = next(turn.broadcast.state[f"targets/{distill_loss}"] for turn in engine.turns if turn.verb == "learn")
+    table = next(turn.broadcast.state[f"targets/{distill_loss}"] for turn in engine.turns if turn.verb == "train_on_public")
     mean = torch.stack(said if distill_loss == "avg_logits" else [logits.softmax(1) for logits in said]).mean(0)
     torch.testing.assert_close(table[:, :CLASSES], mean)
 
@@ -281,7 +285,7 @@ def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     order: list[str] = []
 
     class Noting(InProcess):
-        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
             def noted() -> Iterator[Turn]:
                 for turn in turns:
                     order.append(turn.verb)

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
 from lightning_fed.data.client_info import ClientInfo
@@ -43,7 +43,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.models import CNN1, ResNet8, ResNet18, ResNet34
-from lightning_fed.nn.factorise import Factorised, recover, unroll
+from lightning_fed.nn.factorize import Factorized, recover, unroll
 from lightning_fed.tensors import State, check_fits, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 
@@ -80,7 +80,7 @@ def server_of(method: FederatedModule, participants: list[ClientInfo]) -> Any:
     """The method's server at the start of round 1."""
     method.configure_model()
     server = method.configure_server(participants)
-    server.open_round(1, participants)
+    server.on_round_start(1, participants)
     return server
 
 
@@ -206,7 +206,7 @@ def test_when_the_anchor_takes_part(ratios: list[float], present: list[int], anc
 def test_what_is_called_the_authors_is_theirs() -> None:
     """Their aggregation adds the previous model where nobody of the largest size takes part, and only there."""
     config = yaml.safe_load(Path(CONFIGS, "fedhm/cifar10_official.yaml").read_text())["model"]["init_args"]
-    overrides = yaml.safe_load(Path(CONFIGS, "worth/capacity.sweep.yaml").read_text())["methods"]["FedHM, official"]
+    overrides = yaml.safe_load(Path(CONFIGS, "worth/model_size.sweep.yaml").read_text())["methods"]["FedHM, official"]
     assert (config["weights"], config["anchor"]) == ("official", "missing_largest")
     assert overrides == {"model.init_args.weights": "official", "model.init_args.anchor": "missing_largest"}
 
@@ -289,7 +289,7 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
         state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
         layers = [f"backbone.{name}" for name in method.low_rank_layers()]
         server = FedHMServer(
-            state, clients(4), method.capacities, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor="never"
+            state, clients(4), method.model_sizes, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor="never"
         )
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
 
@@ -297,7 +297,7 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
 class Huge(InProcess):
     """Sends factors whose product is larger than any number of their precision."""
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         for update in super().run(turns):
             assert isinstance(update, ClientUpdate)
             state = {name: torch.full_like(t, 1e30) if name.startswith("backbone.fc1.") else t for name, t in update.state.items()}
@@ -314,7 +314,7 @@ def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
 
 def low_rank_client(data: InMemory, **options: Any) -> FederatedModule:
     method = FedHM(Net, CLASSES, ratios=[0.5], **options)
-    return method.for_client(replace(data.clients[0], capacity=0.5))
+    return method.for_client(replace(data.clients[0], model_size=0.5))
 
 
 def test_weight_decay_leaves_the_factors_alone() -> None:
@@ -336,7 +336,7 @@ def test_frobenius_decay_is_the_optimizer_s_weight_decay_unless_it_is_given(
 ) -> None:
     module = low_rank_client(new_data(1, 60), decay=decay, optimizer=partial(sgd, weight_decay=weight_decay))
     [phase] = module.phases()
-    products = sum(layer.recover().square().sum().item() for layer in module.modules() if isinstance(layer, Factorised))
+    products = sum(layer.recover().square().sum().item() for layer in module.modules() if isinstance(layer, Factorized))
     assert (phase.penalty is None) == (expected is None)
     if phase.penalty is not None and expected is not None:
         assert phase.penalty().item() == pytest.approx(expected / 2 * products, rel=1e-5)
@@ -366,7 +366,7 @@ def test_frobenius_decay_is_logged_apart_from_the_loss() -> None:
         metrics.append({name: value.item() for name, value in trainer.callback_metrics.items()})
     without, with_decay = metrics
     assert with_decay["train/local_loss"] == without["train/local_loss"]
-    layers = [layer for layer in module.modules() if isinstance(layer, Factorised)]
+    layers = [layer for layer in module.modules() if isinstance(layer, Factorized)]
     expected = 0.15 * sum(layer.recover().square().sum().item() for layer in layers)
     assert with_decay["train/local_penalty"] == pytest.approx(expected, rel=1e-5)
     assert "train/local_penalty" not in without
@@ -380,7 +380,7 @@ def test_frobenius_decay_is_part_of_the_gradient_that_momentum_takes_in() -> Non
     train(module, data.client(0), epochs=3, precision="64-true")
 
     x, y = data.client(0).data[data.client(0).splits[0]]
-    layers = [layer for layer in network.modules() if isinstance(layer, Factorised)]
+    layers = [layer for layer in network.modules() if isinstance(layer, Factorized)]
     factors = {id(p) for layer in layers for p in layer.weights}
     assert len(layers) == 2
     parameters = list(network.parameters())
@@ -423,7 +423,7 @@ def test_without_mask_and_on_the_server_all_classes_are_there() -> None:
 @pytest.mark.parametrize("layers", [None, []])
 def test_a_network_that_names_no_layers_needs_to_be_told(layers: list[str] | None) -> None:
     data = InMemory(torch.zeros(40, 3, 32, 32), torch.arange(40) % CLASSES, CLASSES, num_clients=2, batch_size=16)
-    with pytest.raises(FederationError, match="CNN1 does not say which of its layers can be factorised: name them in layers"):
+    with pytest.raises(FederationError, match="CNN1 does not say which of its layers can be factorized: name them in layers"):
         fit(FedHM(CNN1, CLASSES, layers=layers), data)
 
 
@@ -431,18 +431,18 @@ def test_layers_may_be_named() -> None:
     method = FedHM(Net, CLASSES, ratios=[0.5], layers=["fc2"])
     version = server_of(method, clients(1)).version(0.5)
     assert {"backbone.fc1.weight", "backbone.fc2.0.weight", "backbone.fc2.1.weight", "backbone.fc2.1.bias"} <= version.keys()
-    assert {name for name, layer in method.for_client(replace(clients(1)[0], capacity=0.5)).named_modules() if "fc2." in name}
+    assert {name for name, layer in method.for_client(replace(clients(1)[0], model_size=0.5)).named_modules() if "fc2." in name}
 
 
-def test_a_frozen_layer_is_not_factorised() -> None:
+def test_a_frozen_layer_is_not_factorized() -> None:
     method = FedHM(PartlyFrozenNet, CLASSES)
     method.configure_model()
     assert method.low_rank_layers() == ["fc2"]
     with pytest.raises(FederationError, match="layers names 'fc1', which is frozen"):
-        FedHM(PartlyFrozenNet, CLASSES, layers=["fc1", "fc2"]).for_client(replace(clients(1)[0], capacity=0.5))
+        FedHM(PartlyFrozenNet, CLASSES, layers=["fc1", "fc2"]).for_client(replace(clients(1)[0], model_size=0.5))
 
 
-def test_a_network_may_look_at_the_weight_of_a_factorised_layer() -> None:
+def test_a_network_may_look_at_the_weight_of_a_factorized_layer() -> None:
     """As patch embeddings of the transformers library do, to find out its dtype, and layers that are called by their weight."""
 
     class Looking(Net):
@@ -506,7 +506,7 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
 @pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
 def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
     other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
-    models, others = recorded(name)[0].run.server.models(), other.run.server.models()
+    models, others = recorded(name)[0].run.server.global_models(), other.run.server.global_models()
     assert models.keys() == others.keys() == VERSIONS[name] | {"global"}
     for version, model in models.items():
         assert any(tensor.abs().sum() > 0 for statistic, tensor in model.statistics.items() if statistic.endswith("running_mean"))
@@ -548,9 +548,9 @@ def test_running_statistics_do_not_travel_to_train(name: str) -> None:
 @each_method
 def test_the_global_model_is_what_is_measured(name: str) -> None:
     federation = recorded(name)[0]
-    model, pooled = federation.run.server.models()["global"], federation.run.data.pooled()
+    model, pooled = federation.run.server.global_models()["global"], federation.run.data.pooled()
     images, labels = pooled.data[pooled.splits[2]]
-    module = federation.run.model.for_client(replace(pooled.info, capacity=model.capacity)).eval()
+    module = federation.run.model.for_client(replace(pooled.info, model_size=model.model_size)).eval()
     module.load_shared_state(model.state)
 
     def accuracy() -> float:
@@ -572,8 +572,8 @@ def test_every_version_is_measured_under_its_name(name: str) -> None:
 @each_method
 def test_statistics_are_the_mean_over_everybodys_batches(name: str) -> None:
     federation = recorded(name)[0]
-    model, data = federation.run.server.models()["global"], federation.run.data
-    module = federation.run.model.for_client(replace(data.pooled().info, capacity=None))
+    model, data = federation.run.server.global_models()["global"], federation.run.data
+    module = federation.run.model.for_client(replace(data.pooled().info, model_size=None))
     module.load_shared_state(model.state)
     prefix, network = ("bases.1.", module.bases[1]) if name == "SplitMix" else ("backbone.", module.backbone)
     loaders = [data.client(k).predict_dataloader() for k in range(3)]
@@ -601,10 +601,10 @@ def test_reaching_the_target_is_reported(name: str) -> None:
 def test_fixed_sizes_are_dealt_in_turn(name: str) -> None:
     federation, turns, _ = recorded(name)
     sizes = [None, 2, 1] if name == "SplitMix" else [None, 0.5, 0.25]
-    turns = [turn for turn in turns if turn.client.id >= 0 and turn.verb != "gather"]
+    turns = [turn for turn in turns if turn.client.id >= 0 and turn.verb != "compute_statistics"]
     assert len(turns) == 3 * (3 + 3)
-    assert all(turn.broadcast.capacity == sizes[turn.client.id] for turn in turns)
-    more = federation.run.model.configure_server(clients(8)).capacity
+    assert all(turn.broadcast.model_size == sizes[turn.client.id] for turn in turns)
+    more = federation.run.model.configure_server(clients(8)).model_size
     assert more == {client: sizes[client % 3] for client in range(8)}
 
 
@@ -615,7 +615,7 @@ class Sizes(FederationCallback):
         self.rounds: list[dict[int, float | None]] = []
 
     def on_round_end(self, run: RunView) -> None:
-        self.rounds.append(dict(run.server.capacity))
+        self.rounds.append(dict(run.server.model_size))
 
 
 def redrawn(name: str, **options: Any) -> tuple[list[dict[int, float | None]], Federation]:
@@ -630,10 +630,10 @@ def test_redrawn_sizes_are_a_function_of_seed_and_round(name: str) -> None:
     engine = Recording()
     rounds, federation = redrawn(name, engine=engine)
     assert rounds[0] != rounds[1] != rounds[2] != rounds[0]
-    assert {size for drawn in rounds for size in drawn.values()} == set(federation.run.model.capacities)
-    turns = [turn for turn in engine.turns if turn.client.id >= 0 and turn.verb != "gather"]
+    assert {size for drawn in rounds for size in drawn.values()} == set(federation.run.model.model_sizes)
+    turns = [turn for turn in engine.turns if turn.client.id >= 0 and turn.verb != "compute_statistics"]
     assert [turn.verb for turn in turns] == ["fit"] * (3 * 2) + ["evaluate"] * 4
-    assert all(turn.broadcast.capacity == rounds[turn.round - 1][turn.client.id] for turn in turns)
+    assert all(turn.broadcast.model_size == rounds[turn.round - 1][turn.client.id] for turn in turns)
     assert federation.run.results.keys() == {0, 1, 2, 3}
     assert all(math.isfinite(value) for value in federation.run.history[-1].values())
     assert redrawn(name, rounds=2)[0] == rounds[:2]

@@ -20,7 +20,7 @@ from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedHM, FedHMDelta
 from lightning_fed.methods.fedhm_delta import FedHMDeltaServer
 from lightning_fed.models import ResNet8
-from lightning_fed.nn.factorise import unroll
+from lightning_fed.nn.factorize import unroll
 from lightning_fed.tensors import State
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
@@ -45,7 +45,7 @@ def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMD
     method = kind(network, CLASSES, **{"ratios": RATIOS} | options)
     method.configure_model()
     server: Any = method.configure_server(clients(number))
-    server.open_round(1, clients(number))
+    server.on_round_start(1, clients(number))
     return server
 
 

@@ -49,8 +49,8 @@ def clients(number: int) -> list[ClientInfo]:
     return [ClientInfo(k, 10 + 20 * k, 2, 2, (3,) * CLASSES) for k in range(number)]
 
 
-def client_of(capacity: float | None, **options: Any) -> FedHMLoRA:
-    return method_of(**options).for_client(ClientInfo(0, 10, 2, 2, (3,) * CLASSES, capacity))
+def client_of(model_size: float | None, **options: Any) -> FedHMLoRA:
+    return method_of(**options).for_client(ClientInfo(0, 10, 2, 2, (3,) * CLASSES, model_size))
 
 
 def server_of(number: int, **options: Any) -> FedHMLoRAServer:
@@ -60,7 +60,7 @@ def server_of(number: int, **options: Any) -> FedHMLoRAServer:
     everybody = clients(number)
     server = method.configure_server(everybody)
     assert isinstance(server, FedHMLoRAServer)
-    server.open_round(1, everybody)
+    server.on_round_start(1, everybody)
     return server
 
 
@@ -70,7 +70,7 @@ def filled(state: State) -> State:
 
 def updates_of(server: FedHMLoRAServer, cohort: Iterable[int] | None = None) -> list[ClientUpdate]:
     """An update of random numbers from every client, or from those in the cohort."""
-    everybody = clients(len(server.capacity))
+    everybody = clients(len(server.model_size))
     participants = everybody if cohort is None else [everybody[k] for k in cohort]
     return [ClientUpdate(client.id, client.num_train, filled(server.broadcast(client).state)) for client in participants]
 
@@ -134,7 +134,7 @@ def test_factors_of_the_clients_rank_and_the_head_travel(targets: str, per_rank:
     head = WIDTH * CLASSES + CLASSES
     for client, rank in zip(clients(5), [2, 4, 8, 2, 4], strict=True):
         sent = server.broadcast(client)
-        assert sent.capacity == rank
+        assert sent.model_size == rank
         assert count_floats(sent.state) == per_rank * rank + head
         module = client_of(rank, targets=targets)
         module.load_broadcast(sent)
@@ -177,7 +177,7 @@ def test_the_global_model_is_the_network_with_the_changes_added(lora_alpha: floa
     server.aggregate(updates_of(server))
     pretrained = tiny_vit(CLASSES)
     module = client_of(None, backbone=lambda classes: copy.deepcopy(pretrained), lora_alpha=lora_alpha).eval()
-    module.load_broadcast(server.models()["global"])
+    module.load_broadcast(server.global_models()["global"])
     merged = copy.deepcopy(pretrained)
     scaling = 1 if lora_alpha is None else 2
     with torch.no_grad():
@@ -369,12 +369,12 @@ def test_a_round_averages_what_was_sent_and_measures_the_sum() -> None:
         torch.testing.assert_close(federation.run.server.state[name], mean.float(), rtol=1e-5, atol=1e-6)
         assert mean.any()
     row, module = federation.run.history[-1], federation.run.model
-    module.load_broadcast(federation.run.server.models()["global"])
+    module.load_broadcast(federation.run.server.global_models()["global"])
     images, labels = federation.run.data.pooled().data[federation.run.data.pooled().splits[2]]
     assert row["global/test_accuracy"] == pytest.approx((module.eval()(images).argmax(dim=1) == labels).float().mean().item())
     assert {f"rank_{rank}/test_accuracy" for rank in (2, 4, 8, 16)} <= row.keys()
     assert {f"server/energy_rank_{rank}" for rank in (2, 4, 8, 16)} <= row.keys()
-    assert federation.run.headline("test") == "global/test_accuracy"
+    assert federation.run.monitored("test") == "global/test_accuracy"
 
 
 def test_nothing_stays_with_the_client_and_adam_starts_afresh() -> None:
@@ -392,10 +392,10 @@ def test_nothing_stays_with_the_client_and_adam_starts_afresh() -> None:
 def test_who_has_which_rank(assignment: str) -> None:
     server, rounds = server_of(6, ranks=[1, 2, 3], assignment=assignment), []
     for number in range(3):
-        server.open_round(number, clients(6))
+        server.on_round_start(number, clients(6))
         sent = [server.broadcast(client) for client in clients(6)]
         rounds.append([len(broadcast.state[a_of(QUERY)]) for broadcast in sent])
-        assert rounds[-1] == [broadcast.capacity for broadcast in sent]
+        assert rounds[-1] == [broadcast.model_size for broadcast in sent]
         server.aggregate(updates_of(server))
     assert {rank for ranks in rounds for rank in ranks} == {1, 2, 3}
     assert (rounds == [[1, 2, 3, 1, 2, 3]] * 3) == (assignment == "fixed")

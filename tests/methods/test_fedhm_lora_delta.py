@@ -28,7 +28,7 @@ def server_of(number: int, kind: type[FedHMLoRA] = FedHMLoRADelta, **options: An
     server: Any = method.configure_server(clients(number))
     changes = {name: torch.randn_like(tensor) if name.endswith(".change") else tensor for name, tensor in server.state.items()}
     server.load_state_dict(changes)
-    server.open_round(1, clients(number))
+    server.on_round_start(1, clients(number))
     return server
 
 

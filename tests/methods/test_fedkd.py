@@ -86,8 +86,8 @@ def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, en
         def configure_server(self, clients: Any) -> MenteeServer:
             server = super().configure_server(clients)
             assert isinstance(server, MenteeServer)
-            before = server.open_round
-            server.open_round = lambda round, cohort: (cohorts.append([c.id for c in cohort]), before(round, cohort))[1]  # type: ignore[method-assign, assignment, func-returns-value]
+            before = server.on_round_start
+            server.on_round_start = lambda round, cohort: (cohorts.append([c.id for c in cohort]), before(round, cohort))[1]  # type: ignore[method-assign, assignment, func-returns-value]
             return server
 
     model.__class__ = Watched if engine is InProcess else FedKD  # which cannot travel
@@ -136,7 +136,7 @@ def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, en
 
     for name, tensor in theta.state_dict().items():
         torch.testing.assert_close(federation.run.server.state[f"{MENTEE}{name}"], tensor, rtol=1e-4, atol=1e-5)
-    for k in federation.run.since:
+    for k in federation.run.last_rounds:
         kept = federation.run.store.get(k)
         for part, network in (("backbone.", mentors[k]), ("projection.", projections[k])):
             for name, tensor in stripped(dict(kept), part).items():

@@ -14,7 +14,7 @@ from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.engines import InProcess
@@ -196,7 +196,7 @@ class Tampering(InProcess):
         super().__init__()
         self.change = change
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         updates = list(super().run(turns))
         last = updates[-1]
         assert isinstance(last, ClientUpdate)

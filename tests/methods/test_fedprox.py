@@ -57,7 +57,7 @@ def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter))
-    assert all(torch.equal(tensor, start[name]) for name, tensor in module.received.items())
+    assert all(torch.equal(tensor, start[name]) for name, tensor in module.global_parameters.items())
     own = dict(module.named_parameters())
     with_term, without = (torch.autograd.grad(loss(batch), list(own.values())) for loss in (module.phase.loss, module.client_loss))
     for (name, parameter), one, other in zip(own.items(), with_term, without, strict=True):
@@ -68,7 +68,7 @@ def test_the_start_is_taken_once_per_round_not_per_epoch() -> None:
     module = FedProx(Net, CLASSES, 0.5, sgd, epochs=3).for_client(INFO)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
     new_trainer(**QUIET, max_epochs=3, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
-    assert all(torch.equal(tensor, start[name]) for name, tensor in module.received.items())
+    assert all(torch.equal(tensor, start[name]) for name, tensor in module.global_parameters.items())
     assert not any(torch.equal(p, start[name]) for name, p in module.named_parameters())
 
 
@@ -102,7 +102,7 @@ def test_only_what_learns_is_held() -> None:
     """Neither buffers nor frozen tensors; and the copies are in no state."""
     module = FrozenBody(NoisyNet, CLASSES).for_client(INFO)
     parameters = {name for name, _ in module.named_parameters()}
-    assert set(module.received) == parameters - {"backbone.fc1.weight", "backbone.fc1.bias"}
+    assert set(module.global_parameters) == parameters - {"backbone.fc1.weight", "backbone.fc1.bias"}
     assert not any("received" in name for name in module.state_dict())
 
 
@@ -120,7 +120,7 @@ def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
     for _ in range(2):
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
         new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in module.received.items())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in module.global_parameters.items())
 
 
 def test_a_checkpoint_of_a_plain_fit_remembers_the_start() -> None:
@@ -132,4 +132,4 @@ def test_a_checkpoint_of_a_plain_fit_remembers_the_start() -> None:
     trainer.save_checkpoint("stopped.ckpt")
     resumed = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO, seed=1)
     new_trainer(**QUIET, max_epochs=2, limit_val_batches=0).fit(resumed, datamodule=data, ckpt_path="stopped.ckpt")
-    assert all(torch.equal(tensor, start[name]) for name, tensor in resumed.received.items())
+    assert all(torch.equal(tensor, start[name]) for name, tensor in resumed.global_parameters.items())

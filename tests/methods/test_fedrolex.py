@@ -33,7 +33,7 @@ def server_of(method: FederatedModule, t: int = 1) -> Any:
     """The method's server at the start of a round."""
     method.configure_model()
     server = method.configure_server(CLIENTS)
-    server.open_round(t, CLIENTS)
+    server.on_round_start(t, CLIENTS)
     return server
 
 
@@ -85,7 +85,7 @@ def test_every_channel_is_in_the_window_equally_often(width: float) -> None:
         for first in (1, 3):
             seen: list[int] = []
             for t in range(first, first + channels):
-                server.open_round(t, CLIENTS)
+                server.on_round_start(t, CLIENTS)
                 seen += server.version(width)[bias].int().tolist()
             assert torch.bincount(torch.tensor(seen)).tolist() == [max(1, round(width * channels))] * channels
 

@@ -55,7 +55,7 @@ def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: 
     theirs = fit(UniformFedAvg(network, CLASSES, momentum), data, rounds=2).run.server.state_dict()
     state = ours.run.server.state_dict()
     assert same(state, {name: tensor for name, tensor in theirs.items() if name in state})
-    assert theirs.keys() - state.keys() == ours.run.model.statistics_names()
+    assert theirs.keys() - state.keys() == ours.run.model.recomputed_buffers()
 
 
 @pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
@@ -92,7 +92,7 @@ def test_each_entry_is_averaged_over_those_who_have_it(widths: tuple[float, ...]
 def test_a_narrow_network_is_the_global_one_without_the_other_channels(network: Any) -> None:
     x = torch.randn(3, 3, 4, 4) if network is Net else torch.randn(3, 3, 32, 32)
     method = HeteroFL(network, CLASSES, widths=[1.0, 0.6], scaler=False)
-    whole, part = (method.for_client(replace(CLIENT, capacity=width)).eval() for width in (None, 0.6))
+    whole, part = (method.for_client(replace(CLIENT, model_size=width)).eval() for width in (None, 0.6))
     method.configure_model()
     shapes = method.shapes(0.6)
     state = {name: tensor + 0.1 for name, tensor in whole.shared_state().items()}
@@ -110,7 +110,7 @@ def test_a_narrow_network_is_the_global_one_without_the_other_channels(network: 
 def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: float) -> None:
     """Batch norm undoes it in training but for its epsilon, which is as large as the variance here."""
     x = torch.randn(16, 3, 4, 4)
-    module = HeteroFL(StaticNet, CLASSES, widths=[0.6], scaler=scaler).for_client(replace(CLIENT, capacity=0.6))
+    module = HeteroFL(StaticNet, CLASSES, widths=[0.6], scaler=scaler).for_client(replace(CLIENT, model_size=0.6))
     features, norm = Net.encode(module.backbone, x), module.backbone.norm
     norm.eps = 1e-2
     torch.testing.assert_close(module.eval().backbone.encode(x), features / (1 + 1e-2) ** 0.5)
@@ -120,12 +120,12 @@ def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: 
 
 @pytest.mark.parametrize("scaler", [True, False])
 @pytest.mark.parametrize("version", ["global", "width_0.6"])
-def test_in_evaluation_activations_are_normalised_by_their_own_statistics(version: str, scaler: bool) -> None:
+def test_in_evaluation_activations_are_normalized_by_their_own_statistics(version: str, scaler: bool) -> None:
     """One client, one batch: but for the unbiased variance, a measured network computes what it does in training."""
     data = new_data(1, 120, batch_size=1000)
     federation = fit(HeteroFL(StaticNet, CLASSES, widths=[0.6, 1.0], scaler=scaler, optimizer=sgd), data)
-    model = federation.run.server.models()[version]
-    module = federation.run.model.for_client(replace(CLIENT, capacity=model.capacity)).eval()
+    model = federation.run.server.global_models()[version]
+    module = federation.run.model.for_client(replace(CLIENT, model_size=model.model_size)).eval()
     module.load_shared_state(model.state)
     module.load_statistics(model.statistics)
     [(x, _)] = data.client(0).predict_dataloader()
@@ -157,7 +157,7 @@ def test_the_server_sends_leading_channels_of_the_right_shape() -> None:
     method.configure_model()
     server = method.configure_server([replace(CLIENT, id=k) for k in range(4)])
     whole, narrow = (server.broadcast(replace(CLIENT, id=k)) for k in (2, 3))
-    assert (whole.capacity, narrow.capacity) == (None, 0.5)
+    assert (whole.model_size, narrow.model_size) == (None, 0.5)
     assert whole.state is server.state
     assert narrow.state["backbone.stem.0.weight"].shape == (4, 3, 7, 7)
     assert narrow.state["backbone.stages.2.conv1.weight"].shape == (16, 8, 3, 3)
@@ -171,7 +171,7 @@ def test_widths_are_relative_to_the_network_that_was_given() -> None:
     server = method.configure_server([replace(CLIENT, id=k) for k in range(2)])
     sizes = [len(server.version(width)["backbone.fc2.bias"]) for width in (None, 0.5)]
     assert sizes == [12, 6]
-    assert len(method.for_client(replace(CLIENT, capacity=0.5)).shared_state()["backbone.fc2.bias"]) == 6
+    assert len(method.for_client(replace(CLIENT, model_size=0.5)).shared_state()["backbone.fc2.bias"]) == 6
 
 
 def test_a_layer_has_at_least_one_channel() -> None:

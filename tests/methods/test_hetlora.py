@@ -110,7 +110,7 @@ def test_ranks_at_first(r_min: int, r_max: int, number: int, ranks: list[int]) -
     assert {name: tensor.shape for name, tensor in server.state.items() if name in (A, B)} == {A: (r_max, 8), B: (8, r_max)}
     for client in clients(number):
         sent = server.broadcast(client)
-        assert sent.capacity == ranks[client.id]
+        assert sent.model_size == ranks[client.id]
         assert (sent.state[A].shape, sent.state[B].shape) == ((ranks[client.id], 8), (8, ranks[client.id]))
         assert torch.equal(sent.state[A], server.state[A][: ranks[client.id]])
 
@@ -122,11 +122,11 @@ def test_ranks_the_wrong_way_round_are_refused() -> None:
 
 def test_scaling_is_the_same_for_every_rank() -> None:
     method = method_of(lora_alpha=12.0)
-    for capacity in (None, 2, 5):
-        module = method.for_client(replace(clients(1)[0], capacity=capacity))
+    for model_size in (None, 2, 5):
+        module = method.for_client(replace(clients(1)[0], model_size=model_size))
         layer = module.backbone.network.roberta.encoder.layer[0].attention.self.query
         assert layer.scaling[COMMON] == pytest.approx(2)
-        assert module.shared_state()[A].shape == (capacity or 6, 8)
+        assert module.shared_state()[A].shape == (model_size or 6, 8)
 
 
 # ----------------------------------------------------------------------------------------------------------------- server
@@ -156,7 +156,7 @@ def test_equal_norms_give_homloras_mean() -> None:
 
 
 def test_unequal_ranks_are_padded_with_zeros() -> None:
-    """Where few clients have a rank, it fades: the weights are not normalised over those that have it."""
+    """Where few clients have a rank, it fades: the weights are not normalized over those that have it."""
     server = server_of(4)
     assert list(server.ranks.values()) == [2, 3, 4, 5]
     updates = updates_of(server)
@@ -243,7 +243,7 @@ def test_a_smaller_rank_is_kept_and_a_wrong_one_refused() -> None:
 
 def client_of(rank: int, **options: Any) -> HETLoRA:
     """A client whose adapter is random, B too."""
-    module = method_of(**options).for_client(replace(new_texts(1, 60).clients[0], capacity=rank))
+    module = method_of(**options).for_client(replace(new_texts(1, 60).clients[0], model_size=rank))
     with torch.no_grad():
         for parameter in module.adapter(COMMON).values():
             parameter.normal_()
@@ -266,11 +266,11 @@ def test_the_penalty_is_on_the_tail_only(rank: int, keep: float, kept: int) -> N
     learning = [name for name, parameter in parameters.items() if parameter.requires_grad]
     values = [parameters[name] for name in learning]
     found = torch.autograd.grad(phase.penalty(), values, materialize_grads=True)
-    for name, slope in zip(learning, found, strict=True):
+    for name, grad in zip(learning, found, strict=True):
         if "lora_" not in name:
-            assert slope.abs().max() < 1e-6
+            assert grad.abs().max() < 1e-6
             continue
-        front, tail = (slope[:kept], slope[kept:]) if "lora_A" in name else (slope[:, :kept], slope[:, kept:])
+        front, tail = (grad[:kept], grad[kept:]) if "lora_A" in name else (grad[:, :kept], grad[:, kept:])
         assert front.abs().max() < 1e-6
         own = adapter[name][kept:] if "lora_A" in name else adapter[name][:, kept:]
         partner = name.replace("lora_A", "lora_B") if "lora_A" in name else name.replace("lora_B", "lora_A")
@@ -279,7 +279,7 @@ def test_the_penalty_is_on_the_tail_only(rank: int, keep: float, kept: int) -> N
 
 
 def test_the_penalty_of_zeros_has_no_nans() -> None:
-    module = method_of(penalty=1.0).for_client(replace(clients(1)[0], capacity=3))
+    module = method_of(penalty=1.0).for_client(replace(clients(1)[0], model_size=3))
     gradients = torch.autograd.grad(module.tail(), list(module.adapter(COMMON).values()))
     assert not any(gradient.any() for gradient in gradients)
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
@@ -371,7 +371,7 @@ def test_payloads_have_the_clients_rank() -> None:
     for turn, update in turns:
         client = turn.client.id
         before = ranks[turn.round - 2][client] if turn.round > 1 else [2, 3, 4, 5][client]
-        assert turn.broadcast.capacity == before
+        assert turn.broadcast.model_size == before
         assert (turn.broadcast.state[A].shape, turn.broadcast.state[B].shape) == ((before, 8), (8, before))
         after = ranks[turn.round - 1][client]
         assert (update.state[A].shape, update.state[B].shape) == ((after, 8), (8, after))

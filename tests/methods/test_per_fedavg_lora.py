@@ -57,25 +57,25 @@ def loss_at(module: LoRAModule, x: State, batch: Batch) -> Tensor:
     return cross_entropy(functional_call(module, x, (inputs,)), labels)
 
 
-def slopes(loss: Tensor, point: State, graph: bool = False) -> State:
+def grads(loss: Tensor, point: State, graph: bool = False) -> State:
     return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
 
 
 def stepped(module: LoRAModule, x: State, batch: Batch, alpha: float = ALPHA, graph: bool = False) -> State:
-    slope = slopes(loss_at(module, x, batch), x, graph)
-    return {name: tensor - alpha * slope[name] for name, tensor in x.items()}
+    grad = grads(loss_at(module, x, batch), x, graph)
+    return {name: tensor - alpha * grad[name] for name, tensor in x.items()}
 
 
 def by_formula(module: LoRAModule, x: State, support: Batch, query: Batch, curvature: Batch) -> tuple[State, State]:
     """g = grad F(x~; query), and the Hessian of F(.; curvature) at x times g."""
     adapted = {name: t.detach().requires_grad_() for name, t in stepped(module, x, support).items()}
-    g = slopes(loss_at(module, adapted, query), adapted)
-    flat = slopes(loss_at(module, x, curvature), x, graph=True)
-    return g, slopes(sum((flat[name] * g[name]).sum() for name in x), x)  # type: ignore[arg-type]
+    g = grads(loss_at(module, adapted, query), adapted)
+    flat = grads(loss_at(module, x, curvature), x, graph=True)
+    return g, grads(sum((flat[name] * g[name]).sum() for name in x), x)  # type: ignore[arg-type]
 
 
 def combined(g: State, h: State, factor: float) -> State:
-    return {name: slope + factor * h[name] for name, slope in g.items()}
+    return {name: grad + factor * h[name] for name, grad in g.items()}
 
 
 def gradient(module: LoRAModule, batch: Any) -> State:
@@ -93,7 +93,7 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
     module, (support, query) = module_of(), text_batches(2)
     x = learnable(module)
     loss = loss_at(module, stepped(module, x, support, graph=True), query)
-    expected = slopes(loss, x)
+    expected = grads(loss, x)
     assert distance(gradient(module, [support, query]), expected) < 1e-10
     assert distance(gradient(module, [query, support]), expected) > 0.1
     torch.testing.assert_close(module.compute_gradients([support, query]), loss.detach(), rtol=1e-12, atol=0)
@@ -136,7 +136,7 @@ def test_first_order_is_the_gradient_of_the_adapted_model() -> None:
     g, _ = by_formula(module_of(), x, support, query, support)
     found = gradient(module, [support, query])
     assert distance(found, g) < 1e-10
-    assert distance(found, slopes(loss_at(module, x, query), x)) > 0.01
+    assert distance(found, grads(loss_at(module, x, query), x)) > 0.01
 
 
 @pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
@@ -157,7 +157,7 @@ def test_the_directional_derivative_is_that_of_differences() -> None:
         return loss_at(module, stepped(module, moved, support), query).item()
 
     ahead, behind = at(1e-5), at(-1e-5)
-    found = sum((slope * direction[name]).sum().item() for name, slope in gradient(module, [support, query]).items())
+    found = sum((grad * direction[name]).sum().item() for name, grad in gradient(module, [support, query]).items())
     assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
 
 

@@ -66,26 +66,26 @@ def loss_at(module: PF2LoRA, x: State, y: State, batch: Batch) -> Tensor:
     return cross_entropy(functional_call(module, {**x, **y}, (inputs,)), labels)
 
 
-def slopes(loss: Tensor, point: State, graph: bool = False) -> State:
+def grads(loss: Tensor, point: State, graph: bool = False) -> State:
     return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
 
 
-def moved(y: State, slope: State, alpha: float = ALPHA) -> State:
-    return {name: tensor - alpha * slope[name] for name, tensor in y.items()}
+def moved(y: State, grad: State, alpha: float = ALPHA) -> State:
+    return {name: tensor - alpha * grad[name] for name, tensor in y.items()}
 
 
 def composed(module: PF2LoRA, x: State, y: State, inner: Batch, outer: Batch, alpha: float = ALPHA) -> Tensor:
     """F(x, y - alpha grad_y F(x, y; inner); outer), with its graph."""
-    return loss_at(module, x, moved(y, slopes(loss_at(module, x, y, inner), y, graph=True), alpha), outer)
+    return loss_at(module, x, moved(y, grads(loss_at(module, x, y, inner), y, graph=True), alpha), outer)
 
 
 def terms(module: PF2LoRA, x: State, y: State, pi: Batch, xi: Batch, xi_: Batch, zeta: Batch) -> tuple[State, State]:
     """grad_x F(x, y+; xi), and grad_x <grad_y F(x, y; zeta), v> with the constant v = grad_y F(x, y+; xi_)."""
-    stepped = {name: t.detach().requires_grad_() for name, t in moved(y, slopes(loss_at(module, x, y, pi), y)).items()}
-    first = slopes(loss_at(module, x, stepped, xi), x)
-    v = slopes(loss_at(module, x, stepped, xi_), stepped)
-    inner = slopes(loss_at(module, x, y, zeta), y, graph=True)
-    return first, slopes(sum((inner[name] * v[name]).sum() for name in y), x)  # type: ignore[arg-type]
+    stepped = {name: t.detach().requires_grad_() for name, t in moved(y, grads(loss_at(module, x, y, pi), y)).items()}
+    first = grads(loss_at(module, x, stepped, xi), x)
+    v = grads(loss_at(module, x, stepped, xi_), stepped)
+    inner = grads(loss_at(module, x, y, zeta), y, graph=True)
+    return first, grads(sum((inner[name] * v[name]).sum() for name in y), x)  # type: ignore[arg-type]
 
 
 def gradient(module: PF2LoRA, batch: Any) -> State:
@@ -102,7 +102,7 @@ def test_two_batches_give_the_gradient_of_the_composed_function() -> None:
     module, (inner, outer) = module_of(), text_batches(2)
     x, y = common_of(module), private_of(module)
     loss = composed(module, x, y, inner, outer)
-    expected = slopes(loss, x)
+    expected = grads(loss, x)
     torch.testing.assert_close(module.compute_gradients([inner, outer]), loss.detach(), rtol=1e-12, atol=0)
     module = module_of()
     assert distance(gradient(module, [inner, outer]), expected) < 1e-10
@@ -121,7 +121,7 @@ deberta |= {"max_relative_positions": -1, "position_biased_input": False, "poole
 def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any]) -> None:
     module, (inner, outer) = module_of(partial(TransformerClassifier, config=config)), text_batches(2)
     x, y = common_of(module), private_of(module)
-    expected = slopes(composed(module, x, y, inner, outer), x)
+    expected = grads(composed(module, x, y, inner, outer), x)
     assert distance(gradient(module, [inner, outer]), expected) < 1e-10
     first = module_of(partial(TransformerClassifier, config=config), hypergradient="first_order")
     assert distance(gradient(first, [inner, outer]), expected) > 1e-3
@@ -148,7 +148,7 @@ def test_the_directional_derivative_is_that_of_differences() -> None:
         return composed(module, {name: t + step * direction[name] for name, t in x.items()}, y, inner, outer).item()
 
     ahead, behind = at(1e-5), at(-1e-5)
-    found = sum((slope * direction[name]).sum().item() for name, slope in gradient(module, [inner, outer]).items())
+    found = sum((grad * direction[name]).sum().item() for name, grad in gradient(module, [inner, outer]).items())
     assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
 
 
@@ -157,8 +157,8 @@ def test_the_sign_is_minus() -> None:
     module, (inner, outer) = module_of(), text_batches(2)
     first, second = terms(module, common_of(module), private_of(module), inner, outer, outer, inner)
     found = gradient(module, [inner, outer])
-    assert distance(found, {name: slope - ALPHA * second[name] for name, slope in first.items()}) < 1e-10
-    assert distance(found, {name: slope + ALPHA * second[name] for name, slope in first.items()}) > 0.01
+    assert distance(found, {name: grad - ALPHA * second[name] for name, grad in first.items()}) < 1e-10
+    assert distance(found, {name: grad + ALPHA * second[name] for name, grad in first.items()}) > 0.01
 
 
 @pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
@@ -166,7 +166,7 @@ def test_four_batches_go_where_algorithm_1_has_them(hypergradient: Any) -> None:
     module, four = module_of(batches=4), text_batches(4)
     first, second = terms(module, common_of(module), private_of(module), *four)
     found = gradient(module_of(hypergradient=hypergradient, batches=4), four)
-    expected = {name: slope - ALPHA * second[name] for name, slope in first.items()}
+    expected = {name: grad - ALPHA * second[name] for name, grad in first.items()}
     assert distance(found, expected) < (1e-10 if hypergradient == "exact" else 1e-4)
     for one in range(4):
         for other in range(one):
@@ -192,13 +192,13 @@ def test_finite_differences_with_a_flat_loss_have_no_second_term() -> None:
         for name, parameter in module.named_parameters():
             if "out_proj" in name:
                 parameter.zero_()
-    assert all(torch.isfinite(slope).all() for slope in gradient(module, step).values())
+    assert all(torch.isfinite(grad).all() for grad in gradient(module, step).values())
 
 
 def test_one_batch_serves_everything() -> None:
     module, (batch,) = module_of(batches=1), text_batches(1)
     x, y = common_of(module), private_of(module)
-    expected = slopes(composed(module, x, y, batch, batch), x)
+    expected = grads(composed(module, x, y, batch, batch), x)
     assert module.batches_per_step == 1
     assert distance(gradient(module, batch), expected) < 1e-10
 
@@ -206,18 +206,16 @@ def test_one_batch_serves_everything() -> None:
 def test_first_order_is_the_gradient_at_the_new_private_adapter() -> None:
     module, (inner, outer) = module_of(hypergradient="first_order"), text_batches(2)
     x, y = common_of(module), private_of(module)
-    stepped = moved(y, slopes(loss_at(module, x, y, inner), y))
-    assert distance(gradient(module, [inner, outer]), slopes(loss_at(module, x, stepped, outer), x)) < 1e-10
-    assert (
-        distance(gradient(module_of(hypergradient="first_order"), [inner, outer]), slopes(loss_at(module, x, y, outer), x)) > 0.01
-    )
+    stepped = moved(y, grads(loss_at(module, x, y, inner), y))
+    assert distance(gradient(module, [inner, outer]), grads(loss_at(module, x, stepped, outer), x)) < 1e-10
+    assert distance(gradient(module_of(hypergradient="first_order"), [inner, outer]), grads(loss_at(module, x, y, outer), x)) > 0.01
 
 
 def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
     module, (batch,) = module_of(hypergradient="none"), text_batches(1)
     x, y = common_of(module), private_of(module)
-    expected = slopes(loss_at(module, x, y, batch), x)
-    stepped = moved(y, slopes(loss_at(module, x, y, batch), y))
+    expected = grads(loss_at(module, x, y, batch), x)
+    stepped = moved(y, grads(loss_at(module, x, y, batch), y))
     assert module.batches_per_step == 1
     assert distance(gradient(module, batch), expected) < 1e-10
     assert distance(private_of(module), stepped) < 1e-12
@@ -228,7 +226,7 @@ def test_without_levels_it_is_the_gradient_at_the_old_private_adapter() -> None:
 def test_the_private_adapter_takes_the_step_of_the_first_batch(hypergradient: Any, count: int) -> None:
     module, step = module_of(hypergradient=hypergradient, batches=count), text_batches(count)
     x, y = common_of(module), private_of(module)
-    stepped = moved(y, slopes(loss_at(module, x, y, step[0]), y))
+    stepped = moved(y, grads(loss_at(module, x, y, step[0]), y))
     assert distance(stepped, y) > 0.01
     module.compute_gradients(step)
     assert distance(private_of(module), stepped) < 1e-12
@@ -282,8 +280,8 @@ def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
         return dict(zip(x, found, strict=True))
 
     torch.manual_seed(5)
-    inner = slopes(loss_at(module, x, y, batch), y, graph=True)
-    expected = slopes(sum((inner[name] * direction).sum() for name, direction in zip(y, v, strict=True)), x)  # type: ignore[arg-type]
+    inner = grads(loss_at(module, x, y, batch), y, graph=True)
+    expected = grads(sum((inner[name] * direction).sum() for name, direction in zip(y, v, strict=True)), x)  # type: ignore[arg-type]
     assert distance(product(5), expected) < 1e-4
     assert distance(product(6), expected) > 0.01
     assert same(product(5), product(5))

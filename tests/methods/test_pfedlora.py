@@ -97,7 +97,7 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
 # ----------------------------------------------------------------------------------------------------- degenerate cases
 
 
-@pytest.mark.parametrize("adapter", ["reduction", "factorised"])
+@pytest.mark.parametrize("adapter", ["reduction", "factorized"])
 def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     options = {"rounds": 3, "participation": 0.5}
     method = PFedLoRA(HETEROGENEOUS, CLASSES, mu=1, adapter=adapter, optimizer=momentum, epochs=2, adapter_epochs=1)
@@ -208,19 +208,19 @@ def test_everybody_starts_from_one_adapter_and_a_network_of_its_own() -> None:
     assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
 
 
-def test_the_factorised_adapter_starts_without_an_opinion() -> None:
-    module = PFedLoRA(Net, CLASSES, adapter="factorised").for_client(CLIENT)
+def test_the_factorized_adapter_starts_without_an_opinion() -> None:
+    module = PFedLoRA(Net, CLASSES, adapter="factorized").for_client(CLIENT)
     x, y = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 3, 0])
     logits = module.adapter(module.backbone.encode(x))
     assert torch.equal(logits, torch.zeros(5, CLASSES))
-    wide = PFedLoRA(partial(Net, hidden=400), CLASSES, hidden_dim=50, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
+    wide = PFedLoRA(partial(Net, hidden=400), CLASSES, hidden_dim=50, cut="fc1", adapter="factorized").for_client(CLIENT).adapter
     assert wide[0].weight.std().item() == pytest.approx(50**-0.5, rel=0.02)
     encoder = [p for name, p in module.backbone.named_parameters() if not name.startswith("head.")]
     assert not any(gradient.any() for gradient in torch.autograd.grad(cross_entropy(logits, y), encoder))
 
 
-def test_the_factorised_adapter_is_one_matrix_of_rank_h() -> None:
-    adapter = PFedLoRA(partial(Net, hidden=8), 10, 2, cut="fc1", adapter="factorised").for_client(CLIENT).adapter
+def test_the_factorized_adapter_is_one_matrix_of_rank_h() -> None:
+    adapter = PFedLoRA(partial(Net, hidden=8), 10, 2, cut="fc1", adapter="factorized").for_client(CLIENT).adapter
     nn.init.normal_(adapter[1].weight)
     product = adapter[1].weight @ adapter[0].weight  # (C, h) @ (h, d)
     x = torch.randn(3, 8)
@@ -295,9 +295,9 @@ def test_traffic_of_a_cut_behind_the_convolutions() -> None:
 @pytest.mark.parametrize(
     ("options", "parameters"),
     [
-        ({"adapter": "factorised"}, 30_670 - 60),
+        ({"adapter": "factorized"}, 30_670 - 60),
         ({"adapter_bias": False}, 30_670 - 60 - 10),
-        ({"adapter": "factorised", "adapter_bias": False}, 30_670 - 60 - 10),
+        ({"adapter": "factorized", "adapter_bias": False}, 30_670 - 60 - 10),
     ],
 )
 def test_traffic_without_biases(options: dict[str, Any], parameters: int) -> None:

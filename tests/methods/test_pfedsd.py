@@ -180,10 +180,10 @@ def test_gradients_do_not_shrink_with_the_temperature() -> None:
         for parameter in module.personal.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     parameters = list(module.backbone.parameters())
-    slopes = torch.autograd.grad(module.distilled_loss((x, BATCH[1])) - module.student_loss((x, BATCH[1])), parameters)
+    grads = torch.autograd.grad(module.distilled_loss((x, BATCH[1])) - module.student_loss((x, BATCH[1])), parameters)
     apart = module.backbone(x) - module.personal(x).detach()
     limit = (apart - apart.mean(1, keepdim=True)).square().sum(1).mean() / (2 * CLASSES)
-    for one, other in zip(slopes, torch.autograd.grad(limit, parameters), strict=True):
+    for one, other in zip(grads, torch.autograd.grad(limit, parameters), strict=True):
         torch.testing.assert_close(one, other, rtol=0.01, atol=1e-4)
 
 

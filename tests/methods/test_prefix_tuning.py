@@ -23,7 +23,7 @@ strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5}
 """With weights so large that all parts of it matter."""
 VIT_SMALL = {"model_type": "vit", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 vit_small = partial(VisionTransformer, config=VIT_SMALL)
-both_kinds = pytest.mark.parametrize("reparametrise", [True, False])
+both_kinds = pytest.mark.parametrize("reparametrize", [True, False])
 PREFIX = "backbone.network.vit.layers.{}.attention.prefix"
 
 
@@ -60,17 +60,17 @@ def by_heads(x: Tensor) -> Tensor:
 
 
 @both_kinds
-def test_no_prefix_is_the_plain_network(reparametrise: bool) -> None:
-    module, x = trained(length=0, reparametrise=reparametrise), images()
+def test_no_prefix_is_the_plain_network(reparametrize: bool) -> None:
+    module, x = trained(length=0, reparametrize=reparametrize), images()
     assert torch.equal(module(x), module.source.copy(CLASSES).eval()(x))
-    module = trained(reparametrise=reparametrise)
+    module = trained(reparametrize=reparametrize)
     assert not torch.allclose(module(x), module.source.copy(CLASSES).eval()(x), atol=1e-2)
 
 
 @both_kinds
 @pytest.mark.parametrize("place", [0, 1])
-def test_queries_attend_to_prefix_and_sequence(place: int, reparametrise: bool) -> None:
-    attention, x = attention_of(trained(reparametrise=reparametrise), place), torch.randn(3, 5, 8)
+def test_queries_attend_to_prefix_and_sequence(place: int, reparametrize: bool) -> None:
+    attention, x = attention_of(trained(reparametrize=reparametrize), place), torch.randn(3, 5, 8)
     query, key, value = (by_heads(layer(x)) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
     own_keys, own_values = (by_heads(part).expand(3, 2, 6, 4) for part in attention.prefix())
     key, value = torch.cat([own_keys, key], dim=2), torch.cat([own_values, value], dim=2)
@@ -83,7 +83,7 @@ def test_queries_attend_to_prefix_and_sequence(place: int, reparametrise: bool) 
 
 def test_a_part_of_the_attention_goes_to_the_prefix() -> None:
     """Read off where the prefix's values are 1 and all others 0."""
-    attention = attention_of(trained(reparametrise=False))
+    attention = attention_of(trained(reparametrize=False))
     with torch.no_grad():
         attention.prefix.values.fill_(1)
         for parameter in attention.v_proj.parameters():
@@ -101,8 +101,8 @@ def test_a_part_of_the_attention_goes_to_the_prefix() -> None:
 
 
 @both_kinds
-def test_sequences_stay_as_long_as_they_are(reparametrise: bool) -> None:
-    module, noted = trained(reparametrise=reparametrise), []
+def test_sequences_stay_as_long_as_they_are(reparametrize: bool) -> None:
+    module, noted = trained(reparametrize=reparametrize), []
     for block in module.backbone.network.vit.layers:
         block.register_forward_hook(lambda block, args, output: noted.append(output.shape))
     module(images())
@@ -167,19 +167,19 @@ def test_everybody_has_the_same_embeddings() -> None:
 
 
 def test_a_hidden_dimension_without_maps_is_refused() -> None:
-    with pytest.raises(FederationError, match=r"hidden is \[3, 5\] with reparametrise false"):
-        built(hidden=(3, 5), reparametrise=False)
+    with pytest.raises(FederationError, match=r"hidden is \[3, 5\] with reparametrize false"):
+        built(hidden=(3, 5), reparametrize=False)
 
 
 # ------------------------------------------------------------------------------------------------------------------ training
 
 
 @both_kinds
-def test_prefix_and_head_are_trained(reparametrise: bool) -> None:
-    module = built(reparametrise=reparametrise).train()
+def test_prefix_and_head_are_trained(reparametrize: bool) -> None:
+    module = built(reparametrize=reparametrize).train()
     learning = {name for name, p in module.named_parameters() if p.requires_grad}
     head = {f"backbone.network.classifier.{part}" for part in ("weight", "bias")}
-    parts = ["key_maps.0.weight", "key_maps.2.weight", "value_maps.0.weight", "value_maps.2.weight"] if reparametrise else None
+    parts = ["key_maps.0.weight", "key_maps.2.weight", "value_maps.0.weight", "value_maps.2.weight"] if reparametrize else None
     assert learning == head | {f"{PREFIX.format(place)}.{part}" for place in (0, 1) for part in parts or ["keys", "values"]}
     assert learning == module.shared_names()
     module.client_loss((images(), torch.arange(5) % CLASSES)).backward()
@@ -194,13 +194,13 @@ def test_prefix_and_head_are_trained(reparametrise: bool) -> None:
         pytest.param(16, {}, 294_912, marks=pytest.mark.slow),
         pytest.param(32, {}, 589_824, marks=pytest.mark.slow),
         pytest.param(4, {"length": 100}, 73_728, marks=pytest.mark.slow),
-        (4, {"length": 10, "reparametrise": False, "hidden": (4,)}, 12 * 2 * 10 * 384),
+        (4, {"length": 10, "reparametrize": False, "hidden": (4,)}, 12 * 2 * 10 * 384),
     ],
 )
 def test_what_vit_small_trains(hidden: int, options: dict[str, Any], count: int) -> None:
     method = PrefixTuning(vit_small, 10, **{"hidden": (4, 8, 16, 32)} | options)
     with torch.device("meta"):
-        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, capacity=hidden))
+        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, model_size=hidden))
     shared = {name: tensor for name, tensor in module.state_dict().items() if name in module.shared_names()}
     assert count_floats(shared) == count + 3850
 
@@ -222,7 +222,7 @@ def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> N
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
     assert not any("maps" in name for name in state)
     assert state[f"{PREFIX.format(1).removeprefix('backbone.')}.keys"].shape == (6, 8)
-    loaded, x = built(reparametrise=False), images()
+    loaded, x = built(reparametrize=False), images()
     loaded.backbone.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=1e-6)
@@ -230,7 +230,7 @@ def test_the_export_has_keys_and_values_instead_of_maps(client: int | None) -> N
 
 
 def test_without_maps_the_export_is_the_state_dict() -> None:
-    module = trained(reparametrise=False)
+    module = trained(reparametrize=False)
     write_safetensors(Path("exported"), module)
     state = safetensors.torch.load_file(Path("exported/model.safetensors"))
     assert same(state, dict(module.backbone.state_dict()))

@@ -143,7 +143,7 @@ def test_tokens_start_as_in_vpt() -> None:
 def test_what_vit_small_trains(tokens: int, depth: Any, count: int) -> None:
     method = PromptTuning(vit_small, 10, tokens=(16, 32, 64, 128), depth=depth)
     with torch.device("meta"):
-        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, capacity=tokens))
+        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, model_size=tokens))
     shared = {name: tensor for name, tensor in module.state_dict().items() if name in module.shared_names()}
     assert count_floats(shared) == count + 3850
     assert sum(p.numel() for p in prompts(module)) == count

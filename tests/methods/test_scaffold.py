@@ -61,7 +61,9 @@ def assert_c_is_the_mean(federation: Federation) -> None:
     each = [controls(state) for state in private_states(federation).values()]
     assert any(tensor.abs().max() > 1e-3 for tensor in c.values())
     for name, tensor in c.items():
-        torch.testing.assert_close(tensor, sum(own[name] for own in each) / len(federation.run.participants), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            tensor, sum(own[name] for own in each) / len(federation.run.eligible_clients), rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -73,7 +75,7 @@ def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds:
 
 
 def test_who_may_not_take_part_is_not_counted() -> None:
-    assert_c_is_the_mean(fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), new_data(5, 200), rounds=2, participants=[1, 3]))
+    assert_c_is_the_mean(fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), new_data(5, 200), rounds=2, eligible_clients=[1, 3]))
 
 
 def test_c_is_the_mean_of_all_clients_after_a_run_was_continued() -> None:
@@ -215,8 +217,8 @@ def test_the_correction_is_of_the_gradient_and_not_of_the_loss() -> None:
     corrected, plain = module.corrected_loss(batch), module.client_loss(batch)
     assert torch.equal(corrected, plain)
     own = dict(module.named_parameters())
-    slopes = [torch.autograd.grad(loss, list(own.values())) for loss in (corrected, plain)]
-    for name, one, other in zip(own, *slopes, strict=True):
+    grads = [torch.autograd.grad(loss, list(own.values())) for loss in (corrected, plain)]
+    for name, one, other in zip(own, *grads, strict=True):
         torch.testing.assert_close(one - other, module.control[name] - module.own_control[name], rtol=1e-4, atol=1e-5)
 
 
@@ -260,10 +262,10 @@ def test_option_1_is_the_gradient_where_the_round_began() -> None:
         module.load_shared_state(split(turn.broadcast.state)[0])
         of_client = data.client(turn.client.id)
         inputs, labels = of_client.data[of_client.splits[0]]
-        slopes = torch.autograd.grad(cross_entropy(module(inputs), labels), list(module.parameters()))
+        grads = torch.autograd.grad(cross_entropy(module(inputs), labels), list(module.parameters()))
         own = controls(private_states(federation)[update.client])
-        for (name, _), slope in zip(module.named_parameters(), slopes, strict=True):
-            torch.testing.assert_close(own[name], slope, rtol=1e-4, atol=1e-6)
+        for (name, _), grad in zip(module.named_parameters(), grads, strict=True):
+            torch.testing.assert_close(own[name], grad, rtol=1e-4, atol=1e-6)
     other = fit(SCAFFOLD(Net, CLASSES, "II", optimizer=sgd, epochs=2), data, rounds=1)
     costs = [run.run.history[0]["compute/flops"] for run in (federation, other)]
     assert costs[0] == pytest.approx(costs[1] * 3 / 2)  # two epochs of steps, and a pass that costs as much as one

@@ -73,7 +73,7 @@ def module_of(federation: Federation) -> SLoRA:
 
 def stage(federation: Federation, round: int) -> Broadcast:
     """What the server would send in a round."""
-    federation.run.server.open_round(round, [])
+    federation.run.server.on_round_start(round, [])
     return federation.run.server.broadcast(federation.run.clients[0])
 
 
@@ -128,7 +128,7 @@ def test_masks_follow_the_server() -> None:
     """A client's own draw of anything does not matter, nor which masks it had before."""
     template = method_of()
     template.configure_model()
-    client = ClientInfo(0, 10, 2, 2, (3,) * CLASSES, capacity=0.25)
+    client = ClientInfo(0, 10, 2, 2, (3,) * CLASSES, model_size=0.25)
     module = template.for_client(client, seed=1)
     state = {name: torch.randn_like(t) if t.is_floating_point() else t for name, t in module.shared_state().items()}
     for seed in (11, 12):
@@ -169,7 +169,7 @@ def test_a_step_is_a_step_of_the_dense_weight_under_a_mask() -> None:
     """The gradient of a value is that of its entry."""
     template = method_of()
     template.configure_model()
-    module = template.for_client(ClientInfo(0, 10, 2, 2, (3,) * CLASSES, capacity=0.25))
+    module = template.for_client(ClientInfo(0, 10, 2, 2, (3,) * CLASSES, model_size=0.25))
     module.load_shared_state(module.shared_state() | {MASK_SEED: torch.tensor(1)})
     batch = torch.randn(20, 3, 4, 4), torch.arange(20) % CLASSES
     module.client_loss(batch).backward()
@@ -231,8 +231,8 @@ def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alph
             torch.testing.assert_close(weight, learned[name], rtol=0, atol=1e-5)
     assert federation.run.history[1]["server/energy"] == pytest.approx(kept / total, rel=1e-5)
     assert "server/energy" not in federation.run.history[0]
-    assert federation.run.headline("test") == "global/test_accuracy"
-    assert federation.run.headline("test") in federation.run.history[1]
+    assert federation.run.monitored("test") == "global/test_accuracy"
+    assert federation.run.monitored("test") in federation.run.history[1]
     assert (kept / total > 1 - 1e-6) == (r >= 8)
 
 
@@ -319,7 +319,7 @@ def test_what_travels_in_each_stage() -> None:
             expected = TARGETS * (16 if turn.round <= 2 else 3 * (8 + 8)) + head
             assert count_floats(turn.broadcast.state) == count_floats(update.state) == expected
             assert update.state.keys() == turn.broadcast.state.keys()
-            assert turn.broadcast.capacity == (0.25 if turn.round <= 2 else None)
+            assert turn.broadcast.model_size == (0.25 if turn.round <= 2 else None)
 
 
 def test_a_residual_base_is_sent_and_does_not_come_back() -> None:
@@ -339,7 +339,7 @@ def test_what_travels_of_vit_small() -> None:
     with torch.device("meta"):
         method = SLoRA(partial(VisionTransformer, config=VIT_SMALL), 10, r=4)
         method.configure_model()
-        sparse = method.for_client(ClientInfo(0, 1, 1, 1, (1,) * 10, capacity=method.density))
+        sparse = method.for_client(ClientInfo(0, 1, 1, 1, (1,) * 10, model_size=method.density))
 
         def sent(module: SLoRA) -> int:
             return sum(p.numel() for name, p in module.named_parameters() if name in module.shared_names())

@@ -44,7 +44,7 @@ def test_one_network_is_unweighted_fedavg(masked: bool) -> None:
     theirs = fit(UniformFedAvg(Narrow, CLASSES, momentum), data, rounds=2)
     assert same(base(ours.run.server.state_dict(), 0), theirs.run.server.state_dict())
     assert len(ours.run.server.state_dict()) == len(theirs.run.server.state_dict())
-    assert ours.run.server.models().keys() == {"global"}
+    assert ours.run.server.global_models().keys() == {"global"}
 
 
 def test_networks_start_differently() -> None:
@@ -73,7 +73,7 @@ def test_what_a_network_learns_is_what_it_learns_alone() -> None:
         ends.append(alone.shared_state())
     method = SplitMix(Net, CLASSES, bases=4, budgets=[1, 2, 3], masked=False, optimizer=momentum, epochs=2)
     for chosen in ([0], [0, 1], [2, 0, 1]):
-        module = method.for_client(replace(data.clients[0], capacity=len(chosen)))
+        module = method.for_client(replace(data.clients[0], model_size=len(chosen)))
         names = [name.removeprefix("backbone.") for name in start[0]]
         module.load_shared_state(
             {f"bases.{place}.{name}": start[k][f"backbone.{name}"] for place, k in enumerate(chosen) for name in names}
@@ -89,7 +89,7 @@ def test_the_loss_that_is_logged_is_the_mean_over_the_networks() -> None:
     losses = []
     for budget in (1, 4):
         module = SplitMix(Net, CLASSES, bases=5, budgets=[budget], optimizer=no_sgd).for_client(
-            replace(data.clients[0], capacity=budget)
+            replace(data.clients[0], model_size=budget)
         )
         for network in module.bases:
             network.load_state_dict(module.bases[0].state_dict())
@@ -116,7 +116,7 @@ def test_every_network_is_handed_out_first_once_per_cycle_and_cycles_differ(coho
     server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[1, 3, 4]))
     firsts = []
     for number in range(1, 48 // cohort + 1):
-        server.open_round(number, CLIENTS[:cohort])
+        server.on_round_start(number, CLIENTS[:cohort])
         firsts += [server.assigned[client.id][0] for client in CLIENTS[:cohort]]
     cycles = [tuple(firsts[k : k + 4]) for k in range(0, len(firsts) - 3, 4)]
     assert all(sorted(cycle) == [0, 1, 2, 3] for cycle in cycles)
@@ -131,7 +131,7 @@ def test_at_full_participation_a_client_does_not_get_the_same_network_in_every_r
     server = method.configure_server(clients)
     counts = torch.zeros(8, 4)
     for number in range(1, 201):
-        server.open_round(number, clients)
+        server.on_round_start(number, clients)
         for client, assigned in server.assigned.items():
             counts[client, assigned] += 1
     assert (counts / 200 < 0.4).all()
@@ -144,9 +144,9 @@ def test_a_continued_run_hands_out_what_one_never_stopped_does() -> None:
         servers.append(server_of(SplitMix(Net, CLASSES, bases=4, budgets=[1])))
     first, second = servers
     for number in range(1, 7):
-        first.open_round(number, CLIENTS)
+        first.on_round_start(number, CLIENTS)
     second.load_state_dict(first.state_dict())
-    second.open_round(6, CLIENTS)
+    second.on_round_start(6, CLIENTS)
     assert first.assigned == second.assigned
 
 
@@ -154,13 +154,13 @@ def test_a_client_gets_as_many_different_networks_as_it_can_hold() -> None:
     server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[4, 2, 1, 3]))
     drawn = set()
     for number in range(1, 20):
-        server.open_round(number, CLIENTS)
+        server.on_round_start(number, CLIENTS)
         for client, budget in zip(CLIENTS, [4, 2, 1, 3, 4], strict=True):
             assigned = server.assigned[client.id]
             assert len(set(assigned)) == len(assigned) == budget
             assert set(assigned) <= {0, 1, 2, 3}
             broadcast = server.broadcast(client)
-            assert broadcast.capacity == (None if budget == 4 else budget)
+            assert broadcast.model_size == (None if budget == 4 else budget)
             for place, k in enumerate(assigned):
                 assert same(base(broadcast.state, place), base(server.state, k))
             assert len(broadcast.state) == budget * len(base(server.state, 0))
@@ -208,14 +208,14 @@ def test_networks_that_nobody_trained_stay_bit_for_bit() -> None:
 
 def test_clients_and_mixes_predict_with_the_first_networks() -> None:
     server = server_of(SplitMix(Net, CLASSES, bases=4, budgets=[4, 2, 1]))
-    server.open_round(3, CLIENTS)
+    server.on_round_start(3, CLIENTS)
     for client, size in zip(CLIENTS, [4, 2, 1, 4, 2], strict=True):
-        assert same(server.measured(client).state, renamed(server.state, {k: k for k in range(size)}))
-    models = server.models()
+        assert same(server.evaluation_broadcast(client).state, renamed(server.state, {k: k for k in range(size)}))
+    models = server.global_models()
     assert list(models) == ["global", "mix_1", "mix_2", "mix_3"]
     assert same(models["global"].state, server.state)
     for size in (1, 2, 3):
-        assert models[f"mix_{size}"].capacity == size
+        assert models[f"mix_{size}"].model_size == size
         assert same(models[f"mix_{size}"].state, renamed(server.state, {k: k for k in range(size)}))
 
 

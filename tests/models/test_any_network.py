@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import lightning_fed.methods
 from lightning_fed.core import PublicDistillation
 from lightning_fed.engines.packing import pack, unpack
-from lightning_fed.engines.recipe import Recipe
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
@@ -160,7 +160,7 @@ def test_another_process_has_the_same_network(given: nn.Module) -> None:
     data = new_data(2, 50)
     model = FedAvg(given, CLASSES)
     model.configure_model()
-    worker = unpack(pack(Recipe(model, data, new_trainer, 0).unbuilt())).worker()
+    worker = unpack(pack(WorkerSpec(model, data, new_trainer, 0).unbuilt())).worker()
     assert same(worker.template.state_dict(), model.state_dict())
 
 
@@ -284,7 +284,7 @@ def test_networks_of_different_width_are_named_before_the_first_round() -> None:
 
 def test_methods_say_what_they_cannot_take() -> None:
     with pytest.raises(
-        FederationError, match=r"Plain does not say which of its layers can be factorised: name them in layers, such as"
+        FederationError, match=r"Plain does not say which of its layers can be factorized: name them in layers, such as"
     ):
         fit(FedHM, Plain)
     with pytest.raises(FederationError, match="needs a backbone that takes a width, as ResNet18 does"):

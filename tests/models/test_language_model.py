@@ -244,8 +244,8 @@ def test_the_network_knows_of_which_scores_less_is_better(name: str) -> None:
     for metric, more in (("ter", False), ("perplexity", False), ("bleu", True)):
         module = getattr(lightning_fed.methods, name)(tiny_lm(), 1, metric=metric)
         module.configure_model()
-        assert module.headline_metric.removeprefix("adapted_") == metric
-        assert module.more_is_better == more
+        assert module.monitor.removeprefix("adapted_") == metric
+        assert module.higher_is_better == more
     with pytest.raises(FederationError, match="metric is 'accuracy', but what can be measured is bleu, nist, meteor"):
         getattr(lightning_fed.methods, name)(tiny_lm(), 1, metric="accuracy").configure_model()
 

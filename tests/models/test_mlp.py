@@ -24,7 +24,7 @@ def test_it_is_linear_layers_with_relu_between(hidden: list[int] | None, width: 
     assert network.cuts == {"features": [5, *sizes][-1]}
 
 
-def test_it_can_be_factorised() -> None:
+def test_it_can_be_factorized() -> None:
     data = new_data(2, 40, partition=IID())
 
     def network(num_classes: int, width: float = 1.0) -> MLP:

@@ -236,8 +236,8 @@ def test_deberta_can_be_differentiated_twice() -> None:
         return cross_entropy(functional_call(module, values, (batch[0],)), batch[1])
 
     def composed(x: State, alpha: float) -> Tensor:
-        slopes = torch.autograd.grad(loss_at(x | y, inner), list(y.values()))
-        stepped = {name: p - alpha * slope for (name, p), slope in zip(y.items(), slopes, strict=True)}
+        grads = torch.autograd.grad(loss_at(x | y, inner), list(y.values()))
+        stepped = {name: p - alpha * grad for (name, p), grad in zip(y.items(), grads, strict=True)}
         return loss_at(x | stepped, outer)
 
     module.compute_gradients([inner, outer])
@@ -247,8 +247,8 @@ def test_deberta_can_be_differentiated_twice() -> None:
     step, ends = 1e-6, []
     for signed in (step, -step):
         ends.append(composed({name: p.detach() + signed * direction[name] for name, p in x.items()}, 0.5).item())
-    slope = sum((gradient[name] * direction[name]).sum().item() for name in x)
-    assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
+    grad = sum((gradient[name] * direction[name]).sum().item() for name in x)
+    assert grad == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
     first_order = torch.autograd.grad(composed(x, 0.5), list(x.values()))
     flat = sum((g * d).sum().item() for g, d in zip(first_order, direction.values(), strict=True))
-    assert slope != pytest.approx(flat, rel=1e-2)  # the second term is not negligible here
+    assert grad != pytest.approx(flat, rel=1e-2)  # the second term is not negligible here

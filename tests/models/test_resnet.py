@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import CIFARResNet, ResNet8, ResNet10, ResNet18, ResNet34
-from lightning_fed.nn import factorise
+from lightning_fed.nn import factorize
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_first_stage_has_no_shortcut_layer() -> None:
 def test_resnet_8_names_the_convolutions_of_all_blocks_but_the_first() -> None:
     names = ["stages.1.conv1", "stages.1.conv2", "stages.2.conv1", "stages.2.conv2"]
     model = ResNet8(width=0.1)
-    assert model.factorisable == names
+    assert model.factorizable == names
     assert all(model.get_submodule(name).kernel_size == (3, 3) for name in names)
 
 
@@ -92,7 +92,7 @@ def test_the_thin_networks_for_cifar(depth: int, width: float, parameters: int) 
 @pytest.mark.parametrize(("ratio", "parameters"), [(1 / 2, 35_802), (1 / 4, 22_362), (1 / 8, 15_642)])
 def test_low_rank_versions_of_the_thin_network_leave_its_first_block(ratio: float, parameters: int) -> None:
     model = CIFARResNet(10, depth=8)
-    factorise(model, model.factorisable, ratio)
+    factorize(model, model.factorizable, ratio)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 

@@ -121,10 +121,10 @@ def test_a_module_clips_the_gradients_of_each_on_their_own() -> None:
 
     x = torch.arange(12.0).view(4, 3)
     alone = Twins()
-    slopes = torch.autograd.grad(alone.loss([x]), list(alone.parts[1].parameters()))
+    grads = torch.autograd.grad(alone.loss([x]), list(alone.parts[1].parameters()))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)
     new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(Twins(), loader)
     [(first, second)] = norms
     assert first == pytest.approx(0.5, rel=1e-4)
-    assert second == pytest.approx(torch.nn.utils.get_total_norm(slopes).item())
+    assert second == pytest.approx(torch.nn.utils.get_total_norm(grads).item())
     assert second < 0.4

@@ -53,7 +53,7 @@ def test_layers_without_norm_take_their_input_as_it_is() -> None:
 
 
 def test_every_norm_of_a_network_is_scaled_once() -> None:
-    """All norms put out ones, so that what goes into them does not depend on how they normalise."""
+    """All norms put out ones, so that what goes into them does not depend on how they normalize."""
     network, x = ResNet8(width=0.1), torch.rand(2, 3, 32, 32)
     scale_before_norms(network, 2.0)
     seen: list[float] = []

@@ -39,7 +39,7 @@ def test_of_images_every_pixel_counts() -> None:
     torch.testing.assert_close(norm.running_var, images.transpose(0, 1).flatten(1).var(dim=1))
 
 
-def test_later_layers_see_what_the_batchs_own_statistics_normalised() -> None:
+def test_later_layers_see_what_the_batchs_own_statistics_normalized() -> None:
     module = deep()
     run(module)
     x = module[3](torch.relu(batch_norm(module[0](X), None, None, module[1].weight, module[1].bias, training=True)))

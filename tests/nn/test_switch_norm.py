@@ -1,4 +1,4 @@
-"""Switchable normalisation."""
+"""Switchable normalization."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def client_files(run_folder: Path = Path("run")) -> set[str]:
 def referred_to(checkpoints: Checkpoints) -> set[str]:
     """Names of the files of private states that the checkpoints there are need."""
     loaded = [checkpoints.load(path) for path in checkpoints.paths()]
-    return {record["file"] for checkpoint in loaded for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
+    return {record["file"] for checkpoint in loaded for record in (*checkpoint.clients.values(), *checkpoint.client_state.values())}
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
@@ -80,7 +80,7 @@ def test_what_is_saved_comes_back_bit_for_bit(checkpoints: Checkpoints, store: C
     assert checkpoint.manifest.identity == IDENTITY
     assert checkpoint.manifest.threads == 1
     assert repr(checkpoint.history) == repr(history(rounds))  # -0.0 is not 0.0
-    assert checkpoint.since == {0: rounds, 1: 1}
+    assert checkpoint.last_rounds == {0: rounds, 1: 1}
     assert checkpoint.clients.keys() == {0, 1}
     assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([float(rounds)])})
     assert same(read_state(checkpoints.clients_folder, checkpoint.clients[1]), {"x": torch.tensor([-1.0])})
@@ -92,7 +92,7 @@ def test_each_checkpoint_has_what_was_so_when_it_was_made(store: ClientStore) ->
         save(checkpoints, store, round)
     for round, path in enumerate(checkpoints.paths(), start=1):
         checkpoint = checkpoints.load(path)
-        assert (checkpoint.history, checkpoint.since) == (history(round), {0: round, 1: 1})
+        assert (checkpoint.history, checkpoint.last_rounds) == (history(round), {0: round, 1: 1})
         assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([float(round)])})
 
 
@@ -100,7 +100,7 @@ def test_a_round_that_changed_no_private_state(checkpoints: Checkpoints, store: 
     for round in (1, 2):
         checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {})
     checkpoint, problems = checkpoints.latest()
-    assert (checkpoint.history, checkpoint.clients, checkpoint.since, problems) == (history(2), {}, {}, [])
+    assert (checkpoint.history, checkpoint.clients, checkpoint.last_rounds, problems) == (history(2), {}, {}, [])
     checkpoints.go_on_from(checkpoint)
     assert not checkpoints.clients_folder.exists()
 
@@ -140,9 +140,9 @@ class Played:
     def __init__(self, keep: int, every: int, memory_limit: int, improving: float = 0) -> None:
         self.keep, self.every, self.memory_limit, self.improving = keep, every, 8 * memory_limit, improving
         self.best: int | None = None
-        self.expected: dict[int, dict[int, State]] = {0: {}}
+        self.expected_payload: dict[int, dict[int, State]] = {0: {}}
         self.expected_kept: dict[int, dict[int, State]] = {0: {}}
-        self.since: dict[int, int] = {}
+        self.last_rounds: dict[int, int] = {}
         self.stream = random.Random(keep)
         self.open(None)
 
@@ -150,48 +150,50 @@ class Played:
         """Begin, or go on from a checkpoint, as a new process does."""
         self.checkpoints = Checkpoints(Path("run"), checkpoint, self.keep)
         self.store = ClientStore(self.checkpoints.clients_folder, self.memory_limit)
-        self.kept = ClientStore(self.checkpoints.clients_folder, self.memory_limit, "server")
+        self.client_state = ClientStore(self.checkpoints.clients_folder, self.memory_limit, "server")
         self.round = 0
         if checkpoint:
             self.store.restore(checkpoint.clients)
-            self.kept.restore(checkpoint.kept)
+            self.client_state.restore(checkpoint.client_state)
             self.round = checkpoint.manifest.round
             self.best = checkpoint.manifest.best.round if checkpoint.manifest.best else None
-            self.since = {}
+            self.last_rounds = {}
             self.checkpoints.go_on_from(checkpoint)
 
     def play(self, rounds: int) -> None:
         """Rounds with three of eight clients each."""
         for _ in range(rounds):
             self.round += 1
-            self.expected[self.round] = dict(self.expected[self.round - 1])
+            self.expected_payload[self.round] = dict(self.expected_payload[self.round - 1])
             self.expected_kept[self.round] = dict(self.expected_kept[self.round - 1])
             for client in self.stream.sample(range(8), 3):
                 state = {"x": torch.rand(2)}
                 self.store.put(client, state, self.round)
-                self.expected[self.round][client] = state
-                self.since[client] = self.round
+                self.expected_payload[self.round][client] = state
+                self.last_rounds[client] = self.round
                 if client % 2:
-                    self.kept.put(client, {"y": torch.rand(3)}, self.round)
-                    self.expected_kept[self.round][client] = self.kept.get(client)
+                    self.client_state.put(client, {"y": torch.rand(3)}, self.round)
+                    self.expected_kept[self.round][client] = self.client_state.get(client)
             if self.stream.random() < self.improving:
                 self.best = self.round
             if self.round % self.every == 0 or self.best == self.round:
                 rows = history(self.round)
-                self.checkpoints.save(self.round, IDENTITY, 1, rows, STATE, self.store, self.since, best(self.best), self.kept)
-                self.since = {}
+                self.checkpoints.save(
+                    self.round, IDENTITY, 1, rows, STATE, self.store, self.last_rounds, best(self.best), self.client_state
+                )
+                self.last_rounds = {}
                 self.check()
 
     def check(self) -> None:
-        """Kept checkpoints are what they were, and nothing else lies about."""
+        """ClientStates checkpoints are what they were, and nothing else lies about."""
         for path in self.checkpoints.paths():
             checkpoint = self.checkpoints.load(path)
-            expected = self.expected[checkpoint.manifest.round]
-            assert checkpoint.clients.keys() == checkpoint.since.keys() == expected.keys()
+            expected = self.expected_payload[checkpoint.manifest.round]
+            assert checkpoint.clients.keys() == checkpoint.last_rounds.keys() == expected.keys()
             assert all(same(read_state(Path("run/clients"), checkpoint.clients[client]), expected[client]) for client in expected)
             kept = self.expected_kept[checkpoint.manifest.round]
-            assert checkpoint.kept.keys() == kept.keys()
-            assert all(same(read_state(Path("run/clients"), checkpoint.kept[client]), kept[client]) for client in kept)
+            assert checkpoint.client_state.keys() == kept.keys()
+            assert all(same(read_state(Path("run/clients"), checkpoint.client_state[client]), kept[client]) for client in kept)
             assert checkpoint.history == history(checkpoint.manifest.round)
         assert client_files() == referred_to(self.checkpoints)
         recent = [int(path.name.removeprefix("round_")) for path in self.checkpoints.paths()][-self.keep :]
@@ -346,7 +348,7 @@ def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.Mon
     monkeypatch.setattr(Checkpoints, "save", noting)
     federation = new_federation(31, "run", participation=0.25, evaluate_every=0)
     federation.fit(new_method("FedRep"), new_data(size=80))
-    assert len(federation.run.since) == 4
+    assert len(federation.run.last_rounds) == 4
     assert found[30] == found[20]
 
 
@@ -542,7 +544,7 @@ def test_a_checkpoint_that_fails_is_absent(
     save(checkpoints, store, 2)
     checkpoint, problems = checkpoints.latest()
     assert (checkpoint.manifest.round, checkpoint.history, problems) == (2, history(2), [])
-    assert (checkpoint.clients.keys(), checkpoint.since) == ({0, 1}, {0: 2, 1: 1})
+    assert (checkpoint.clients.keys(), checkpoint.last_rounds) == ({0, 1}, {0: 2, 1: 1})
     assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([2.0])})
 
 

@@ -174,7 +174,7 @@ FILE = "client_000000_round_000002.safetensors"
         *(put("0", "client", value=value) for value in ([], {}, [FILE, 1, 2])),
         put("0", "client", "bytes", value=-1),
         put("0", "client", "crc32", value="1"),
-        *(put("0", "since", value=value) for value in (3, 0, "1", NAN, True)),
+        *(put("0", "last_round", value=value) for value in (3, 0, "1", NAN, True)),
         lambda _: [],
     ],
 )
@@ -186,7 +186,7 @@ def test_an_index_file_that_says_what_no_run_writes_is_refused(change: Callable[
 
 def test_a_number_that_python_does_not_read_is_refused() -> None:
     path = save()
-    write_index(path, b'{"0": {"since": ' + b"9" * 5000 + b"}}")
+    write_index(path, b'{"0": {"last_round": ' + b"9" * 5000 + b"}}")
     refused(path, "not JSON")
 
 

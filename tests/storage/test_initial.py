@@ -62,7 +62,7 @@ def test_it_goes_on_as_the_other_run_would_have(trained: tuple[Path, State]) -> 
 def test_clients_that_never_took_part_start_there_too(trained: tuple[Path, State]) -> None:
     federation = new_federation(1, init_from=trained[0], participation=0.5)
     federation.fit(LGFedAvg(Net, 4, optimizer=sgd), new_data(2))
-    [idle] = {0, 1} - federation.run.since.keys()
+    [idle] = {0, 1} - federation.run.last_rounds.keys()
     state = federation.client_module(idle).state_dict()
     private = {name for name in state if not name.startswith("backbone.head.")}
     assert same({name: state[name] for name in private}, {name: trained[1][name] for name in private})
@@ -142,7 +142,7 @@ def test_networks_that_are_shared_in_memory_start_there_too(tmp_path: Path) -> N
     assert isinstance(tuned, AdapterModule)
     tuned.configure_model()
     body = {name: tensor + 1 for name, tensor in new_method("HOMLoRA").source.copy(tuned.num_classes).state_dict().items()}
-    begun = tuned.starting_from(body)
+    begun = tuned.with_initial_weights(body)
     begun.configure_model()
     found = begun.source.copy(tuned.num_classes).state_dict()
     assert same(found, body)

@@ -39,7 +39,7 @@ def test_the_last_one_is_as_it_was_and_has_all_it_needs(method: str) -> None:
     assert same(server, federation.run.server.state_dict())
     assert all(same(state, federation.run.store.get(client)) for client, state in clients.items())
     checkpoint, _ = federation.run.checkpoints.latest()  # type: ignore[union-attr]
-    assert names("clients") == {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.kept.values())}
+    assert names("clients") == {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.client_state.values())}
     before = federation.test(new_method(method), new_data())
     assert before["after/test_accuracy/mean"] == history[-1]["after/test_accuracy/mean"]
 

@@ -25,7 +25,7 @@ from lightning_fed.engines.public_turns import OutputsPass
 from lightning_fed.engines.worker import Worker
 from lightning_fed.methods import DSFL, FedDF, FedET, PFedLoRA
 from lightning_fed.storage.checkpoint import Checkpoints
-from lightning_fed.storage.client_store import ScratchStore
+from lightning_fed.storage.client_store import RoundStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -145,7 +145,7 @@ ON_PUBLIC_DATA = watch(
     (FedDF, "student_loss"),
     (FedET, "student_loss"),
     (DSFL, "distill_loss"),
-    (ScratchStore, "clear"),
+    (RoundStore, "clear"),
     (Checkpoints, "save"),
 )
 """What servers and clients learn from public data, and what comes after."""

@@ -63,13 +63,13 @@ class Second(FederationCallback):
     """Continues the run while it is played."""
 
     def __init__(self) -> None:
-        self.said = ""
+        self.public_predictions = ""
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        if run.round == 2 and not self.said:
+        if run.round == 2 and not self.public_predictions:
             with pytest.raises(FederationError) as caught:
                 fit(3, ckpt_path="last")
-            self.said = str(caught.value)
+            self.public_predictions = str(caught.value)
 
 
 def test_a_new_run_has_one_writer_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Losses, metrics and headlines of one's own; several labels at once, and numbers."""
+"""Losses, metrics and monitored of one's own; several labels at once, and numbers."""
 
 import math
 from itertools import product
@@ -35,7 +35,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedPer, FedRoD, HeteroFL, PFedLoRA
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.methods.families.capacity import CapacityModule
+from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import MLP
 from lightning_fed.tasks.f1 import F1
 from lightning_fed.tasks.task import TASKS
@@ -116,7 +116,7 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
     inexact = rough.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
-    if name in ("FedRoD", "FD", "FedKD", "PFedSD") or issubclass(method, CapacityModule):
+    if name in ("FedRoD", "FD", "FedKD", "PFedSD") or issubclass(method, SizedModule):
         with pytest.raises(FederationError, match=rf"{name} got the loss MultiMarginLoss, but it"):
             new_method(name, loss=nn.MultiMarginLoss())
     else:
@@ -182,7 +182,7 @@ def test_any_metric_of_the_task_is_the_headline(metric: str) -> None:
         fit(FedAvg(Net, CLASSES, metric=metric)),
         fit(new_method("HOMLoRA", metric=metric), new_texts(2, 60)),
     ):
-        assert federation.run.headline("test") == f"after/test_{metric}/mean"
+        assert federation.run.monitored("test") == f"after/test_{metric}/mean"
         assert {f"after/test_{metric}/mean", f"selected/test_{metric}", "after/test_accuracy/mean"} <= federation.run.history[
             -1
         ].keys()
@@ -212,7 +212,7 @@ def test_unknown_metrics_are_refused() -> None:
 class Named(FedAvg):
     """Measured by its own metric alone."""
 
-    headline_metric = "error"
+    monitor = "error"
 
     def configure_metrics(self) -> Any:
         from torchmetrics import MetricCollection
@@ -227,7 +227,7 @@ class Named(FedAvg):
 def test_the_best_is_the_smallest_where_less_is_better() -> None:
     federation = fit(Named(Net, CLASSES, momentum), rounds=4, target=100.0)
     history = federation.run.history
-    assert not federation.run.model.more_is_better
+    assert not federation.run.model.higher_is_better
     best = min(history, key=lambda row: row["after/val_error/mean"])
     assert history[-1]["selected/round"] == best["round"]
     assert history[-1]["selected/test_error"] == best["after/test_error/mean"]
@@ -280,13 +280,13 @@ def test_every_method_learns_more_than_classes_or_says_why_not(name: str, proble
             return
         options["masked"] = False
     federation = fit(new_method(name, **options), data, rounds=1)
-    headline = {"multilabel": "f1", "regression": "rmse"}[problem]
+    monitor = {"multilabel": "f1", "regression": "rmse"}[problem]
     adapted = "adapted_" if name == "PerFedAvgLoRA" else ""
-    assert federation.run.metric == f"{adapted}{headline}"
-    assert federation.run.model.more_is_better == (problem == "multilabel")
+    assert federation.run.metric == f"{adapted}{monitor}"
+    assert federation.run.model.higher_is_better == (problem == "multilabel")
     row = federation.run.history[-1]
-    assert math.isfinite(row[f"after/test_{adapted}{headline}/mean"])
-    assert row[f"selected/test_{adapted}{headline}"] >= 0
+    assert math.isfinite(row[f"after/test_{adapted}{monitor}/mean"])
+    assert row[f"selected/test_{adapted}{monitor}"] >= 0
     assert data.majority_accuracy() is None
     assert summary_table(federation.run).row_count > 3
 
@@ -365,7 +365,7 @@ def test_digit_attributes() -> None:
     x, y = next(iter(module.train_dataloader()))
     assert (x.shape, x.dtype, y.shape) == ((64, 3, 8, 8), torch.uint8, (64, 4))
     images, _ = module.on_after_batch_transfer((x, y), 0)
-    assert images.dtype == torch.float32  # normalised, as images are
+    assert images.dtype == torch.float32  # normalized, as images are
     table, digits = data._loaded().images, data._loaded().labels
     assert isinstance(table, dict)
     assert {int(d): table[TARGETS][digits == d][0].tolist() for d in (2, 9)} == {2: [0, 0, 1, 0], 9: [1, 1, 0, 1]}

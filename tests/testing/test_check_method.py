@@ -31,29 +31,29 @@ class Prototypes(FederatedModule):
     """Nothing but the mean feature of each class travels (Tan et al., AAAI 2022): a payload, found by a review."""
 
     heterogeneous = True
-    headline_metric = "accuracy"
+    monitor = "accuracy"
 
     def build(self) -> None:
         super().build()
         width = self.backbone.cuts["features"]
-        self.received = BufferDict({"mean": torch.zeros(CLASSES, width), "count": torch.zeros(CLASSES)}, persistent=False)
+        self.global_parameters = BufferDict({"mean": torch.zeros(CLASSES, width), "count": torch.zeros(CLASSES)}, persistent=False)
 
     def shared_names(self) -> set[str]:
         return set()
 
     def payload(self) -> State:
-        return {f"prototypes/{name}": tensor for name, tensor in self.received.items()}
+        return {f"prototypes/{name}": tensor for name, tensor in self.global_parameters.items()}
 
     def load_payload(self, payload: State) -> None:
-        self.received.update({name.removeprefix("prototypes/"): tensor for name, tensor in payload.items()})
+        self.global_parameters.update({name.removeprefix("prototypes/"): tensor for name, tensor in payload.items()})
 
     def client_loss(self, batch: Any) -> Tensor:
         x, y = batch
         features = self.backbone.encode(x)
-        far = (features - self.received["mean"][y]).square().mean(dim=1) * (self.received["count"][y] > 0)
+        far = (features - self.global_parameters["mean"][y]).square().mean(dim=1) * (self.global_parameters["count"][y] > 0)
         return cross_entropy(self.backbone.classify(features), y) + far.mean()
 
-    def review_step(self, batch: Any) -> State:
+    def post_training_step(self, batch: Any) -> State:
         x, y = batch
         features = self.backbone.encode(x)
         assert not self.backbone.training
@@ -63,7 +63,7 @@ class Prototypes(FederatedModule):
 
     def after_training(self, reviewed: State) -> None:
         mean = reviewed["sum"] / reviewed["count"].clamp(min=1)[:, None]
-        self.received.update({"mean": mean, "count": reviewed["count"]})
+        self.global_parameters.update({"mean": mean, "count": reviewed["count"]})
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         return ProtoServer(self.update_state())

@@ -104,7 +104,7 @@ class ClassesPerClient(Partitioner):
 
     Args:
         classes: number of classes of each client, :math:`k`.
-        jitter: whether the shares of a class are drawn from :math:`U(0.4, 0.6)` and normalised, as in the paper, or
+        jitter: whether the shares of a class are drawn from :math:`U(0.4, 0.6)` and normalized, as in the paper, or
             equal.
         deal: how clients come by their classes: ``even``, as above, or ``random``: of :math:`C` classes client :math:`i` holds
             number :math:`i \bmod C` and :math:`k-1` others, drawn for it alone. Some classes then have more holders than others.

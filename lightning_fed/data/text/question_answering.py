@@ -107,7 +107,7 @@ class QuestionAnswering(FederatedDataModule):
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where
-        they are percentages): after normalisation, and of the right answer that is closest.
+        they are percentages): after normalization, and of the right answer that is closest.
 
         Where questions may be unanswerable, also ``has_answer_…`` and ``no_answer_…`` of those that have answers and have none.
 
@@ -133,7 +133,7 @@ class QuestionAnswering(FederatedDataModule):
 
     def _right(self, number: int) -> list[str]:
         """The texts that a prediction is compared with. As in the official script of SQuAD 2.0, an empty one is right for a
-        question that is unanswerable, and an answer of which normalisation leaves nothing ("the") does not count beside others:
+        question that is unanswerable, and an answer of which normalization leaves nothing ("the") does not count beside others:
         else an empty prediction would be right.
         """
         texts = [text for text, _ in self._questions[number].answers]
@@ -222,7 +222,7 @@ class QuestionFiles(QuestionAnswering):
 
 
 def says_something(answer: str) -> bool:
-    """Whether anything is left of an answer without punctuation and articles, as the official scripts normalise it."""
+    """Whether anything is left of an answer without punctuation and articles, as the official scripts normalize it."""
     words = "".join(letter for letter in answer.lower() if letter not in string.punctuation).split()
     return any(word not in ("a", "an", "the") for word in words)
 

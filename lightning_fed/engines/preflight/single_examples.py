@@ -19,7 +19,7 @@ class OneValueError(Exception):
     """A batch norm got one value per channel."""
 
 
-def refuse_lone_examples(template: FederatedModule, data: FederatedDataModule, clients: Iterable[ClientInfo], seed: int) -> None:
+def refuse_single_examples(template: FederatedModule, data: FederatedDataModule, clients: Iterable[ClientInfo], seed: int) -> None:
     """Refuse clients with a training batch of one example, where a batch norm would see one value per channel in it, which has no
     variance. Behind a convolution one image has values enough, so networks are tried, one per architecture, on such a batch.
 
@@ -34,7 +34,7 @@ def refuse_lone_examples(template: FederatedModule, data: FederatedDataModule, c
     """
     known: dict[Hashable, str | None] = {}
     for client in clients:
-        before = num_batches(client.num_train, data.batch_size, data.lone_example) - 1
+        before = num_batches(client.num_train, data.batch_size, data.single_example) - 1
         if client.num_train - before * data.batch_size > 1:  # what the last batch has
             continue
         architecture = template.architecture(client)
@@ -91,7 +91,7 @@ def _told(client: ClientInfo, data: FederatedDataModule) -> str:
 
 def _remedy(client: ClientInfo, data: FederatedDataModule) -> str:
     if client.num_train > 1:
-        return "set batch_size to at least 2" if data.batch_size == 1 else "set the data's lone_example to join or drop"
+        return "set batch_size to at least 2" if data.batch_size == 1 else "set the data's single_example to join or drop"
     if data.partition.is_natural:
         fewer = client.num_train + client.num_val + client.num_test + 1
         return f"leave it out with the partition's min_examples, {fewer} or more, or use a network without batch norm"

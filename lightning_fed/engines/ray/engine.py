@@ -12,15 +12,15 @@ from typing import Any
 
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Lost, Outcome, Turn
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, Packer, pack, unpack
-from lightning_fed.engines.pool import Crew, Died, Job
+from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.ray.cluster import Cluster, the_package
 from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
-from lightning_fed.engines.recipe import Recipe
 from lightning_fed.engines.remote_worker import Failure, Numerics, WorkerError
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
@@ -84,46 +84,46 @@ class Ray(Engine):
         self.turn_timeout = turn_timeout
         self._opened: tuple[Cluster, _Actors, ClientStore] | None = None
 
-    def open(self, recipe: Recipe, states: ClientStore) -> None:
-        """Connect to the cluster and leave the recipe there.
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
+        """Connect to the cluster and leave the spec there.
 
         Raises:
             FederationError: for what cannot be sent to another process, and for a cluster that is not there or of no use.
         """
         self.close()
-        recipe = recipe.unbuilt()
-        if not self.gpus_per_worker and recipe.is_for_gpu():
+        spec = spec.unbuilt()
+        if not self.gpus_per_worker and spec.is_for_gpu():
             raise FederationError(
                 "The trainer computes on a GPU, but workers get none: set federation.engine.init_args.gpus_per_worker, to 1 or, if "
                 "several are to share a GPU, to a fraction; or trainer.accelerator to cpu."
             )
-        packed = recipe.packed(room=Lasting, packer=_by_value())
+        packed = spec.packed(room=Lasting, packer=_by_value())
         cluster = Cluster(self.address, self.wait, self.log_to_driver)
         try:
             ordered = the_package().put((packed, Numerics.of_this_process(self.threads)))
             share = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
             share = {name: amount for name, amount in share.items() if amount}
-            crew = _Actors(cluster, self.workers, share, self.wait, ordered, self.turn_timeout)
+            pool = _Actors(cluster, self.workers, share, self.wait, ordered, self.turn_timeout)
         except BaseException:
             cluster.close()
             raise
-        self._opened = cluster, crew, states
+        self._opened = cluster, pool, states
 
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | Lost]:
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
         """One update per turn."""
         assert self._opened is not None, "open() comes first"
-        _, crew, states = self._opened
+        _, pool, states = self._opened
         try:
-            yield from crew.carry_out(turns, states)
+            yield from pool.carry_out(turns, states)
         finally:
-            crew.broadcasts.clear()
+            pool.broadcasts.clear()
 
     def close(self) -> None:
         """End the workers, and the cluster if it is this run's own."""
         if self._opened is not None:
-            cluster, crew, _ = self._opened
+            cluster, pool, _ = self._opened
             self._opened = None
-            crew.stop()
+            pool.stop()
             cluster.close()
 
 
@@ -148,7 +148,7 @@ class _Member:
     node_id: str | None = None
 
 
-class _Actors(Crew):
+class _Actors(WorkerPool):
     """Actors, each in a reservation of its own: where there is room for one is then known before it starts.
 
     Args:
@@ -186,7 +186,7 @@ class _Actors(Crew):
         self._members: dict[int, _Member] = {}
         self._told = 0
 
-    def muster(self) -> list[int]:
+    def available(self) -> list[int]:
         self._cluster.check()
         self._end_idle_where_machines_left()
         wanted = self._workers or max(1, self._room())
@@ -223,7 +223,7 @@ class _Actors(Crew):
     def name(self, worker: int) -> str:
         return f"a worker on {self._members[worker].node}"
 
-    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, Outcome | Exception | Died]]:
+    def wait(self, busy: Iterable[int], seconds: float | None) -> list[tuple[int, TurnResult | Exception | WorkerDeath]]:
         members = {worker: self._members[worker] for worker in busy}
         heads = {(member.first or member.turns)[0]: worker for worker, member in members.items()}
         ends = [max(0.0, member.until - time.monotonic()) for member in members.values() if member.until is not None]
@@ -231,7 +231,7 @@ class _Actors(Crew):
         # Not ray.wait, in which Ctrl-C gets lost: these futures are Python's own.
         done, _ = wait_for(heads, min(ends), FIRST_COMPLETED)
         self._cluster.check()
-        answers: list[tuple[int, Outcome | Exception | Died]] = []
+        answers: list[tuple[int, TurnResult | Exception | WorkerDeath]] = []
         for head in done:
             member = members[heads[head]]
             (member.first or member.turns).popleft()
@@ -239,20 +239,20 @@ class _Actors(Crew):
                 answers.append((heads[head], answer))
         if not done:
             late = [worker for worker, member in members.items() if member.until is not None and member.until <= time.monotonic()]
-            answers += [(worker, Died(f"without a word for {STARTED:g} s")) for worker in late]
+            answers += [(worker, WorkerDeath(f"without a word for {STARTED:g} s")) for worker in late]
         return answers
 
-    def _read(self, member: _Member, head: "Future[Any]") -> Outcome | Exception | Died | None:
+    def _read(self, member: _Member, head: "Future[Any]") -> TurnResult | Exception | WorkerDeath | None:
         """What an actor says; None if it is not about a turn."""
         try:
             said = head.result()
         except self._deaths as error:
-            return Died(f"on {member.node} {_reason(error)}")
+            return WorkerDeath(f"on {member.node} {_reason(error)}")
         except Exception as error:
             return WorkerError(f"A worker of Ray's on {member.node} does not work: {error}")
         if isinstance(said, Packed):
-            outcome: Outcome = unpack(said)
-            return outcome
+            result: TurnResult = unpack(said)
+            return result
         if isinstance(said, Failure):
             return said.error()
         if isinstance(said, str):

@@ -55,19 +55,19 @@ class RayWorker:
     """Carries out turns.
 
     Args:
-        ordered: the recipe, and the numerics that the process is to have.
+        ordered: the spec, and the numerics that the process is to have.
     """
 
     def __init__(self, ordered: Any) -> None:
         self._ray = the_package()
         if not self._ray.get_gpu_ids():
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker has the GPUs that it was given, and no other
-        recipe, numerics = self._ray.get(ordered)
+        spec, numerics = self._ray.get(ordered)
         numerics.set()
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_lightning())
         self._quiet.enter_context(lasting_heap())
-        self._worker = RemoteWorker(recipe, room=Carried)
+        self._worker = RemoteWorker(spec, room=Carried)
         self._broadcast = 0, Broadcast({})
 
     def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Failure:

@@ -95,12 +95,12 @@ def read_facts(run: Path) -> dict[str, Any]:
         return {}
     try:
         facts = json.loads(path.read_text())
-        fits = isinstance(facts["headline"], str) and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
+        fits = isinstance(facts["monitor"], str) and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:
         raise FederationError(
-            f"{path} does not say what a run writes there (its headline, and the phases of training and fine-tuning): delete it, "
+            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): delete it, "
             "or give folders as runs have written them."
         )
     return dict(facts)

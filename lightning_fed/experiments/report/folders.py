@@ -45,9 +45,9 @@ class RunFolder:
         return read_facts(self.path)
 
     @property
-    def headline(self) -> str | None:
+    def monitor(self) -> str | None:
         """The column of ``metrics.csv`` that the method reports itself by; None if it is not known."""
-        return self.facts.get("headline")
+        return self.facts.get("monitor")
 
     @property
     def label(self) -> tuple[str, str]:

@@ -83,7 +83,7 @@ class Report:
         """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
         metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
         usual = str(metrics.mode().iloc[0])
-        column = usual if metrics.map(stage_of).nunique() == 1 else f"headline/test_{measure_of(usual)}"
+        column = usual if metrics.map(stage_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
         if metrics.nunique() == 1:
             return rounds, clients, column
         measured = metrics.map(lambda metric: f"test/{measure_of(metric)}")

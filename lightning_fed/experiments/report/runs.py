@@ -13,7 +13,7 @@ from lightning_fed.experiments.report.files import read_clients, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
-HEADLINE = "headline"
+MONITOR = "monitor"
 """The metric that each run's method reports itself by."""
 
 
@@ -29,7 +29,7 @@ def load_runs(
 
     Args:
         folders: folders of runs, of sweeps, or above them.
-        metric: column of ``metrics.csv``, with or without ``/mean``; ``headline``: for each run what its method reports itself by.
+        metric: column of ``metrics.csv``, with or without ``/mean``; ``monitor``: for each run what its method reports itself by.
             None: the same, unless some report the clients' mean and others a global model; then what all of them have, the clients'
             mean after aggregation of the measure that the runs select by, ``after/test_accuracy/mean`` for classification.
         target: value of the metric of which to find when it was first reached.
@@ -40,7 +40,7 @@ def load_runs(
 
     Returns:
         Columns: ``method``, ``setting``, ``seed``; ``model``, the method's class; ``rounds`` that were played, ``planned`` ones,
-        ``epochs`` per round, phase by phase; ``metric``, ``headline``, that of the run's method, and ``lower_is_better`` of the
+        ``epochs`` per round, phase by phase; ``metric``, ``monitor``, that of the run's method, and ``lower_is_better`` of the
         metric; of it ``last``, the value when last measured, ``selected``, that at the round ``selected_round`` that is best on
         validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
         ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
@@ -64,7 +64,7 @@ def load_runs(
 
 def read_runs(path: Path | str) -> pd.DataFrame:
     """The rows of :func:`load_runs` from the CSV file that they were written to."""
-    texts = ("method", "setting", "epochs", "headline")
+    texts = ("method", "setting", "epochs", "monitor")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
 
 
@@ -80,15 +80,15 @@ def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFra
 
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
     """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
-    headlines = [run.headline for run in runs]
-    if metric == HEADLINE:
-        if None in headlines:
+    monitored = [run.monitor for run in runs]
+    if metric == MONITOR:
+        if None in monitored:
             raise FederationError(
-                f"{runs[headlines.index(None)].path} does not say what its headline is (there is no run.json): give its column of "
+                f"{runs[monitored.index(None)].path} does not say what its monitored metric is (there is no run.json): give its column of "
                 "metrics.csv as the metric."
             )
-        return [str(headline) for headline in headlines]
-    known = [headline for headline in headlines if headline is not None]
+        return [str(monitor) for monitor in monitored]
+    known = [monitor for monitor in monitored if monitor is not None]
     if metric is None and len(known) == len(runs) and len(set(map(stage_of, known))) == 1:
         return known
     return [_column(runs, metric)] * len(runs)
@@ -119,7 +119,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": int(run.settings["federation.rounds"]),
         "epochs": work_of(run.facts) if run.facts else epochs_of(run.settings),
-        **{"metric": metric, "headline": run.headline or "", "lower_is_better": lower},
+        **{"metric": metric, "monitor": run.monitor or "", "lower_is_better": lower},
         **_views(rounds, metric, view, lower),
         **_of_clients(run, metric, lower),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],

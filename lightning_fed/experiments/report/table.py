@@ -161,10 +161,10 @@ def _notes(
             "Differences are paired by seed, with Student's 95 % interval; not separated: 0 lies inside. Bold: the best mean of a "
             "column and what is not separated from it."
         )
-    if len(metrics) == 1 and "headline" in runs:
-        apart = runs[(runs["headline"] != metrics[0]) & (runs["headline"].fillna("") != "")]
-        for headline, group in apart.groupby("headline", sort=False):
-            notes.append(f"The headline of {', '.join(group['method'].unique())} is {headline} (metric: headline shows it).")
+    if len(metrics) == 1 and "monitor" in runs:
+        apart = runs[(runs["monitor"] != metrics[0]) & (runs["monitor"].fillna("") != "")]
+        for monitor, group in apart.groupby("monitor", sort=False):
+            notes.append(f"The monitored metric of {', '.join(group['method'].unique())} is {monitor} (metric: monitor shows it).")
     sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
     return notes + ([f"Published: {', '.join(sources)}."] if sources else [])
 

@@ -49,7 +49,7 @@ class CellFolder:
         self.log = path / "log.txt"
 
     @property
-    def outcome(self) -> CellRecord | None:
+    def result(self) -> CellRecord | None:
         """What ``cell.json`` says; None before the first attempt. Raises :class:`FederationError` if no sweep wrote it."""
         path = self.path / "cell.json"
         if not path.is_file():
@@ -59,10 +59,10 @@ class CellFolder:
             raise FederationError(f"{path} is damaged: it has no status. Remove it, and the cell is played again.")
         return CellRecord(**{key: value for key, value in content.items() if key in known})
 
-    def record(self, outcome: CellRecord) -> None:
+    def record(self, result: CellRecord) -> None:
         """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
         aside = self.path / ".cell.json"
-        aside.write_text(json.dumps(asdict(outcome), indent=1))
+        aside.write_text(json.dumps(asdict(result), indent=1))
         aside.replace(self.path / "cell.json")
 
     @property
@@ -108,19 +108,19 @@ class CellFolder:
     @property
     def status(self) -> str:
         """``waiting`` before the first attempt, ``playing`` while somebody holds it, else what became of it."""
-        outcome = self.outcome
-        if outcome is None:
+        result = self.result
+        if result is None:
             return "waiting"
-        if outcome.status == "finished":
+        if result.status == "finished":
             return "finished"  # and nobody plays it again
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(descriptor, fcntl.LOCK_SH):
                 return "playing"
-            outcome = self.outcome  # of who may have held it until now
+            result = self.result  # of who may have held it until now
         finally:
             os.close(descriptor)
-        return outcome.status if outcome else "waiting"
+        return result.status if result else "waiting"
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -84,7 +84,7 @@ class Asked:
     """What the table of a comparison shows, as the options of ``lightning-fed report`` say it.
 
     Args:
-        metric: column of ``metrics.csv``, or ``headline``; None: see :func:`lightning_fed.experiments.report.load_runs`.
+        metric: column of ``metrics.csv``, or ``monitor``; None: see :func:`lightning_fed.experiments.report.load_runs`.
         at: which round: ``last``, ``selected``, ``best``, ``mean10``.
         baseline: the method that differences are to.
         target: value of which to say when it was reached.

@@ -63,11 +63,11 @@ class Attempt:
         job: which.
         lock: the open lock of its folder, which the process inherits.
         holding: what lets the lock go.
-        facts: an outcome with the versions, commit and machine.
+        facts: an result with the versions, commit and machine.
     """
 
     def __init__(self, job: CellJob, lock: int, holding: ExitStack, facts: CellRecord) -> None:
-        before = job.folder.outcome
+        before = job.folder.result
         self.job = job
         self.played = job.folder.rounds  # before this attempt
         self._holding = holding
@@ -109,10 +109,10 @@ class Attempt:
         status = "finished" if code == 0 else "interrupted" if code in (128 + signal.SIGTERM, -signal.SIGTERM) else "failed"
         said = f"killed by {signal.Signals(-code).name}" if code < 0 else self.job.folder.last_line or f"exit code {code}"
         error = said.removeprefix("lightning-fed: error: ") if status == "failed" else ""
-        outcome = replace(self._outcome, status=status, seconds=round(self._spent + self.seconds, 1), error=error)
-        self.job.folder.record(outcome)
+        result = replace(self._outcome, status=status, seconds=round(self._spent + self.seconds, 1), error=error)
+        self.job.folder.record(result)
         self._holding.close()
-        return outcome
+        return result
 
     def _wait(self) -> int:
         try:
@@ -129,7 +129,7 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
     Args:
         jobs: all cells of the sweep.
         workers: how many to play at a time.
-        facts: an outcome with the versions, commit and machine.
+        facts: an result with the versions, commit and machine.
         progress: what is shown meanwhile.
         table: where to write ``cells.csv``, whenever something has changed.
 
@@ -195,7 +195,7 @@ def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:
     """Begin to play a job; None if it is finished, or if somebody else plays it."""
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
-        before = job.folder.outcome
+        before = job.folder.result
         if lock is None or (before and before.status == "finished"):
             return None
         return Attempt(job, lock, holding.pop_all(), facts)
@@ -224,10 +224,10 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     """Write ``cells.csv``, a row per cell."""
     rows = []
     for job in jobs:
-        outcome = job.folder.outcome or CellRecord("waiting", command=job.command)
+        result = job.folder.result or CellRecord("waiting", command=job.command)
         row = {"method": job.cell.method, "setting": job.cell.setting, "seed": job.cell.seed, "status": job.folder.status}
-        row |= {"seconds": outcome.seconds, "folder": str(job.folder.path), "command": outcome.command, "error": outcome.error}
-        rows.append({k: str(v) for k, v in row.items()} | {k: getattr(outcome, k) for k in ("versions", "commit", "machine")})
+        row |= {"seconds": result.seconds, "folder": str(job.folder.path), "command": result.command, "error": result.error}
+        rows.append({k: str(v) for k, v in row.items()} | {k: getattr(result, k) for k in ("versions", "commit", "machine")})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

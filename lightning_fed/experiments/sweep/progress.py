@@ -54,12 +54,12 @@ class SweepProgress:
         self._say(f"{name}: {'finished before' if status == 'finished' else 'is being played by another sweep'}")
         self._count(rounds)
 
-    def ended(self, name: str, outcome: CellRecord, rounds: int) -> None:
+    def ended(self, name: str, result: CellRecord, rounds: int) -> None:
         """A run is over."""
         self._count(rounds)
         left = f", about {clock(self.left)} left" if self.left else ""
-        error = f": {outcome.error}" if outcome.error else ""
-        self._say(f"{name}: {outcome.status} after {clock(outcome.seconds)}{error}, {self._over} of {self._runs} runs{left}")
+        error = f": {result.error}" if result.error else ""
+        self._say(f"{name}: {result.status} after {clock(result.seconds)}{error}, {self._over} of {self._runs} runs{left}")
 
     def at(self, playing: Mapping[str, tuple[int, int]]) -> None:
         """How far the runs are that are being played: rounds finished, and of how many."""

@@ -38,7 +38,7 @@ class AdapterModule(FederatedModule):
             :func:`.transformer_of`.
         num_classes: number of classes; None: as many as the data have.
         train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
-        metric: headline: one that the network has, such as ``f1`` or ``matthews`` of a classifier, or one of those in ``metrics``;
+        metric: monitor: one that the network has, such as ``f1`` or ``matthews`` of a classifier, or one of those in ``metrics``;
             None: the network's first.
         optimizer: of all that is trained.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
@@ -48,7 +48,7 @@ class AdapterModule(FederatedModule):
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
-    alone = None
+    local_baseline = None
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class AdapterModule(FederatedModule):
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
 
-    def fresh(self) -> Self:
-        """See :meth:`.FederatedModule.fresh`: the network is loaded, or drawn, again."""
-        module = super().fresh()
+    def unbuilt_copy(self) -> Self:
+        """See :meth:`.FederatedModule.unbuilt_copy`: the network is loaded, or drawn, again."""
+        module = super().unbuilt_copy()
         module.source = SharedTransformer(self.backbone_factories[0])
         return module
 
-    def starting_from(self, network: State, what: str = "The network") -> Self:
-        """See :meth:`.FederatedModule.starting_from`."""
-        module = self.fresh()
+    def with_initial_weights(self, network: State, what: str = "The network") -> Self:
+        """See :meth:`.FederatedModule.with_initial_weights`."""
+        module = self.unbuilt_copy()
         module.backbone_factories = [with_weights(transformer_of(self.backbone_factories[0], self.num_classes), network, what)]
         module.source = SharedTransformer(module.backbone_factories[0])
         return module

@@ -14,8 +14,8 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
-    OfModels,
     PublicDistillation,
+    RunOnServer,
     State,
     Vectors,
     check_payload,
@@ -52,7 +52,7 @@ class EnsembleModule(PublicDistillation):
     """
 
     heterogeneous = True
-    payload_varies = True  # only a student gets any
+    dynamic_payload = True  # only a student gets any
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EnsembleModule(PublicDistillation):
         """Which of the networks: the client's, or the one that the server says its model has."""
         if client is None:
             return 0
-        return client.id % len(self.backbone_factories) if client.capacity is None else int(client.capacity)
+        return client.id % len(self.backbone_factories) if client.model_size is None else int(client.model_size)
 
     @property
     def place(self) -> int:
@@ -98,7 +98,7 @@ class EnsembleModule(PublicDistillation):
 
     def drawn(self, place: int, clients: Sequence[ClientInfo]) -> Self:
         """A module of an architecture, with weights that are drawn on the running stream; of the first it is this one."""
-        return self if place == 0 else self.for_client(replace(clients[0], capacity=place), torch.initial_seed())
+        return self if place == 0 else self.for_client(replace(clients[0], model_size=place), torch.initial_seed())
 
 
 def widened(table: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ class EnsembleServer(GroupServer):
         self.steps = steps
         self.shape, self.dtype = torch.Size(), torch.float32  # of what a teacher said
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Forget the teachers of the round before."""
-        super().open_round(round, cohort)
-        self.scratch.clear()
+        super().on_round_start(round, cohort)
+        self.round_state.clear()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, each with those of its architecture, and put them aside as teachers."""
@@ -151,51 +151,53 @@ class EnsembleServer(GroupServer):
 
     def _put_aside(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
-            self.scratch.put(update.client, update.state, self.round)
+            self.round_state.put(update.client, update.state, self.round)
             yield update
 
     def teacher(self, client: int) -> Broadcast:
         """What a client sent in this round."""
-        return Broadcast(self.scratch.get(client), self.groups[client])
+        return Broadcast(self.round_state.get(client), self.groups[client])
 
-    def hear(self, teachers: Sequence[int], of_models: OfModels, said: Callable[[Tensor], Tensor] = lambda logits: logits) -> float:
+    def hear(
+        self, teachers: Sequence[int], run_on_server: RunOnServer, said: Callable[[Tensor], Tensor] = lambda logits: logits
+    ) -> float:
         """Have teachers speak about the public data, one at a time: what is put aside of each is then what it said.
 
         Args:
             teachers: who.
-            of_models: see :meth:`.Server.learn`.
+            run_on_server: see :meth:`.Server.train_on_public`.
             said: what of a teacher's logits ``(M, C)`` is put aside. Default: the logits.
 
         Returns:
             FLOPs.
         """
         flops = 0.0
-        answers = of_models("predict", (self.teacher(client) for client in teachers))
+        answers = run_on_server("predict_public", (self.teacher(client) for client in teachers))
         for client, update in zip(teachers, answers, strict=True):
             words = said(update.state[OUTPUTS])
             self.shape, self.dtype = words.shape, words.dtype
-            self.scratch.put(client, {OUTPUTS: words.flatten()}, self.round)
+            self.round_state.put(client, {OUTPUTS: words.flatten()}, self.round)
             flops += update.metrics["flops"]
         return flops
 
     def heard(self, teachers: Sequence[int]) -> Vectors:
         """What they said, each a vector of all rows."""
-        return Vectors(self.scratch, OUTPUTS, teachers, self.shape.numel())
+        return Vectors(self.round_state, OUTPUTS, teachers, self.shape.numel())
 
-    def teach(self, students: Sequence[int], targets: State, of_models: OfModels) -> dict[str, float]:
+    def teach(self, students: Sequence[int], targets: State, run_on_server: RunOnServer) -> dict[str, float]:
         """Train the models of some architectures.
 
         Args:
             students: which.
             targets: what they learn from; their names begin with :data:`TARGETS`.
-            of_models: see :meth:`.Server.learn`.
+            run_on_server: see :meth:`.Server.train_on_public`.
 
         Returns:
             ``server/steps`` and ``server/flops``, sums; and ``server/distill_loss``, a mean.
         """
         learned, rows = {}, []
         broadcasts = (Broadcast(self.states[place] | targets, place) for place in students)
-        for place, update in zip(students, of_models("learn", broadcasts), strict=True):
+        for place, update in zip(students, run_on_server("train_on_public", broadcasts), strict=True):
             check_payload(update, self.states[place])
             learned[place] = update.state
             rows.append(update.metrics)

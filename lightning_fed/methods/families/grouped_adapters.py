@@ -26,8 +26,8 @@ class GroupTuning(AdapterModule):
     from the same tensors. Adam begins anew in each round.
 
     Each group's model is measured on everybody's test data, as ``size_<size>/…``, and each client's on its own, as ``after/…``.
-    Headline: accuracy of the latter. With one size there is one model: it is called ``global``, and its accuracy on everybody's
-    test data is the headline.
+    Monitored: accuracy of the latter. With one size there is one model: it is called ``global``, and its accuracy on everybody's
+    test data is the monitored metric.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``.
@@ -54,16 +54,16 @@ class GroupTuning(AdapterModule):
             raise FederationError(f"{type(self).__name__} got an empty list of sizes (hidden, ranks): give at least one.")
         self.sizes = list(sizes)
         if len(set(sizes)) == 1:
-            self.headline_model = "global"
+            self.monitor_model = "global"
 
     def size(self) -> int:
         """The client's size; who has none, as a model that no server has sent, has the largest."""
-        capacity = self.client.capacity if self.client else None
-        return max(self.sizes) if capacity is None else int(capacity)
+        model_size = self.client.model_size if self.client else None
+        return max(self.sizes) if model_size is None else int(model_size)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The client's size."""
-        return client.capacity if client else None
+        return client.model_size if client else None
 
     def blocks(self, *parts: str) -> list[nn.Module]:
         """The network's blocks, first to last.
@@ -88,7 +88,7 @@ class GroupTuning(AdapterModule):
         """A mean for each size. This module's own tensors are those of its size; the others are drawn on the running stream."""
         seed, states = torch.initial_seed(), {self.size(): self.shared_state()}
         for size in set(self.sizes) - states.keys():
-            states[size] = self.for_client(replace(clients[0], capacity=size), seed).shared_state()
+            states[size] = self.for_client(replace(clients[0], model_size=size), seed).shared_state()
         groups = {client.id: self.sizes[client.id % len(self.sizes)] for client in clients}
         names = {size: "global" if len(states) == 1 else f"size_{size}" for size in states}
         return GroupServer(states, groups, self.weighting, names, exported=max(states))
@@ -99,7 +99,7 @@ class GroupServer(Server):
     keeps its state.
 
     Args:
-        states: the initial states by group: a number, which is the :attr:`~.Broadcast.capacity` that is sent.
+        states: the initial states by group: a number, which is the :attr:`~.Broadcast.model_size` that is sent.
         groups: which group each client is in, by id.
         weighting: how updates are weighted within a group; see :class:`lightning_fed.core.server.Server`.
         names: what each group's model is called where it is measured.
@@ -130,7 +130,7 @@ class GroupServer(Server):
         group = self.groups[client.id]
         return Broadcast(self.states[group], group)
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """Each group's, by its name."""
         return {self.names[group]: Broadcast(state, group) for group, state in self.states.items()}
 

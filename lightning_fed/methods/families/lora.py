@@ -229,12 +229,12 @@ class LoRAModule(AdapterModule):
             wrt: what :math:`\nabla` is taken with respect to; None: the point.
         """
         moves = dict(zip(point, direction, strict=True))
-        slopes = []
+        grads = []
         for signed in (step, -step):
             shifted = {name: (tensor + signed * moves[name]).detach().requires_grad_() for name, tensor in point.items()}
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                slopes.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
-        return [(ahead - behind) / (2 * step) for ahead, behind in zip(*slopes, strict=True)]
+                grads.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
+        return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
 
 
 def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:

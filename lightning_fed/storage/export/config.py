@@ -26,7 +26,7 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
 
     Returns:
         ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
-        ``network`` (see :func:`network_config`), ``capacity`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``, and
+        ``network`` (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``, and
         of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in [0, 1].
         What is not known is None.
     """
@@ -36,7 +36,7 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
         **facts,
         "content": "model" if whole else "shared",
         "network": network_config(module) if whole or any(name.startswith("backbone.") for name in module.shared_names()) else None,
-        "capacity": module.client.capacity if module.client else None,
+        "model_size": module.client.model_size if module.client else None,
         "num_classes": module.num_classes,
         "class_names": label_names(data),
         **_images(data),
@@ -76,11 +76,11 @@ def _images(data: FederatedDataModule) -> dict[str, Any]:
     images, _ = next(iter(data.client(0).train_dataloader()))
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return {"image_size": None, "mean": None, "std": None}
-    normalised = images.dtype == torch.uint8
+    normalized = images.dtype == torch.uint8
     return {
         "image_size": list(images.shape[-2:]),
-        "mean": list(data.mean) if normalised else None,
-        "std": list(data.std) if normalised else None,
+        "mean": list(data.mean) if normalized else None,
+        "std": list(data.std) if normalized else None,
     }
 
 

@@ -40,7 +40,7 @@ class Predictor(nn.Module):
 
 
 def write_onnx(path: Path, module: FederatedModule, data: ClientDataModule) -> None:
-    """Write a model from its inputs (normalised images, or what a tokenizer makes, by name) to what its ``forward`` returns. The
+    """Write a model from its inputs (normalized images, or what a tokenizer makes, by name) to what its ``forward`` returns. The
     number of examples is free, and so is the length of texts.
 
     Args:

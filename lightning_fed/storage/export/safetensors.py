@@ -47,6 +47,6 @@ def write_safetensors(folder: Path, module: FederatedModule, private: bool = Tru
 
 def _of_transformers(module: FederatedModule) -> Any:
     """The network, where it is one that the transformers library would make again: in its own size. Else None."""
-    small = module.client is not None and module.client.capacity is not None
+    small = module.client is not None and module.client.model_size is not None
     network = module.backbone.network if isinstance(module.backbone, Transformer | Wrapped) and not small else None
     return network if hasattr(network, "save_pretrained") else None

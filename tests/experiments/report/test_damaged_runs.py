@@ -78,11 +78,11 @@ def test_cells() -> None:
     for content in ("", "[]", '{"seconds": 1}'):
         cell.write_text(content)
         with pytest.raises(FederationError, match=r"cell\.json is damaged"):
-            _ = CellFolder(cell.parent).outcome
+            _ = CellFolder(cell.parent).result
     cell.write_text('{"status": "finished", "later": 1}')  # what another version writes besides
-    outcome = CellFolder(cell.parent).outcome
-    assert outcome is not None
-    assert outcome.status == "finished"
+    result = CellFolder(cell.parent).result
+    assert result is not None
+    assert result.status == "finished"
 
 
 def test_foreign_folders_beside_runs_are_passed_over() -> None:

@@ -25,11 +25,8 @@ WRITTEN: list[tuple[str, bytes | str, str]] = [
     ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
     ("clients.csv", "other\n1\n", "has no column 'client'"),
     *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
-    *(
-        ("run.json", json.dumps({"headline": h, "training": t, "fine_tuning": []}), "does not say")
-        for h, t in ((3, []), ("a", [3]))
-    ),
-    ("run.json", json.dumps({"headline": "a", "training": [{"phase": "a", "epochs": "1"}], "fine_tuning": []}), "does not say"),
+    *(("run.json", json.dumps({"monitor": h, "training": t, "fine_tuning": []}), "does not say") for h, t in ((3, []), ("a", [3]))),
+    ("run.json", json.dumps({"monitor": "a", "training": [{"phase": "a", "epochs": "1"}], "fine_tuning": []}), "does not say"),
     *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
     ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),
     ("config.yaml", "seed_everything: 0\nfederation: {rounds: many}\n", "has federation.rounds = 'many', expected int"),
@@ -72,7 +69,7 @@ def test_nothing_that_a_configuration_names_is_imported() -> None:
 def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
     Path("cell.json").write_text(text)
     with pytest.raises(FederationError, match=r"cell\.json is damaged"):
-        _ = CellFolder(Path()).outcome
+        _ = CellFolder(Path()).result
 
 
 def test_copies_of_runs_in_a_cell_are_left_alone() -> None:

@@ -31,13 +31,13 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.asked: list[str] = []
+        self.predict_public: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in {"meta", "img", "br"}:
             self.open.append(tag)
-        self.asked += [value or "" for name, value in attrs if name in {"src", "href"}]
+        self.predict_public += [value or "" for name, value in attrs if name in {"src", "href"}]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -93,7 +93,7 @@ def test_who_sends_nothing_is_a_line_across(sweep: Path) -> None:
 
 def test_each_method_is_drawn_by_its_own_headline() -> None:
     write_run(Path("runs/a"), [0.5, 0.6], "HOMLoRA")
-    write_run(Path("runs/b"), [0.7, 0.8], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    write_run(Path("runs/b"), [0.7, 0.8], "PerFedAvgLoRA", monitor="after/test_adapted_accuracy/mean")
     clients = Path("runs/b/clients.csv")
     clients.write_text(clients.read_text().replace("test/accuracy", "test/adapted_accuracy"))
     report = report_on([Path("runs")])

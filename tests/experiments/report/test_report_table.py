@@ -206,7 +206,7 @@ def test_clients_means_of_different_measures_are_compared_and_named() -> None:
     for seed in (0, 1):
         write_run(Path(f"runs/a{seed}"), [0.5 + seed / 100], "HOMLoRA", seed)
         write_run(Path(f"runs/b{seed}"), [0.5], "HETLoRA", seed)
-        write_run(Path(f"runs/c{seed}"), [0.8 + seed / 100], "PerFedAvgLoRA", seed, headline="after/test_adapted_accuracy/mean")
+        write_run(Path(f"runs/c{seed}"), [0.8 + seed / 100], "PerFedAvgLoRA", seed, monitor="after/test_adapted_accuracy/mean")
     [layout] = tables(load_runs("runs"), baseline="HOMLoRA")
     row = rows_of(layout)["PerFedAvgLoRA"]
     assert (row["last round (%)"], row["last, minus HOMLoRA"].text) == (Entry("70.50 ± 0.71", bold=True), "+20.00 ± 0.00")
@@ -217,8 +217,8 @@ def test_of_methods_with_different_headlines_none_is_the_best() -> None:
     for seed in (0, 1):
         write_run(Path(f"runs/a{seed}"), [0.6 + seed / 100], "FedAvg", seed)
         write_run(Path(f"runs/b{seed}"), [0.5 + seed / 90], "FedPer", seed)
-        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, headline="global/test_accuracy")
-    [layout] = tables(load_runs("runs", metric="headline"), baseline="FedAvg")
+        write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, monitor="global/test_accuracy")
+    [layout] = tables(load_runs("runs", metric="monitor"), baseline="FedAvg")
     rows = rows_of(layout)
     measured = {name: row["measured"].text for name, row in rows.items()}
     assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", "global/test_accuracy")
@@ -227,4 +227,4 @@ def test_of_methods_with_different_headlines_none_is_the_best() -> None:
     assert not any(entry.bold for row in layout.rows for entry in row)
     [layout] = tables(load_runs("runs"))
     assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
-    assert "The headline of FedHM is global/test_accuracy (metric: headline shows it)." in layout.notes
+    assert "The monitored metric of FedHM is global/test_accuracy (metric: monitor shows it)." in layout.notes

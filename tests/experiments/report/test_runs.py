@@ -24,7 +24,7 @@ def test_a_row_per_run() -> None:
     [row] = load_runs("runs", target=0.5).to_dict("records")
     assert row == {
         **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
-        **{"epochs": "1", "metric": "after/test_accuracy/mean", "headline": "after/test_accuracy/mean"},
+        **{"epochs": "1", "metric": "after/test_accuracy/mean", "monitor": "after/test_accuracy/mean"},
         "lower_is_better": False,
         **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
         **{"worst_tenth": 0.025, "majority": 0.25},
@@ -51,7 +51,7 @@ def test_a_run_says_whether_less_is_better_of_a_measure_that_nobody_knows() -> N
     facts = Path("runs/version_0/run.json")
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"higher_is_better": False}))
     row = load_runs("runs", target=0.5, equal="flops").iloc[0]
-    assert (row["metric"], row["headline"]) == ("after/test_surprise/mean", "after/test_surprise/mean")
+    assert (row["metric"], row["monitor"]) == ("after/test_surprise/mean", "after/test_surprise/mean")
     assert (row["best"], row["best_round"], row["selected"], row["target_round"], row["worst_tenth"]) == (0.2, 1, 0.2, 1, 0.9)
 
 
@@ -178,28 +178,28 @@ def cheaper(path: str, cost: str, share: float) -> None:
 
 def test_each_method_may_be_reported_by_its_own_headline() -> None:
     write_run(Path("runs/a"), [0.5, 0.6], "FedAvg")
-    write_run(Path("runs/b"), [0.7, 0.8], "FedHM", headline="global/test_accuracy")
+    write_run(Path("runs/b"), [0.7, 0.8], "FedHM", monitor="global/test_accuracy")
     assert load_runs("runs")[["metric", "last"]].to_numpy().tolist() == [["after/test_accuracy/mean", v] for v in (0.6, 0.8)]
-    own = load_runs("runs", metric="headline")
-    assert own["metric"].tolist() == own["headline"].tolist() == ["after/test_accuracy/mean", "global/test_accuracy"]
+    own = load_runs("runs", metric="monitor")
+    assert own["metric"].tolist() == own["monitor"].tolist() == ["after/test_accuracy/mean", "global/test_accuracy"]
     assert own["last"].tolist() == [0.6, pytest.approx(0.7)]
     assert load_runs("runs/b")["metric"].tolist() == ["global/test_accuracy"]  # what all of them have in common
 
 
 def test_clients_means_of_different_measures_stand_side_by_side() -> None:
     write_run(Path("runs/a"), [0.5], "HOMLoRA")
-    write_run(Path("runs/b"), [0.7], "PerFedAvgLoRA", headline="after/test_adapted_accuracy/mean")
+    write_run(Path("runs/b"), [0.7], "PerFedAvgLoRA", monitor="after/test_adapted_accuracy/mean")
     runs = load_runs("runs")
     assert runs["metric"].tolist() == ["after/test_accuracy/mean", "after/test_adapted_accuracy/mean"]
     assert runs["last"].tolist() == [0.5, pytest.approx(0.6)]
 
 
 def test_a_run_of_an_earlier_version_is_read_by_its_options() -> None:
-    write_run(Path("runs/a"), [0.5], headline=None, head_epochs=4, adapt_epochs=0, mu=0.1)
+    write_run(Path("runs/a"), [0.5], monitor=None, head_epochs=4, adapt_epochs=0, mu=0.1)
     [row] = load_runs("runs").to_dict("records")
-    assert (row["epochs"], row["metric"], row["headline"]) == ("epochs 1, head_epochs 4", "after/test_accuracy/mean", "")
-    with pytest.raises(FederationError, match="runs/a does not say what its headline is"):
-        load_runs("runs", metric="headline")
+    assert (row["epochs"], row["metric"], row["monitor"]) == ("epochs 1, head_epochs 4", "after/test_accuracy/mean", "")
+    with pytest.raises(FederationError, match="runs/a does not say what its monitored metric is"):
+        load_runs("runs", metric="monitor")
 
 
 @pytest.mark.parametrize(

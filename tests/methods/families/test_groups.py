@@ -102,12 +102,12 @@ class Noting(AdapterTuning):
 def test_clients_of_a_size_start_from_the_same_tensors(name: str) -> None:
     server = server_of(name)
     sent = [server.broadcast(client) for client in clients()]
-    assert [broadcast.capacity for broadcast in sent] == [2, 3, 2, 3, 2]
+    assert [broadcast.model_size for broadcast in sent] == [2, 3, 2, 3, 2]
     assert same(sent[0].state, sent[2].state)
     assert same(sent[1].state, sent[3].state)
     assert any(sent[0].state[key].shape != sent[1].state[key].shape for key in sent[0].state)
     for client in clients():
-        module = method_of(name).for_client(replace(client, capacity=server.groups[client.id]), seed=client.id)
+        module = method_of(name).for_client(replace(client, model_size=server.groups[client.id]), seed=client.id)
         module.load_broadcast(server.broadcast(client))
         assert same(module.shared_state(), sent[client.id].state)
 
@@ -216,7 +216,7 @@ def test_an_untrained_head_does_not_travel(name: str) -> None:
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_round_is_a_mean_for_each_size(name: str, round: int) -> None:
     federation, engine = recorded(name)
-    groups = {size: [(t, u) for t, u in engine.fits(round) if t.broadcast.capacity == size] for size in (2, 3)}
+    groups = {size: [(t, u) for t, u in engine.fits(round) if t.broadcast.model_size == size] for size in (2, 3)}
     assert all(groups.values())
     assert {turn.client.id % 2 for turn, _ in groups[2]} == {0}
     for size, pairs in groups.items():
@@ -224,7 +224,7 @@ def test_a_round_is_a_mean_for_each_size(name: str, round: int) -> None:
         if round == 2:
             assert same(federation.run.server.states[size], mean)
         else:
-            sent = next(turn.broadcast.state for turn, _ in engine.fits(2) if turn.broadcast.capacity == size)
+            sent = next(turn.broadcast.state for turn, _ in engine.fits(2) if turn.broadcast.model_size == size)
             assert same(sent, mean)
 
 
@@ -279,9 +279,9 @@ def test_several_sizes_are_measured_each(name: str) -> None:
     row = federation.run.history[-1]
     assert {"size_2/test_accuracy", "size_3/test_accuracy", "after/test_accuracy/mean"} <= row.keys()
     assert not any(column.startswith("global/") for column in row)
-    assert federation.run.headline("test") == "after/test_accuracy/mean"
+    assert federation.run.monitored("test") == "after/test_accuracy/mean"
     measured = [turn.broadcast for turn in engine.turns if turn.verb == "evaluate" and turn.client.id == -1]
-    assert [broadcast.capacity for broadcast in measured] == [2, 3]
+    assert [broadcast.model_size for broadcast in measured] == [2, 3]
     data = federation.run.data.pooled()
     images, labels = data.data[data.splits[2]]
     for size, client in ((2, 0), (3, 1)):
@@ -294,15 +294,15 @@ def test_several_sizes_are_measured_each(name: str) -> None:
 @pytest.mark.parametrize("sizes", [(3,), (3, 3)])
 def test_one_size_is_a_global_model(name: str, sizes: tuple[int, ...]) -> None:
     method = method_of(name, sizes)
-    assert method.headline_model == "global"
+    assert method.monitor_model == "global"
     assert server_of(name, sizes).models().keys() == {"global"}
-    assert method_of(name).headline_model == "clients"
+    assert method_of(name).monitor_model == "clients"
     assert server_of(name, (3, 2)).models().keys() == {"size_2", "size_3"}
 
 
 def test_the_headline_of_one_size() -> None:
     federation, _, _ = recorded_alike()
-    assert federation.run.headline("test") == "global/test_accuracy"
+    assert federation.run.monitored("test") == "global/test_accuracy"
     assert "global/test_accuracy" in federation.run.history[-1]
 
 

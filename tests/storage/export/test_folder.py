@@ -256,7 +256,7 @@ def test_a_run_can_begin_with_an_export(backbone: Any) -> None:
     module = FedAvg(backbone, CLASSES)
     module.configure_model()
     write_safetensors(Path("exported"), module)
-    begun = FedAvg(backbone, CLASSES).starting_from(initial_network(Path("exported/model.safetensors"))[0])
+    begun = FedAvg(backbone, CLASSES).with_initial_weights(initial_network(Path("exported/model.safetensors"))[0])
     begun.configure_model()
     assert same(dict(begun.state_dict()), dict(module.state_dict()))
 
@@ -266,7 +266,7 @@ def test_statistics_that_were_gathered_are_exported() -> None:
     federation = new_federation(1, "runs")
     federation.fit(new_method("FedHM"), data)
     new_federation(1, "runs").export(new_method("FedHM"), data, "exported")
-    model = federation.run.server.models()["global"]
+    model = federation.run.server.global_models()["global"]
     assert same(load_file("exported/model.safetensors"), plain({**model.state, **model.statistics}))
 
 
@@ -316,7 +316,7 @@ def test_the_configuration_says_what_it_is(client: int | None) -> None:
         "seed": 3,
         "content": "model",
         "network": {"class_path": "test_folder.SmallNet", "init_args": {"num_classes": 10, "hidden": 4}},
-        "capacity": None,
+        "model_size": None,
         "num_classes": 10,
         "class_names": list(NamedDigits.class_names),
         "image_size": [8, 8],
@@ -344,7 +344,7 @@ def test_a_network_whose_arguments_have_names_alone_can_be_made_again() -> None:
     assert network_config(module) == {"class_path": "test_folder.by_name", "init_args": {"num_classes": 4}}
 
 
-def test_images_that_come_as_floats_are_not_normalised() -> None:
+def test_images_that_come_as_floats_are_not_normalized() -> None:
     data = new_data(3)
     new_federation(1, "runs").fit(new_method("FedAvg"), data)
     new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
@@ -382,7 +382,7 @@ def test_the_network_of_a_width_can_be_made_again(client: int | None) -> None:
     new_federation(1, "runs").fit(new_method("HeteroFL", widths=[0.5, 1.0]), data)
     new_federation(1, "runs").export(new_method("HeteroFL", widths=[0.5, 1.0]), data, "exported", client)
     config = config_of("exported")
-    assert config["capacity"] == (0.5 if client == 0 else None)
+    assert config["model_size"] == (0.5 if client == 0 else None)
     instantiate_class((), config["network"]).load_state_dict(load_file("exported/model.safetensors"))
 
 

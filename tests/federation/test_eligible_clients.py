@@ -22,7 +22,7 @@ def fit(method: FederatedModule, rounds: int = 3, **options: Any) -> tuple[Feder
 
 
 def test_cohorts_are_drawn_of_the_participants_and_everybody_is_measured() -> None:
-    federation, engine = fit(model(), rounds=6, participation=0.7, participants=[4, 1, 3])
+    federation, engine = fit(model(), rounds=6, participation=0.7, eligible_clients=[4, 1, 3])
     trained = [turn.client.id for turn in engine.turns if turn.verb == "fit"]
     assert len(trained) == 6 * 2  # 0.7 of three
     assert set(trained) == {1, 3, 4}
@@ -30,22 +30,22 @@ def test_cohorts_are_drawn_of_the_participants_and_everybody_is_measured() -> No
 
 
 def test_at_full_participation_all_of_them_take_part_in_client_order() -> None:
-    _, engine = fit(model(), rounds=1, participants=[4, 1])
+    _, engine = fit(model(), rounds=1, eligible_clients=[4, 1])
     assert [turn.client.id for turn in engine.turns if turn.verb == "fit"] == [1, 4]
 
 
 def test_naming_everybody_is_as_naming_nobody() -> None:
-    named, default = (fit(model(), participation=0.5, participants=ids)[0] for ids in ([0, 1, 2, 3, 4], None))
+    named, default = (fit(model(), participation=0.5, eligible_clients=ids)[0] for ids in ([0, 1, 2, 3, 4], None))
     assert same(named.run.server.state_dict(), default.run.server.state_dict())
 
 
 def test_statistics_are_those_of_the_participants() -> None:
-    _, engine = fit(FedHM(NoisyNet, CLASSES, ratios=[1.0], optimizer=momentum), rounds=1, participants=[0, 2])
-    assert {turn.client.id for turn in engine.turns if turn.verb == "gather"} == {0, 2}
+    _, engine = fit(FedHM(NoisyNet, CLASSES, ratios=[1.0], optimizer=momentum), rounds=1, eligible_clients=[0, 2])
+    assert {turn.client.id for turn in engine.turns if turn.verb == "compute_statistics"} == {0, 2}
 
 
 def test_who_is_not_among_them_is_measured_as_it_was_drawn() -> None:
-    federation, _ = fit(PFedLoRA(Net, CLASSES, optimizer=momentum), participants=[0])
+    federation, _ = fit(PFedLoRA(Net, CLASSES, optimizer=momentum), eligible_clients=[0])
     drawn = federation.run.model.for_client(federation.run.clients[3], federation.seed).private_state()
     mine = federation.client_module(3).private_state()
     assert same(mine, drawn)
@@ -54,14 +54,17 @@ def test_who_is_not_among_them_is_measured_as_it_was_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("participants", "message"),
-    [([], r"participants is \[\]: give some of the clients' ids, 0 to 4"), ([1, 5], r"participants is \[1, 5\]: give some")],
+    [
+        ([], r"eligible_clients is \[\]: give some of the clients' ids, 0 to 4"),
+        ([1, 5], r"eligible_clients is \[1, 5\]: give some"),
+    ],
 )
 def test_participants_that_there_are_not_are_refused(participants: list[int], message: str) -> None:
     with pytest.raises(FederationError, match=message):
-        fit(model(), participants=participants)
+        fit(model(), eligible_clients=participants)
 
 
 def test_pooled_training_has_none() -> None:
-    federation = new_federation(1, participants=[0])
+    federation = new_federation(1, eligible_clients=[0])
     with pytest.raises(FederationError, match="CentralizedLoRA trains on everybody's data"):
         federation.fit(new_method("CentralizedLoRA"), new_data(3, 60))

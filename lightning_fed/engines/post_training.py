@@ -9,8 +9,8 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.tensors import State
 
 
-class Review(L.LightningModule):
-    """Calls a method's ``review_step`` for each batch and adds up what it returns. ``Trainer.predict`` runs it: on the client's
+class PostTrainingPass(L.LightningModule):
+    """Calls a method's ``post_training_step`` for each batch and adds up what it returns. ``Trainer.predict`` runs it: on the client's
     ``predict_dataloader``, which has the training examples in order and not augmented, in eval mode.
 
     Args:
@@ -26,10 +26,10 @@ class Review(L.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> int:
         """Take a batch in; returns its number."""
-        for name, tensor in self.module.review_step(batch).items():
+        for name, tensor in self.module.post_training_step(batch).items():
             tensor = tensor.detach()
             self.total[name] = self.total[name] + tensor if name in self.total else tensor.clone()
-        self.flops.note(self.module, "review", batch, type(self.module).review_step)
+        self.flops.note(self.module, "review", batch, type(self.module).post_training_step)
         return batch_idx
 
     def result(self) -> State:

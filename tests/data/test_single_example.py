@@ -66,19 +66,19 @@ def data_of(*sizes: int, **options: Any) -> InMemory:
 
 
 @pytest.mark.parametrize(("examples", "size"), SIZES)
-@pytest.mark.parametrize("lone_example", ["join", "drop", "keep"])
-def test_as_many_batches_as_the_loader_says(examples: int, size: int, lone_example: LoneExample) -> None:
-    batches = [batch for batch in batches_of(torch.arange(examples), size, lone_example) if len(batch)]
+@pytest.mark.parametrize("single_example", ["join", "drop", "keep"])
+def test_as_many_batches_as_the_loader_says(examples: int, size: int, single_example: LoneExample) -> None:
+    batches = [batch for batch in batches_of(torch.arange(examples), size, single_example) if len(batch)]
     assert (
         len(batches)
-        == num_batches(examples, size, lone_example)
-        == len(ShuffledBatches(torch.arange(examples), size, 0, lone_example))
+        == num_batches(examples, size, single_example)
+        == len(ShuffledBatches(torch.arange(examples), size, 0, single_example))
     )
     alone = examples > size > 1 and examples % size == 1
-    assert sum(map(len, batches)) == examples - (alone and lone_example == "drop")
+    assert sum(map(len, batches)) == examples - (alone and single_example == "drop")
     assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
     if alone:
-        assert len(batches[-1]) == {"join": size + 1, "drop": size, "keep": 1}[lone_example]
+        assert len(batches[-1]) == {"join": size + 1, "drop": size, "keep": 1}[single_example]
 
 
 def test_the_order_is_that_of_the_batches_that_are_kept() -> None:
@@ -97,7 +97,7 @@ def test_another_example_is_left_out_in_each_epoch() -> None:
 
 
 def test_other_sizes_are_batched_as_ever() -> None:
-    data = [data_of(16, 18, 31, lone_example=lone) for lone in ("join", "keep", "drop")]
+    data = [data_of(16, 18, 31, single_example=lone) for lone in ("join", "keep", "drop")]
     for k in range(3):
         orders = [[labels.tolist() for _, labels in one.client(k).train_dataloader()] for one in data]
         assert orders[0] == orders[1] == orders[2]
@@ -126,9 +126,9 @@ class Counting(L.Callback):
         self.sizes.append(len(batch[1]))
 
 
-@pytest.mark.parametrize(("lone_example", "sizes"), [("join", [16, 17]), ("drop", [16, 16]), ("keep", [16, 16, 1])])
-def test_steps_and_epochs_are_counted_as_they_are_done(lone_example: LoneExample, sizes: list[int]) -> None:
-    client, counting = data_of(lone_example=lone_example).client(1), Counting()
+@pytest.mark.parametrize(("single_example", "sizes"), [("join", [16, 17]), ("drop", [16, 16]), ("keep", [16, 16, 1])])
+def test_steps_and_epochs_are_counted_as_they_are_done(single_example: LoneExample, sizes: list[int]) -> None:
+    client, counting = data_of(single_example=single_example).client(1), Counting()
     module = new_method("FedAvg")
     assert module.for_client(client.info).num_epochs(len(client.train_dataloader())) == 1
     trainer = new_trainer(**QUIET, max_epochs=2, limit_val_batches=0, callbacks=[counting])
@@ -140,9 +140,9 @@ def test_steps_and_epochs_are_counted_as_they_are_done(lone_example: LoneExample
 def test_flops_are_those_of_the_examples() -> None:
     """A linear network's are proportional to them."""
 
-    def flops(lone_example: LoneExample, *sizes: int) -> float:
+    def flops(single_example: LoneExample, *sizes: int) -> float:
         federation = new_federation(1)
-        return federation.fit(new_method("FedAvg"), data_of(*sizes, lone_example=lone_example))[-1]["compute/flops"]
+        return federation.fit(new_method("FedAvg"), data_of(*sizes, single_example=single_example))[-1]["compute/flops"]
 
     assert flops("join", 17) == flops("keep", 17)
     assert flops("drop", 17) == flops("join", 16)
@@ -158,7 +158,7 @@ def test_limits_count_batches_that_are_joined() -> None:
 
 def test_worker_processes_get_the_same_batches() -> None:
     """The option is part of the data that travel."""
-    data = data_of(lone_example="drop")
+    data = data_of(single_example="drop")
     data.setup()
     travelled = unpack(pack(data))
     for (_, ours), (_, theirs) in zip(*(one.client(0).train_dataloader() for one in (data, travelled)), strict=True):
@@ -166,7 +166,7 @@ def test_worker_processes_get_the_same_batches() -> None:
 
 
 def test_statistics_are_of_all_examples_whatever_is_dropped() -> None:
-    client = data_of(lone_example="drop").client(0)
+    client = data_of(single_example="drop").client(0)
     assert [len(labels) for _, labels in client.predict_dataloader()] == [17]
 
 
@@ -230,8 +230,8 @@ def test_a_batch_norm_that_is_in_eval_mode_does_not_matter() -> None:
 
 
 def test_what_is_refused_would_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_fed.federation.run.refuse_lone_examples", lambda *args: None)
-    for data in (data_of(20, 1), data_of(17, lone_example="keep"), data_of(4, batch_size=1)):
+    monkeypatch.setattr("lightning_fed.federation.run.refuse_single_examples", lambda *args: None)
+    for data in (data_of(20, 1), data_of(17, single_example="keep"), data_of(4, batch_size=1)):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             new_federation(1).fit(new_method("FedAvg", backbone=NoisyNet), data)
 
@@ -240,8 +240,8 @@ def test_remedies() -> None:
     model = FedAvg(NoisyNet, CLASSES, momentum)
     refused(
         model,
-        data_of(20, 33, lone_example="keep"),
-        "^Client 1 trains in batches, the last of .* set the data's lone_example to join",
+        data_of(20, 33, single_example="keep"),
+        "^Client 1 trains in batches, the last of .* set the data's single_example to join",
     )
     refused(model, data_of(20, 20, batch_size=1), "^Client 0 trains in batches, of which each .* set batch_size to at least 2")
     whole = new_data(1, 60).client(0).data
@@ -254,5 +254,5 @@ def test_looking_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [new_federation(1) for _ in range(2)]
     for federation in runs:
         federation.fit(FedAvg(Convolutional, CLASSES, momentum), data_of(20, 1, 20))
-        monkeypatch.setattr("lightning_fed.federation.run.refuse_lone_examples", lambda *args: None)
+        monkeypatch.setattr("lightning_fed.federation.run.refuse_single_examples", lambda *args: None)
     assert_same(*runs)

@@ -21,7 +21,7 @@ from lightning_fed.tensors import State
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WorkerSpec:
     """Makes equal workers anywhere.
 
     Networks are not pickled (parametrised ones cannot be): the method travels without them and is built again on the stream of
@@ -32,7 +32,7 @@ class Recipe:
         data: the clients' data, loaded.
         new_trainer: builds the Trainer of a turn.
         seed: the run's seed.
-        initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_copies`; None: what the
+        initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_originals`; None: what the
             template has.
         frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.
     """
@@ -61,12 +61,12 @@ class Recipe:
             take_frozen(self.template, self.frozen)
         trainer.precision_plugin.convert_module(self.template)
 
-    def unbuilt(self) -> "Recipe":
-        """The recipe as it travels."""
+    def unbuilt(self) -> "WorkerSpec":
+        """The spec as it travels."""
         return replace(self, template=unbuilt_copy(self.template), frozen=frozen_parameters(self.template))
 
     def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
-        """The recipe for other processes; the arguments are those of :func:`.pack`.
+        """The spec for other processes; the arguments are those of :func:`.pack`.
 
         Raises:
             FederationError: naming what cannot be sent to them.
@@ -78,7 +78,7 @@ class Recipe:
         except Exception as error:
             parts = {"model": self.template, "data": self.data, "trainer": self.new_trainer}
             culprits = (unpicklable(name, part, packer) for name, part in parts.items())
-            culprit = next(filter(None, culprits), "The recipe")
+            culprit = next(filter(None, culprits), "The spec")
             raise FederationError(
                 f"{culprit} cannot be sent to worker processes ({error}): give something that can be pickled, such as a function "
                 "of a module instead of a lambda, or use the engine InProcess."

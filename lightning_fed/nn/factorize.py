@@ -152,7 +152,7 @@ def recover(first: Tensor, second: Tensor) -> Tensor:
     return roll_up(left @ right.T, shape)
 
 
-class Factorised(nn.Sequential):
+class Factorized(nn.Sequential):
     """Two layers in a row, with nothing in between, that stand for one of low rank. What code reads of that one (``weight``,
     ``bias``, ``kernel_size``, ``in_features``) it finds here, too.
     """
@@ -195,7 +195,7 @@ class Factorised(nn.Sequential):
         return recover(*self.weights)
 
 
-class FactorisedConv2d(Factorised):
+class FactorizedConv2d(Factorized):
     """A convolution of rank r: a ``(k, 1)`` one to r channels, then a ``(1, k)`` one, with nothing in between.
 
     It computes exactly what one convolution with the kernel :meth:`recover` does, at the borders and for any stride, too.
@@ -209,7 +209,7 @@ class FactorisedConv2d(Factorised):
     def __init__(self, conv: nn.Conv2d, rank: int, spectral: bool = True) -> None:
         if conv.groups != 1 or conv.dilation != (1, 1) or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise FederationError(
-                f"{conv} cannot be factorised: it has groups, dilation or padding other than with a number of zeros."
+                f"{conv} cannot be factorized: it has groups, dilation or padding other than with a number of zeros."
             )
         (height, width), (down, across), (above, beside) = conv.kernel_size, conv.stride, conv.padding
         new = partial(nn.Conv2d, device=conv.weight.device, dtype=conv.weight.dtype)
@@ -218,7 +218,7 @@ class FactorisedConv2d(Factorised):
         super().__init__(first, second, conv, spectral)
 
 
-class FactorisedLinear(Factorised):
+class FactorizedLinear(Factorized):
     """A linear layer of rank r: one to r features without bias, then one to the outputs with the bias.
 
     Args:
@@ -233,8 +233,8 @@ class FactorisedLinear(Factorised):
         super().__init__(first, new(rank, linear.out_features, bias=linear.bias is not None), linear, spectral)
 
 
-def factorise(module: nn.Module, layers: Iterable[str], ratio: float, spectral: bool = True) -> None:
-    r"""Replace convolutions and linear layers by factorised ones, in place.
+def factorize(module: nn.Module, layers: Iterable[str], ratio: float, spectral: bool = True) -> None:
+    r"""Replace convolutions and linear layers by factorized ones, in place.
 
     The rank is that of :func:`rank_of`, which raises an error where there is none. A ratio of 1 leaves the layers as they are.
 
@@ -249,11 +249,11 @@ def factorise(module: nn.Module, layers: Iterable[str], ratio: float, spectral: 
     for name in layers if ratio < 1 else ():
         layer = module.get_submodule(name)
         if isinstance(layer, nn.Conv2d):
-            replacement: Factorised = FactorisedConv2d(layer, rank_of(layer.weight, ratio, name), spectral)
+            replacement: Factorized = FactorizedConv2d(layer, rank_of(layer.weight, ratio, name), spectral)
         elif isinstance(layer, nn.Linear):
-            replacement = FactorisedLinear(layer, rank_of(layer.weight, ratio, name), spectral)
+            replacement = FactorizedLinear(layer, rank_of(layer.weight, ratio, name), spectral)
         else:
-            raise FederationError(f"{name!r} is a {type(layer).__name__}: only Conv2d and Linear layers can be factorised.")
+            raise FederationError(f"{name!r} is a {type(layer).__name__}: only Conv2d and Linear layers can be factorized.")
         module.set_submodule(name, replacement)
 
 
@@ -263,12 +263,12 @@ def frobenius_decay(module: nn.Module, weight: float) -> Tensor:
     Computed as :math:`\mathrm{tr}[(U^\top U)(V^\top V)]`, without the product.
 
     Args:
-        module: a network with factorised layers.
+        module: a network with factorized layers.
         weight: :math:`\lambda`.
     """
     squares = [torch.zeros(())]
     for layer in module.modules():
-        if isinstance(layer, Factorised):
+        if isinstance(layer, Factorized):
             left, right = layer.factors()
             squares.append(((left.T @ left) * (right.T @ right)).sum())
     return weight / 2 * torch.stack([square.to(squares[-1].device) for square in squares]).sum()

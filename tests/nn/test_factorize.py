@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederationError
 from lightning_fed.models import CNN1, ResNet18, ResNet34
-from lightning_fed.nn import Energy, FactorisedConv2d, FactorisedLinear, Spectrum, factorise, frobenius_decay
+from lightning_fed.nn import Energy, FactorizedConv2d, FactorizedLinear, Spectrum, factorize, frobenius_decay
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ def test_the_sizes_of_table_2_of_fedhm(network: type[nn.Module], classes: int, s
     found = []
     for ratio in (1, 1 / 2, 1 / 4, 1 / 8):
         model = network(classes)
-        factorise(model, model.factorisable, ratio, spectral=False)
+        factorize(model, model.factorizable, ratio, spectral=False)
         found.append(sum(p.numel() for p in model.parameters()))
     assert found == sizes
 
 
-def test_what_is_factorised() -> None:
-    assert len(ResNet18().factorisable) == 14
-    assert len(ResNet34().factorisable) == 18
+def test_what_is_factorized() -> None:
+    assert len(ResNet18().factorizable) == 14
+    assert len(ResNet34().factorizable) == 18
     model = ResNet18()
-    factorise(model, model.factorisable, 0.5, spectral=False)
-    replaced = {name for name, layer in model.named_modules() if isinstance(layer, FactorisedConv2d)}
-    assert replaced == set(model.factorisable)
+    factorize(model, model.factorizable, 0.5, spectral=False)
+    replaced = {name for name, layer in model.named_modules() if isinstance(layer, FactorizedConv2d)}
+    assert replaced == set(model.factorizable)
     assert "stages.0.0.conv1" not in replaced
     assert not any("downsample" in name for name in replaced)
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
@@ -45,14 +45,14 @@ def test_what_is_factorised() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_at_full_rank_two_convolutions_are_one(stride: int, size: int, bias: bool) -> None:
     conv = nn.Conv2d(4, 6, 3, stride, padding=1, bias=bias)
-    pair = FactorisedConv2d(conv, rank=12)  # min(4·3, 6·3)
+    pair = FactorizedConv2d(conv, rank=12)  # min(4·3, 6·3)
     x = torch.randn(2, 4, size, size)
     assert torch.allclose(pair.recover(), conv.weight, atol=1e-5)
     assert torch.allclose(pair(x), conv(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("layer", "pair"), [(nn.Conv2d(4, 6, 3, 2, padding=1), FactorisedConv2d), (nn.Linear(5, 7, bias=False), FactorisedLinear)]
+    ("layer", "pair"), [(nn.Conv2d(4, 6, 3, 2, padding=1), FactorizedConv2d), (nn.Linear(5, 7, bias=False), FactorizedLinear)]
 )
 def test_a_pair_answers_what_is_asked_of_the_layer_that_it_stands_for(layer: Any, pair: Any) -> None:
     """A patch embedding asks its convolution for the dtype of its weight, others for sizes."""
@@ -70,21 +70,21 @@ def test_a_pair_answers_what_is_asked_of_the_layer_that_it_stands_for(layer: Any
 @pytest.mark.parametrize("stride", [1, 2])
 def test_at_any_rank_the_recovered_kernel_is_what_the_pair_computes(stride: int) -> None:
     conv = nn.Conv2d(4, 6, 3, stride, padding=1)
-    pair = FactorisedConv2d(conv, rank=3)
+    pair = FactorizedConv2d(conv, rank=3)
     x = torch.randn(2, 4, 9, 9)
     assert torch.allclose(pair(x), nn.functional.conv2d(x, pair.recover(), conv.bias, stride, 1), atol=1e-5)
 
 
 def test_a_linear_layer_at_full_rank() -> None:
     linear = nn.Linear(5, 8)
-    pair, x = FactorisedLinear(linear, rank=5), torch.randn(3, 5)
+    pair, x = FactorizedLinear(linear, rank=5), torch.randn(3, 5)
     assert torch.allclose(pair.recover(), linear.weight, atol=1e-6)
     assert torch.allclose(pair(x), linear(x), atol=1e-6)
 
 
 def test_a_pair_has_r_times_k_times_both_widths() -> None:
-    assert sum(p.numel() for p in FactorisedConv2d(nn.Conv2d(5, 7, 3, bias=False), 4).parameters()) == 4 * 3 * (5 + 7)
-    assert sum(p.numel() for p in FactorisedLinear(nn.Linear(5, 7, bias=False), 4).parameters()) == 4 * (5 + 7)
+    assert sum(p.numel() for p in FactorizedConv2d(nn.Conv2d(5, 7, 3, bias=False), 4).parameters()) == 4 * 3 * (5 + 7)
+    assert sum(p.numel() for p in FactorizedLinear(nn.Linear(5, 7, bias=False), 4).parameters()) == 4 * (5 + 7)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_a_pair_has_r_times_k_times_both_widths() -> None:
 )
 def test_the_rank_of_a_linear_layer_is_a_part_of_its_smaller_side(ratio: float, ranks: tuple[int, int], size: int) -> None:
     network = CNN1()
-    factorise(network, ["fc1", "fc2"], ratio, spectral=False)  # 800 × 2000 and 2000 × 500, of 2,621,558 values in all
+    factorize(network, ["fc1", "fc2"], ratio, spectral=False)  # 800 × 2000 and 2000 × 500, of 2,621,558 values in all
     assert (len(network.fc1.weights[0]), len(network.fc2.weights[0])) == ranks
     assert sum(p.numel() for p in network.parameters()) == size
 
 
 def test_a_rank_that_a_layer_cannot_have_is_refused_with_its_name() -> None:
     with pytest.raises(FederationError, match=r"Layer 'conv1' has rank 15 at most, but a rank ratio of 0.999 asks for 16"):
-        factorise(CNN1(), ["conv1"], 0.999, spectral=False)
+        factorize(CNN1(), ["conv1"], 0.999, spectral=False)
 
 
 def unrolled(kernel: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def unrolled(kernel: Tensor) -> Tensor:
 def test_the_error_is_the_tail_of_the_singular_values() -> None:
     conv = nn.Conv2d(4, 6, 3)
     for rank in (1, 5, 11):
-        error = (FactorisedConv2d(conv, rank).recover() - conv.weight).norm().item()
+        error = (FactorizedConv2d(conv, rank).recover() - conv.weight).norm().item()
         tail = torch.linalg.svdvals(unrolled(conv.weight.detach()))[rank:].square().sum().sqrt().item()
         assert math.isclose(error, tail, rel_tol=1e-5)
 
@@ -129,7 +129,7 @@ def test_factors_are_balanced_and_stable() -> None:
 
 def test_frobenius_decay_is_that_of_the_product() -> None:
     model = nn.Sequential(
-        FactorisedConv2d(nn.Conv2d(4, 6, 3), 3), nn.Flatten(), FactorisedLinear(nn.Linear(6, 5), 2), nn.Linear(5, 2)
+        FactorizedConv2d(nn.Conv2d(4, 6, 3), 3), nn.Flatten(), FactorizedLinear(nn.Linear(6, 5), 2), nn.Linear(5, 2)
     )
     expected = 0.05 / 2 * sum(model[layer].recover().square().sum() for layer in (0, 2))
     wanted = torch.autograd.grad(expected, [model[0][0].weight, model[2][1].weight])
@@ -144,11 +144,11 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(FederationError, match="rank of 7 was asked for a 6 x 9 matrix: give 1 to 6"):
         Spectrum.of(torch.randn(6, 9)).factors(7)
     with pytest.raises(FederationError, match="groups"):
-        FactorisedConv2d(nn.Conv2d(4, 4, 3, groups=2), 2)
+        FactorizedConv2d(nn.Conv2d(4, 4, 3, groups=2), 2)
     with pytest.raises(FederationError, match="'0' is a ReLU"):
-        factorise(nn.Sequential(nn.ReLU()), ["0"], 0.5)
+        factorize(nn.Sequential(nn.ReLU()), ["0"], 0.5)
     with pytest.raises(FederationError, match="rank ratio of 0"):
-        factorise(nn.Sequential(nn.Linear(2, 2)), ["0"], 0)
+        factorize(nn.Sequential(nn.Linear(2, 2)), ["0"], 0)
 
 
 def test_the_energy_is_what_approximations_keep_of_all_matrices_together() -> None:

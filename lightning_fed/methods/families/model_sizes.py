@@ -1,4 +1,4 @@
-"""Clients of different capacity: one global model on the server, and smaller versions of it on the clients."""
+"""Clients of different model_size: one global model on the server, and smaller versions of it on the clients."""
 
 import math
 from abc import abstractmethod
@@ -26,7 +26,7 @@ def default_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 
-class CapacityModule(FederatedModule):
+class SizedModule(FederatedModule):
     r"""What FedHM, HeteroFL, FedRolex and Split-Mix have in common: static batch norm and a masked loss.
 
     *Static batch norm* (HeteroFL). Running means and variances neither travel nor are averaged. Before each measurement every
@@ -37,12 +37,12 @@ class CapacityModule(FederatedModule):
     the head get no gradient. The server averages a row of the head over the clients that own its class. A client is measured with
     the mask, the global model without.
 
-    Headline: accuracy of the global model on everybody's test data. ``before/…`` and ``after/…`` are those of each client's own
+    Monitored: accuracy of the global model on everybody's test data. ``before/…`` and ``after/…`` are those of each client's own
     version, masked, on its own data.
 
     Args:
         backbone: the global model.
-        capacities: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
+        model_sizes: the sizes in which it comes; 1 is the whole. Client ``k`` has entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
         masked: mask absent classes.
@@ -51,13 +51,13 @@ class CapacityModule(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    headline_model = "global"
+    monitor_model = "global"
     weighting = "uniform"
 
     def __init__(
         self,
         backbone: BackboneFactory,
-        capacities: Sequence[float],
+        model_sizes: Sequence[float],
         num_classes: PositiveInt | None = None,
         assignment: Assignment = "fixed",
         masked: bool = True,
@@ -66,12 +66,12 @@ class CapacityModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        if not capacities:
+        if not model_sizes:
             raise FederationError(
                 f"{type(self).__name__} got an empty list of sizes (ratios, widths, budgets): give at least one, 1 for the whole "
                 "model."
             )
-        self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
+        self.model_sizes = [None if model_size == 1 else model_size for model_size in model_sizes]
         self.assignment = assignment
         self.masked = masked
         if masked:
@@ -83,7 +83,7 @@ class CapacityModule(FederatedModule):
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The size of the client's version."""
-        return client.capacity if client else None
+        return client.model_size if client else None
 
     def refuse_frozen(self, why: str) -> None:
         """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts.
@@ -97,7 +97,7 @@ class CapacityModule(FederatedModule):
                 "network learn, or use a method whose clients have the same network, such as FedAvg."
             )
 
-    def statistics_names(self) -> set[str]:
+    def recomputed_buffers(self) -> set[str]:
         """Running statistics of all batch-norm layers."""
         return running_statistics(self)
 
@@ -122,25 +122,25 @@ class CapacityModule(FederatedModule):
         return {name for name, p in self.named_parameters() if id(p) in heads} if self.masked else set()
 
     def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
-        """What a :class:`CapacityServer` begins with."""
-        return self.shared_state(), clients, self.capacities, self.assignment, self.head_names()
+        """What a :class:`SizedServer` begins with."""
+        return self.shared_state(), clients, self.model_sizes, self.assignment, self.head_names()
 
 
 class Contribution(NamedTuple):
     """A part of the whole that is averaged, the size that it is of, and which rows of some tensors it covers."""
 
     state: State
-    capacity: float | None
+    model_size: float | None
     rows: State | None = None
 
 
-class CapacityServer(Server):
+class SizedServer(Server):
     """Holds the global model, sends each client a version of its size, and averages each entry over those who trained it.
 
     Args:
         state: the global model.
         clients: all clients.
-        capacities: their sizes, None being the whole; client ``k`` has entry ``k mod len(list)``.
+        model_sizes: their sizes, None being the whole; client ``k`` has entry ``k mod len(list)``.
         assignment: whether that is for good or drawn anew each round.
         heads: names of the tensors of which a client covers only the rows of its own classes.
     """
@@ -152,30 +152,30 @@ class CapacityServer(Server):
         self,
         state: State,
         clients: Sequence[ClientInfo],
-        capacities: Sequence[float | None],
+        model_sizes: Sequence[float | None],
         assignment: Assignment,
         heads: Collection[str],
     ) -> None:
         super().__init__(state, "uniform")
-        self.capacities = capacities
+        self.model_sizes = model_sizes
         self.assignment = assignment
         self.heads = heads
         self.owned = {client.id: torch.tensor(client.label_counts) > 0 for client in clients}
-        self.capacity = {client.id: capacities[client.id % len(capacities)] for client in clients}
+        self.model_size = {client.id: model_sizes[client.id % len(model_sizes)] for client in clients}
         self._statistics: dict[float | None, State] = {}
 
-    def open_round(self, round: int, cohort: Sequence[ClientInfo]) -> None:
+    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Redraw the sizes, if so asked."""
-        super().open_round(round, cohort)
+        super().on_round_start(round, cohort)
         if self.assignment == "redrawn":
-            draws = torch.randint(len(self.capacities), (len(self.capacity),)).tolist()
-            self.capacity = {client: self.capacities[draw] for client, draw in zip(self.capacity, draws, strict=True)}
+            draws = torch.randint(len(self.model_sizes), (len(self.model_size),)).tolist()
+            self.model_size = {client: self.model_sizes[draw] for client, draw in zip(self.model_size, draws, strict=True)}
 
     @abstractmethod
-    def version(self, capacity: float | None) -> State:
+    def version(self, model_size: float | None) -> State:
         """The global model in a size; None: the whole."""
 
-    def log_weight(self, capacity: float | None) -> float:
+    def log_weight(self, model_size: float | None) -> float:
         """Logarithm of what an update of a size counts. Default: all the same."""
         return 0.0
 
@@ -187,15 +187,15 @@ class CapacityServer(Server):
         """What is averaged. Default: the updates."""
         for update in updates:
             rows = dict.fromkeys(self.heads, self.owned[update.client])
-            yield Contribution(self.embed(update), self.capacity[update.client], rows)
+            yield Contribution(self.embed(update), self.model_size[update.client], rows)
 
     def merge(self, updates: Iterable[ClientUpdate], whole: State) -> State:
         """The mean of the contributions where they cover the whole, and the whole where nobody does. Weights are relative to the
         largest so far: nobody knows before which updates arrive, and exponentials can overflow.
         """
         mean, largest = EntryMean(whole), -math.inf
-        for state, capacity, rows in self.contributions(updates):
-            exponent = self.log_weight(capacity)
+        for state, model_size, rows in self.contributions(updates):
+            exponent = self.log_weight(model_size)
             if exponent > largest:
                 if largest > -math.inf:
                     mean.scale(math.exp(largest - exponent))
@@ -210,22 +210,26 @@ class CapacityServer(Server):
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The global model in the client's size."""
-        capacity = self.capacity[client.id]
-        return Broadcast(self.version(capacity), capacity)
+        model_size = self.model_size[client.id]
+        return Broadcast(self.version(model_size), model_size)
 
-    def measured(self, client: ClientInfo) -> Broadcast:
+    def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The same, with statistics."""
         return self._with_statistics(self.broadcast(client))
 
-    def models(self) -> dict[str, Broadcast]:
+    def global_models(self) -> dict[str, Broadcast]:
         """``global``, and every smaller size that a client may have."""
-        smaller = sorted({capacity for capacity in self.capacities if capacity is not None}, reverse=True)
-        versions = {f"{self.version_name}_{capacity:g}": Broadcast(self.version(capacity), capacity) for capacity in smaller}
+        smaller = sorted({model_size for model_size in self.model_sizes if model_size is not None}, reverse=True)
+        versions = {
+            f"{self.version_name}_{model_size:g}": Broadcast(self.version(model_size), model_size) for model_size in smaller
+        }
         return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.version(None)), **versions}.items()}
 
-    def gather(self, statistics_of: Callable[[Broadcast], State]) -> None:
+    def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:
         """Statistics of every size."""
-        self._statistics = {model.capacity: statistics_of(replace(model, statistics={})) for model in self.models().values()}
+        self._statistics = {
+            model.model_size: statistics_of(replace(model, statistics={})) for model in self.global_models().values()
+        }
 
     def _with_statistics(self, model: Broadcast) -> Broadcast:
-        return replace(model, statistics=self._statistics.get(model.capacity, {}))
+        return replace(model, statistics=self._statistics.get(model.model_size, {}))
