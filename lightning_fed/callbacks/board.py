@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class TensorBoardPage(FederationCallback):
-    """The monitored metric under names of its own (``monitor/…``), a page of charts that begins with it (CUSTOM SCALARS), a table of runs
-    (HPARAMS) and the configuration (TEXT).
+    """The monitored metric under names of its own (``monitor/…``), a page of charts that begins with it (CUSTOM SCALARS), a table
+    of runs (HPARAMS) and the configuration (TEXT).
 
-    The page has six charts instead of a card for each column of ``metrics.csv``: the monitored metric with the quartiles of the clients,
-    the worst client, the losses of the phases, bytes, FLOPs and seconds.
+    The page has six charts instead of a card for each column of ``metrics.csv``: the monitored metric with the quartiles of the
+    clients, the worst client, the losses of the phases, bytes, FLOPs and seconds.
     """
 
     def on_fit_start(self, run: RunView) -> None:

@@ -52,14 +52,15 @@ class Turn:
 
     Args:
         verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"compute_statistics"`` passes the training data through it and sends its statistics. On public data: ``"predict_public"`` sends what the
-            model says of each example, ``"train_on_public"`` trains it: the server's is sent, a client's stays with the client.
+            ``"compute_statistics"`` passes the training data through it and sends its statistics. On public data:
+            ``"predict_public"`` sends what the model says of each example, ``"train_on_public"`` trains it: the server's is sent,
+            a client's stays with the client.
         client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
         round: number of the round, from 1.
         broadcast: what the server sent.
         evaluate: whether a fit turn also measures the trained model, before aggregation.
-        last_round: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the client
-            has to start from is of that round.
+        last_round: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the
+            client has to start from is of that round.
         fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
     """
 

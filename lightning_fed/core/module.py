@@ -37,8 +37,8 @@ class FederatedModule(PhasedModule):
     1. :meth:`for_client` makes the module of a client that takes part for the first time; :meth:`build` creates its networks.
     2. :meth:`load_private_state` and :meth:`load_shared_state` bring it to where the client and the server are.
     3. :meth:`phases` says how it trains; each phase has its own loss. It is asked once.
-    4. :meth:`post_training_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training` gets what
-       came of it.
+    4. :meth:`post_training_step`, where a method has one, sees each batch of the training data once more; :meth:`after_training`
+       gets what came of it.
     5. :meth:`shared_state` and :meth:`payload` are sent to the server, :meth:`private_state` stays with the client.
 
     A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`compute_gradients`.
@@ -421,8 +421,8 @@ class FederatedModule(PhasedModule):
         return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
 
     def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the monitored metric,
-        and those that were given.
+        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the
+        monitored metric, and those that were given.
         """
         return self.task.configure_metrics(self.num_classes, self._measured_network)
 

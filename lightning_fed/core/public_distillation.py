@@ -39,9 +39,10 @@ class PublicDistillation(FederatedModule):
     """Numbers of the public examples on which :meth:`server_phases` and :meth:`public_phases` train; None: all."""
 
     def server_phases(self) -> list[Phase]:
-        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.train_on_public`. It begins with
-        the model that the server names, and learns from the numbers of examples, which a batch has in place of targets, and from
-        what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it does not.
+        """How the server trains a model on public data, for methods whose server does; see :meth:`.Server.train_on_public`. It
+        begins with the model that the server names, and learns from the numbers of examples, which a batch has in place of
+        targets, and from what came as :meth:`payload`; see :attr:`public_batch_size` and :attr:`server_validation`. Default: it
+        does not.
         """
         return []
 

@@ -215,9 +215,10 @@ class Server:
 
         Args:
             run_on_server: has the engine do something with each of some models, which are taken and handed on one at a time.
-                ``predict_public``: the update's state has ``outputs``, what the model says of each example of the public data, ``(M, C)``.
-                ``train_on_public``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the state is the model. The
-                metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is measured on everybody's data.
+                ``predict_public``: the update's state has ``outputs``, what the model says of each example of the public data,
+                ``(M, C)``. ``train_on_public``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the
+                state is the model. The metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is measured
+                on everybody's data.
         """
         return {}
 

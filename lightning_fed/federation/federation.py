@@ -66,14 +66,14 @@ class Federation:
     Args:
         rounds: communication rounds.
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
-        eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model, are
-            only measured. None: all.
+        eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model,
+            are only measured. None: all.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
             so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
             not cost more than training.
-        target: report the round at which the monitored metric, on test data, first reached this value, and what had been sent and computed
-            by then (``target/…``). None: no target.
+        target: report the round at which the monitored metric, on test data, first reached this value, and what had been sent and
+            computed by then (``target/…``). None: no target.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
         keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the

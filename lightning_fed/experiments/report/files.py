@@ -100,8 +100,8 @@ def read_facts(run: Path) -> dict[str, Any]:
         fits = False
     if not fits:
         raise FederationError(
-            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): delete it, "
-            "or give folders as runs have written them."
+            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): "
+            "delete it, or give folders as runs have written them."
         )
     return dict(facts)
 

@@ -84,8 +84,8 @@ def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
     if metric == MONITOR:
         if None in monitored:
             raise FederationError(
-                f"{runs[monitored.index(None)].path} does not say what its monitored metric is (there is no run.json): give its column of "
-                "metrics.csv as the metric."
+                f"{runs[monitored.index(None)].path} does not say what its monitored metric is (there is no run.json): give its "
+                "column of metrics.csv as the metric."
             )
         return [str(monitor) for monitor in monitored]
     known = [monitor for monitor in monitored if monitor is not None]

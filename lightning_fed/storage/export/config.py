@@ -26,9 +26,9 @@ def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict
 
     Returns:
         ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
-        ``network`` (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``, and
-        of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in [0, 1].
-        What is not known is None.
+        ``network`` (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``,
+        and of images ``image_size`` (height and width) and, where they come as bytes, ``mean`` and ``std`` of their channels in
+        [0, 1]. What is not known is None.
     """
     whole = facts["client"] is not None or module.shares_whole_model
     return {
