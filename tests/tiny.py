@@ -170,7 +170,7 @@ def final_checkpoint(run_folder: Path) -> tuple[int, dict[str, Any], list[Metric
 def final_kept(run_folder: Path) -> dict[int, State]:
     """What the server keeps for each client in the newest checkpoint of a run."""
     checkpoints = Checkpoints(run_folder)
-    kept = checkpoints.latest()[0].kept
+    kept = checkpoints.latest()[0].client_state
     return {client: read_state(checkpoints.clients_folder, record) for client, record in kept.items()}
 
 

@@ -15,6 +15,7 @@ import lightning_fed.models
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
+from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
 from lightning_fed.models import Backbone
 
@@ -146,13 +147,13 @@ def _with_names(told: str, message: str, keys: list[str], options: Collection[st
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         told = told.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
-        told += nearest(wrong[1].partition(".")[0], names)
+        told += hint(wrong[1], OPTIONS) or nearest(wrong[1].partition(".")[0], names)
         if short in BASES:
             told += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
     elif wrong := re.search(r"not accept option '([^']+)'", told):
-        told += nearest(wrong[1], options)
+        told += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options)
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", told):
-        told += nearest(wrong[1], options, "--")
+        told += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options, "--")
     elif "expected the name of a" in told:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         told += nearest(given[0], ["class_path", "init_args"]) if given else ""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +14,8 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
 
-if TYPE_CHECKING:
-    from lightning_fed.core.module import FederatedModule
-
-M = TypeVar("M", bound="FederatedModule")
+M = TypeVar("M", bound=Any)
+"""A :class:`.FederatedModule`."""
 
 
 class ClientModules(Generic[M]):
@@ -88,13 +86,13 @@ def unbuilt_copy(module: M) -> M:
     return copied
 
 
-def frozen_parameters(module: "FederatedModule") -> dict[str, nn.Parameter]:
+def frozen_parameters(module: Any) -> dict[str, nn.Parameter]:
     """The parameters that nobody learns, sends or keeps, by their names in the state dict: they are no client's."""
     common = module.frozen_names - module.shared_names() - module.private_names()
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if name in common}
 
 
-def take_frozen(module: "FederatedModule", frozen: Mapping[str, nn.Parameter]) -> None:
+def take_frozen(module: Any, frozen: Mapping[str, nn.Parameter]) -> None:
     """Let a module have these parameters themselves, and not copies of them, as its :func:`frozen_parameters`.
 
     Raises:

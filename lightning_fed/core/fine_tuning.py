@@ -1,7 +1,7 @@
 """Fine-tuning a client's model on its own training data before it is measured or exported."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
@@ -9,9 +9,6 @@ from lightning_fed.core.phase import Phase
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Backbone, Transformer
 from lightning_fed.options import NonNegativeInt
-
-if TYPE_CHECKING:
-    from lightning_fed.core.module import FederatedModule
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,8 @@ class FineTuning:
         lengths = {"epochs": epochs, "steps": self.steps}
         return {name: value for name, value in lengths.items() if value}
 
-    def check(self, module: "FederatedModule") -> None:
-        """Raises :class:`FederationError` for what contradicts itself or the method."""
+    def check(self, module: Any) -> None:
+        """Raises :class:`FederationError` for what contradicts itself or the method, a :class:`.FederatedModule`."""
         if self.epochs and self.steps:
             raise FederationError(f"fine_tuning has epochs={self.epochs} and steps={self.steps}: give one of them.")
         if self.length() and module.has_own_gradients:
@@ -52,7 +49,7 @@ class FineTuning:
         if self.when == "last" and not self.length():
             raise FederationError("fine_tuning has when=last, but nothing is tuned: say for how long with epochs or steps.")
 
-    def phases(self, module: "FederatedModule") -> list[Phase]:
+    def phases(self, module: Any) -> list[Phase]:
         """The phase, on :meth:`.FederatedModule.client_loss`; none if it has no length.
 
         Raises:
@@ -73,6 +70,6 @@ class FineTuning:
         return [Phase("fine_tune", parameters, module.client_loss, optimizer, eval_modules=[module], **length)]
 
 
-def _head_names(module: "FederatedModule") -> set[str]:
+def _head_names(module: Any) -> set[str]:
     networks: list[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, Backbone | Transformer)]
     return {f"{name}.{own}" for name, network in networks for own in network.head_names()}

@@ -1,6 +1,6 @@
 """Training that is stopped anywhere and continued as if it had never been, also inside an epoch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 
@@ -8,15 +8,13 @@ from lightning_fed.core.phase import Progress
 from lightning_fed.errors import FederationError
 from lightning_fed.seeding import random_state, set_random_state
 
-if TYPE_CHECKING:
-    from lightning_fed.core.phased_module import PhasedModule
-
 CHECKPOINT = "phases"
 """Where a checkpoint of Lightning's has what is added here."""
 
 
 class Resume:
-    """What a checkpoint says of where in its phases a training is, and of the random state. Each module has one of its own.
+    """What a checkpoint says of where in its phases a training is, and of the random state. Each :class:`.PhasedModule` has one
+    of its own, and gives itself to it.
 
     Attributes:
         stopped: what a checkpoint that is about to be continued says; else None.
@@ -26,7 +24,7 @@ class Resume:
         self.stopped: dict[str, Any] | None = None
         self._epoch_to_start = False
 
-    def state_dict(self, module: "PhasedModule") -> dict[str, Any]:
+    def state_dict(self, module: Any) -> dict[str, Any]:
         """Where the training is."""
         return {
             "phases": [phase.name for phase in module.running_phases],
@@ -36,7 +34,7 @@ class Resume:
             "random_state": random_state(),
         }
 
-    def begin_fit(self, module: "PhasedModule") -> None:
+    def begin_fit(self, module: Any) -> None:
         """Take the moments of a training that is continued. Raises :class:`FederationError` if it had other phases."""
         if not module.trainer.ckpt_path:
             self.stopped = None  # a checkpoint was loaded, but is not continued
@@ -49,7 +47,7 @@ class Resume:
                     "settings that it was made with."
                 )
 
-    def go_on(self, module: "PhasedModule") -> None:
+    def go_on(self, module: Any) -> None:
         """Be in the phase, and at the batch, at which the training was stopped. The loaders have to be there."""
         stopped, self.stopped = self.stopped, None
         if stopped is None:
@@ -65,7 +63,7 @@ class Resume:
                 self._epoch_to_start = True
         set_random_state(stopped["random_state"])  # last: until here, loaders and others may have drawn
 
-    def before_step(self, module: "PhasedModule") -> None:
+    def before_step(self, module: Any) -> None:
         """Start the epoch whose start Lightning left out."""
         if self._epoch_to_start:
             self._epoch_to_start = False

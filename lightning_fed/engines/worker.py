@@ -16,14 +16,14 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
+from lightning_fed.engines.best_on_validation import BestOnValidation
 from lightning_fed.engines.post_training import PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import misfit
-from lightning_fed.engines.public_turns import BestOnValidation, PublicTurns, private_state
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.seeding import FINE_TUNE, TURN, seed_all
-from lightning_fed.tensors import State
+from lightning_fed.tensors import State, check_finite
 
 
 class Worker:
@@ -55,7 +55,6 @@ class Worker:
         self.seed = seed
         self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
-        self.public = PublicTurns(self)
         self._modules: dict[Hashable, FederatedModule] = {}
         self.activity = ""  # what a turn is at, besides training
 
@@ -69,24 +68,18 @@ class Worker:
         Raises:
             FederationError: for what the user can change, naming client, round and phase; any other exception has a note that does.
         """
-        verbs = {
-            "fit": self.fit,
-            "evaluate": self.evaluate,
-            "compute_statistics": self.compute_statistics,
-            "predict_public": self.public.predict_public,
-            "train_on_public": self.public.train_on_public,
-        }
         with self._named(turn):
             self.activity = ""
-            return verbs[turn.verb](self.load(turn.client, turn.broadcast, private), turn)
+            module = self.load(turn.client, turn.broadcast, private)
+            result: TurnResult = getattr(self, turn.verb)(module, turn)
+            return result
 
     def fit(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Train a client's model: an update, and what stays with the client."""
-        on_public = self.public.train_client(module, turn)
+        metrics = self.before_training(module, turn)
         data = self._data_of(turn)
-        metrics = on_public | self.train(module, data, module.phases(), turn.round - 1)
-        found = self._review(module, data) if module.has_post_training_step else {}
-        module.after_training(found | self.public.answers(module))
+        metrics |= self.train(module, data, module.phases(), turn.round - 1)
+        module.after_training(self.after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
         state, private = module.update_state(), private_state(module)
@@ -202,11 +195,18 @@ class Worker:
         self._refuse_divergence(metrics, module, trainer)
         return metrics
 
-    def _review(self, module: FederatedModule, data: ClientDataModule) -> State:
-        self.activity = "reviewing its data"
-        review = PostTrainingPass(module, self.flops)
-        self.trainers.for_measuring(gradients=True).predict(review, datamodule=data, return_predictions=False)
-        return review.result()
+    def before_training(self, module: FederatedModule, turn: Turn) -> dict[str, float]:
+        """What a client learns before it trains on its own data; returns metrics. Default: nothing."""
+        return {}
+
+    def after_training(self, module: FederatedModule, data: ClientDataModule) -> State:
+        """What a method looks at when a client has trained; see :meth:`.FederatedModule.post_training_step`."""
+        if not module.has_post_training_step:
+            return {}
+        self.activity = "in the pass after training"
+        after = PostTrainingPass(module, self.flops)
+        self.trainers.for_measuring(gradients=True).predict(after, datamodule=data, return_predictions=False)
+        return after.result()
 
     def _pass_over(self, module: FederatedModule, data: ClientDataModule) -> int:
         """Pass the training data through a model for its statistics; returns the number of batches."""
@@ -256,3 +256,11 @@ class Worker:
         module = self._modules.get(self.template.architecture(client))
         phase = f"phase {module.progress.phase}" if module is not None and module.progress.phase else ""
         return ", ".join(filter(None, (f"{who} in round {turn.round}", self.activity or phase)))
+
+
+def private_state(module: FederatedModule) -> State | None:
+    """What stays with a client after a turn; None if nothing does. Raises :class:`FederationError` for what is not finite."""
+    state = module.private_state() or None
+    if state is not None:
+        check_finite(state, "The private state")
+    return state

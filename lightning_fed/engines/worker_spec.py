@@ -12,6 +12,7 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
 from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
+from lightning_fed.engines.public_turns import PublicWorker
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker import Worker
@@ -47,7 +48,7 @@ class WorkerSpec:
     def worker(self) -> Worker:
         """A worker of this process."""
         self.build()
-        return Worker(self.template, self.data, self.new_trainer, self.seed, self.initial)
+        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial)
 
     def build(self) -> None:
         """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept

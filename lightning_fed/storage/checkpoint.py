@@ -44,7 +44,7 @@ class Checkpoint:
         return {client: one.client for own in self.entries.values() for client, one in own.items() if one.client is not None}
 
     @property
-    def kept(self) -> dict[int, FileRecord]:
+    def client_state(self) -> dict[int, FileRecord]:
         """The file of what the server keeps for each client."""
         return {client: one.server for own in self.entries.values() for client, one in own.items() if one.server is not None}
 
@@ -107,7 +107,7 @@ class Checkpoints:
         store: ClientStore,
         last_rounds: Mapping[int, int],
         best: Best | None = None,
-        kept: ClientStore | None = None,
+        client_state: ClientStore | None = None,
         settings: Mapping[str, Setting] | None = None,
         target: float | None = None,
         reached: Metrics | None = None,
@@ -123,7 +123,7 @@ class Checkpoints:
             store: the private states.
             last_rounds: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
             best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
-            kept: what the server keeps for each client, in the folder of the private states.
+            client_state: what the server keeps for each client, in the folder of the private states.
             settings: see :class:`Manifest`.
             target: see :class:`Manifest`.
             reached: see :class:`Manifest`.
@@ -135,7 +135,7 @@ class Checkpoints:
         remove(aside)
         try:
             aside.mkdir(parents=True)
-            self._write_index(store, last_rounds, kept)
+            self._write_index(store, last_rounds, client_state)
             written = write_state(aside / SERVER_FILE, server)
             rows, names = history[self._round - round :], dict(self._names)
             manifest = Manifest(round, identity, threads, written, names, rows, best, target, reached or {}, dict(settings or {}))
@@ -292,11 +292,13 @@ class Checkpoints:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
 
-    def _write_index(self, store: ClientStore, last_rounds: Mapping[int, int], kept: ClientStore | None) -> None:
+    def _write_index(self, store: ClientStore, last_rounds: Mapping[int, int], client_state: ClientStore | None) -> None:
         """Write all states, and the index files that change thereby."""
         self._last_rounds |= last_rounds
-        self._changed.update(map(number_of, {*store.flush(), *(kept.flush() if kept is not None else ()), *last_rounds}))
-        servers = kept.records if kept is not None else {}
+        self._changed.update(
+            map(number_of, {*store.flush(), *(client_state.flush() if client_state is not None else ()), *last_rounds})
+        )
+        servers = client_state.records if client_state is not None else {}
         for number in sorted(self._changed):
             clients = range(number * CLIENTS, (number + 1) * CLIENTS)
             found = {k: ClientEntry(store.records.get(k), servers.get(k), self._last_rounds.get(k)) for k in clients}

@@ -394,7 +394,7 @@ def test_a_mistake_while_reviewing_is_named() -> None:
         def post_training_step(self, batch: Any) -> State:
             raise FederationError("stumbled.")
 
-    with pytest.raises(FederationError, match=r"^Client 0 in round 1, reviewing its data: stumbled\.$"):
+    with pytest.raises(FederationError, match=r"^Client 0 in round 1, in the pass after training: stumbled\.$"):
         fit(Stumbling(Net, CLASSES, sgd), rounds=1)
 
 

@@ -10,7 +10,7 @@ from lightning_fed.errors import require
 HUB_NAME = "nyu-mll/glue"
 
 
-class Task(NamedTuple):
+class GlueTask(NamedTuple):
     """What a task's files look like.
 
     Args:
@@ -39,16 +39,16 @@ SENTENCES = ("sentence1", "sentence2")
 QUESTIONS = ("question1", "question2")
 QUESTION = ("question", "sentence")
 
-TASKS = {
-    "cola": Task("CoLA", SENTENCE, "label", NUMBERS, SENTENCE, header=("source", "label", "mark", "sentence")),
-    "sst2": Task("SST-2", SENTENCE, "label", NUMBERS, SENTENCE),
-    "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS, SENTENCES),
-    "qqp": Task("QQP", QUESTIONS, "is_duplicate", NUMBERS, QUESTIONS),
-    "mnli": Task(
+GLUE_TASKS = {
+    "cola": GlueTask("CoLA", SENTENCE, "label", NUMBERS, SENTENCE, header=("source", "label", "mark", "sentence")),
+    "sst2": GlueTask("SST-2", SENTENCE, "label", NUMBERS, SENTENCE),
+    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS, SENTENCES),
+    "qqp": GlueTask("QQP", QUESTIONS, "is_duplicate", NUMBERS, QUESTIONS),
+    "mnli": GlueTask(
         "MNLI", SENTENCES, "gold_label", ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), dev="_matched"
     ),
-    "qnli": Task("QNLI", QUESTION, "label", ENTAILMENT, QUESTION),
-    "rte": Task("RTE", SENTENCES, "label", ENTAILMENT, SENTENCES),
+    "qnli": GlueTask("QNLI", QUESTION, "label", ENTAILMENT, QUESTION),
+    "rte": GlueTask("RTE", SENTENCES, "label", ENTAILMENT, SENTENCES),
 }
 
 
@@ -74,18 +74,18 @@ class GLUE(TextClassification):
         **kwargs: Any,
     ) -> None:
         super().__init__(split=split, **kwargs)
-        require(task in TASKS, f"Got task={task!r}: give one of {', '.join(TASKS)}.")
+        require(task in GLUE_TASKS, f"Got task={task!r}: give one of {', '.join(GLUE_TASKS)}.")
         self.task = task
         self.root = root
-        self.num_classes = len(TASKS[task].classes)
-        self.class_names = None if TASKS[task].classes is NUMBERS else TASKS[task].classes
+        self.num_classes = len(GLUE_TASKS[task].classes)
+        self.class_names = None if GLUE_TASKS[task].classes is NUMBERS else GLUE_TASKS[task].classes
 
     def examples(self) -> tuple[Examples, Examples]:
         """Training and development set."""
         return self._from_hub() if self.root is None else self._from_files(self.root)
 
     def _from_files(self, root: str) -> tuple[Examples, Examples]:
-        task = TASKS[self.task]
+        task = GLUE_TASKS[self.task]
         folder = Path(root).expanduser() / task.folder
         files = [folder / "train.tsv", folder / f"dev{task.dev}.tsv"]
         for file in files:
@@ -100,7 +100,7 @@ class GLUE(TextClassification):
         return train, dev
 
     def _from_hub(self) -> tuple[Examples, Examples]:
-        task = TASKS[self.task]
+        task = GLUE_TASKS[self.task]
         sets = load_from_hub(HUB_NAME, self.task, extra="nlp")
         train, dev = (
             (list(zip(*(list(rows[name]) for name in task.hub_texts), strict=True)), list(rows["label"]))

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.renames import METRICS, hint
 from lightning_fed.experiments.report.files import read_clients, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
@@ -107,7 +108,8 @@ def _column(runs: Collection[RunFolder], metric: str | None) -> str:
             return str(candidate)
     measured = [column for column in columns if "test_" in column and column.endswith("/mean")]
     measured += [column for column in columns if column.startswith("global/test_")]
-    raise FederationError(f"No run has {metric or 'any measure on test data'}; there are {', '.join(measured) or 'none'}.")
+    wanted = f"{metric}{hint(metric, METRICS)}" if metric else "any measure on test data"
+    raise FederationError(f"No run has {wanted}; there are {', '.join(measured) or 'none'}.")
 
 
 def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: float | None) -> dict[str, Any]:

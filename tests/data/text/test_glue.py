@@ -10,14 +10,14 @@ from jsonargparse import ArgumentParser
 from tiny_texts import FILES
 
 from lightning_fed.data import GLUE, BySimilarity, FederatedDataModule
-from lightning_fed.data.text.glue import TASKS
+from lightning_fed.data.text.glue import GLUE_TASKS
 from lightning_fed.errors import FederationError
 
 real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
 
 
 def test_every_task_has_its_format_here() -> None:
-    assert FILES.keys() == TASKS.keys()
+    assert FILES.keys() == GLUE_TASKS.keys()
 
 
 @pytest.mark.parametrize("task", FILES)
