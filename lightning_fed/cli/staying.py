@@ -1,5 +1,6 @@
 """The command line of ``join``, as far as it needs torch."""
 
+import logging
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lightning_fed.engines import InProcess
 from lightning_fed.engines.recipe import Recipe
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.export.folder import refuse_others, write
+
+log = logging.getLogger(__name__)
 
 
 class Staying(StudyCLI):
@@ -29,9 +32,7 @@ class Staying(StudyCLI):
             own = OneClient(data, client if self.given.partitioned else 0, client)
             model = self.federation._started(self.model, own)
             info = own.client(client).info
-            print(
-                f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples", flush=True
-            )
+            log.info(f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples")
             folder = (self.given.folder or Path(f"site-{client}")).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             recipe = Recipe(model, own, self.federation.new_trainer, self.federation.seed)

@@ -28,6 +28,7 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.errors import FederationError
+from lightning_fed.logs import LOGGER
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
@@ -78,7 +79,8 @@ class Processes(Engine):
         recipe = recipe.unbuilt()
         gpus = _gpus(recipe) if recipe.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
-        settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
+        of_each = [gpus[k % len(gpus)] for k in range(size)] if gpus else []
+        settings = Settings(Numerics.of_this_process(self.threads), of_each, LOGGER.level)
         self._opened = recipe.packed(move=True), states
         if self._crew is None or self._crew.settings != settings or self._crew.size != size:
             self._stop()

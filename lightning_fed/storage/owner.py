@@ -1,6 +1,7 @@
 """A folder has one process that writes to it, for as long as that process lives."""
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -10,6 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
+
+log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 PREFIX = "lightning_fed_states_"
@@ -55,7 +58,7 @@ def _locked(descriptor: int, folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:  # some network file systems have no locks
-        print(f"{folder} cannot be locked ({error.strerror}): see to it that no other process continues this run.")
+        log.warning(f"{folder} cannot be locked ({error.strerror}): see to it that no other process continues this run.")
     return True
 
 
