@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
+from lightning_fed.storage.client_store import FILE, ClientStore, FileRecord, read_state, write_state
 from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, ClientEntry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
@@ -165,7 +165,7 @@ class Checkpoints:
         """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged, or no folder.
 
         Raises:
-            FederationError: if there is none, or if one is not damaged, but says what no run can have written.
+            FederationError: if there is none.
         """
         problems: list[str] = []
         for path in reversed(self._called_checkpoints()):
@@ -225,23 +225,15 @@ class Checkpoints:
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
-            FederationError: if they are whole, but not what a run writes.
         """
         try:
             manifest = read_manifest(path / "manifest.json")
             server = read_state(path, manifest.server)
-            entries = {
-                number: self.index.read(name, number, manifest.last_client, manifest.round)
-                for number, name in manifest.index.items()
-            }
+            entries = {number: self.index.read(name) for number, name in manifest.index.items()}
             for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
                 read_state(self.clients_folder, record)
         except DamagedError as error:
             raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
-        except FederationError as error:
-            raise FederationError(
-                f"Checkpoint {path} cannot be used: {error} Delete its folder, or give another checkpoint as ckpt_path."
-            ) from error
         return Checkpoint(path, self.run_folder, manifest, server, self._rows(manifest) if history else manifest.rows, entries)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
@@ -356,7 +348,7 @@ class Checkpoints:
         files = set(in_use).union(*self._files.values())
         for folder, named, ours in (
             (self.index.folder, names, INDEX_NAME.fullmatch),
-            (self.clients_folder, files, owner_and_client),
+            (self.clients_folder, files, FILE.fullmatch),
         ):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if ours(path.name) and path.name not in named:
