@@ -16,6 +16,8 @@ from lightning_fed.engines.pool import Crew, Died, Job
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 
 class Village(Crew):
     """Workers that count their client's turns, in its private state.

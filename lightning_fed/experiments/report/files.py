@@ -89,19 +89,18 @@ def read_settings(run: Path) -> Settings:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """``run.json``; empty for a run of an earlier version, which has none."""
+    """``run.json``, with what a report asks of it."""
     path = run / "run.json"
-    if not path.is_file():
-        return {}
     try:
         facts = json.loads(path.read_text())
-        fits = isinstance(facts["headline"], str) and all(_is_phase(phase) for phase in (*facts["training"], *facts["adaptation"]))
+        kinds = isinstance(facts["headline"], str) and isinstance(facts["higher_is_better"], bool)
+        fits = kinds and all(_is_phase(phase) for phase in (*facts["training"], *facts["adaptation"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:
         raise FederationError(
-            f"{path} does not say what a run writes there (its headline, and the phases of training and adaptation): delete it, or "
-            "give folders as runs have written them."
+            f"{path} does not say what a run writes there (its headline, and the phases of training and adaptation): give folders "
+            "as runs have written them."
         )
     return dict(facts)
 
