@@ -13,7 +13,7 @@ from lightning_fed.cli.options import Options, positive
 from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.plan import Asked, Sweep, arguments, read_sweep
+from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, arguments, read_sweep
 from lightning_fed.experiments.sweep.player import CellJob, play
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
@@ -136,5 +136,5 @@ def as_config(sweep: Sweep) -> dict[str, object]:
     """A sweep as a file that reads as the same sweep."""
     published = [{key: value for key, value in vars(entry).items() if value not in (None, "")} for entry in sweep.published]
     named = {"base": str(sweep.base), "folder": str(sweep.folder), "threads": sweep.threads, "seeds": sweep.seeds}
-    asked = {key: value for key, value in vars(sweep.report).items() if value != getattr(Asked, key)}
-    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published, "report": asked}
+    options = {key: value for key, value in vars(sweep.report).items() if value != getattr(ReportOptions, key)}
+    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published, "report": options}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import Net, data_for, new_data, new_federation, new_method
+from tiny import data_for, new_data, new_federation, new_method
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
@@ -281,8 +281,3 @@ def test_a_continued_run_says_what_differs(
     assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with ")
     go_on(run, rounds=4, **change)
     assert "was made with" not in capsys.readouterr().out
-
-
-def test_a_network_of_another_size_is_refused(played: Path) -> None:
-    with pytest.raises(FederationError, match=r"has 'backbone\.fc1\.weight' of shape"):
-        go_on(copied(played), backbone=lambda classes: Net(classes, hidden=9))

@@ -15,6 +15,7 @@ from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 
 HEADER = "round,traffic/total_bytes,compute/total_flops,after/test_accuracy/mean\n"
 ALIASES = "a: &a {x: *a}\nseed_everything: 0\n"
+FACTS = {"headline": "a", "higher_is_better": True, "training": [], "adaptation": []}
 WRITTEN: list[tuple[str, bytes | str, str]] = [
     *(("metrics.csv", text, "metrics.csv is no table") for text in ("", b"\xff\xfe\x00\x01", "a,b\n1,2,3\n1,2,3,4\n")),
     ("metrics.csv", HEADER, "has no rows"),
@@ -26,19 +27,9 @@ WRITTEN: list[tuple[str, bytes | str, str]] = [
     *(("metrics.csv", f"{HEADER}{a},2,3,0.5\n{b},2,3,0.5\n", "not in order") for a, b in ((2, 1), (-1, 1), (0, 1))),
     ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
     ("clients.csv", "other\n1\n", "has no column 'client'"),
-    *(
-        ("run.json", text, "does not say what a run writes")
-        for text in ("", "[]", "{}", "null", "NaN", "{", "[" * 100_000, b"\xff")
-    ),
-    *(
-        ("run.json", json.dumps({"headline": h, "higher_is_better": True, "training": t, "adaptation": []}), "does not say")
-        for h, t in ((3, []), ("a", [3]))
-    ),
-    (
-        "run.json",
-        json.dumps({"headline": "a", "higher_is_better": True, "training": [{"phase": "a"}], "adaptation": []}),
-        "does not",
-    ),
+    *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
+    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"headline": 3}, {"training": [3]})),
+    ("run.json", json.dumps(FACTS | {"training": [{"phase": "a", "epochs": "1"}]}), "does not say"),
     *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
     ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),
     ("config.yaml", "seed_everything: 0\nfederation: {rounds: many}\n", "has federation.rounds = 'many', expected int"),
