@@ -70,8 +70,9 @@ def errors_of(name: str) -> Iterator[None]:
         raise FederationError(f"{name}: {error}") from error
     except ArgumentError as error:
         raise FederationError(f"{name}: {shorten(str(error))}") from error
-    except SystemExit as error:  # the parser has printed a line, its last one
-        raise FederationError(f"{name}: {said.getvalue().splitlines()[-1].removeprefix('lightning-fed: error: ')}") from error
+    except SystemExit as error:  # the parser has printed one line, perhaps below a traceback
+        line = said.getvalue().strip().rpartition("\n")[2]
+        raise FederationError(f"{name}: {line.removeprefix('lightning-fed: error: ')}") from error
     except Exception as error:
         error.add_note(f"In this run: {name}.")
         raise
