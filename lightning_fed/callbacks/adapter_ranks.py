@@ -29,7 +29,7 @@ class AdapterRanks(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Write and draw the ranks."""
-        if not due(run, self.every):
+        if not (due(run, self.every) and (boards(run) or run.folder is not None)):
             return
         ranks = {client: ranks_of(result) for client, result in run.results.items()}
         layers = list(dict.fromkeys(layer for own in ranks.values() for layer in own))
