@@ -45,8 +45,9 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
-    from lightning_fed.errors import FederationError
+    from lightning_fed.errors import FederationError, print_error
     from lightning_fed.formatting import nearest
+    from lightning_fed.logs import lines_shown
     from lightning_fed.signals import Terminated
 
     try:
@@ -71,15 +72,16 @@ def main(args: Sequence[str] | None = None) -> None:
             if sys.stderr.isatty():  # a moment in which nothing else can be said
                 print("Loading PyTorch and Lightning…", file=sys.stderr)
             from lightning_fed.cli.fit import run
-        run(args)
+        with lines_shown():
+            run(args)
     except FederationError as error:
-        print(f"lightning-fed: error: {error}", file=sys.stderr)
+        print_error(str(error))
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
             raise
         told = " ".join(str(error).split())
-        print(f"lightning-fed: error: out of memory ({told:.200}): make images, batches or networks smaller.", file=sys.stderr)
+        print_error(f"out of memory ({told:.200}): make images, batches or networks smaller.")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)

@@ -1,5 +1,7 @@
 """The one exception a user can cause, and what is said of the others."""
 
+import os
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -20,6 +22,15 @@ class FederationError(ValueError):
 
 class DamagedError(FederationError):
     """A file is missing, cut short, or not as it was written; another one may be whole."""
+
+
+def print_error(message: str) -> None:
+    """Print an error of the command line in one line; where LIGHTNING_FED_DEBUG is 1, after the traceback of the exception that is
+    being handled.
+    """
+    if os.environ.get("LIGHTNING_FED_DEBUG") == "1" and sys.exception() is not None:
+        traceback.print_exc()
+    print(f"lightning-fed: error: {message}", file=sys.stderr)
 
 
 def require(condition: bool, message: str) -> None:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,6 +21,31 @@ class _Stop(BaseException):
 
 
 @contextmanager
+def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, the first SIGINT or SIGTERM is handled so; a second one does what it did before the block.
+
+    Args:
+        handle: is given the signal's number.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def received(number: int, frame: FrameType | None) -> None:
+        restore()
+        handle(number)
+
+    for number in before:
+        signal.signal(number, received)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Within the block, SIGINT raises :class:`KeyboardInterrupt` and SIGTERM :class:`Terminated`, past every client's Trainer,
     which would swallow them. A second signal does what it did before the block. In other threads than the main one nothing changes.
@@ -28,23 +53,14 @@ def stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     received: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         received.append(number)
-        restore()
         raise _Stop
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    for number in before:
-        signal.signal(number, stop)
     try:
-        yield
+        with first_signal(stop):
+            yield
     except _Stop:
         raise (KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()) from None
-    finally:
-        restore()

@@ -68,6 +68,15 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture
+def lines() -> Iterator[None]:
+    """What is logged is printed, as within a run."""
+    from lightning_fed.logs import lines_shown
+
+    with lines_shown():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_random_state() -> Iterator[None]:
     from lightning.pytorch.utilities.seed import isolate_rng

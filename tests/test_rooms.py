@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
-GROUND = {"errors", "formatting", "options", "seeding", "signals", "tensors"}
+GROUND = {"errors", "formatting", "locks", "logs", "options", "overlapping", "seeding", "signals", "tensors"}
 """Small files at the root. They import nothing above themselves; nothing else lies there."""
 
 STOREYS = [
@@ -140,7 +140,15 @@ def test_who_plays_and_compares_runs_knows_them_by_their_files() -> None:
     """Reports and sweeps wait for nothing that learns."""
     for module in MODULES:
         if room(module) == "experiments":
-            assert rooms_of(reach(module)) <= {"lightning_fed", "errors", "experiments", "formatting", "signals"}, module
+            assert rooms_of(reach(module)) <= {
+                "lightning_fed",
+                "errors",
+                "experiments",
+                "formatting",
+                "locks",
+                "logs",
+                "signals",
+            }, module
             assert not {"torch", "lightning"} & libraries(module), module
 
 

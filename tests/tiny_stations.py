@@ -3,8 +3,10 @@
 import os
 import sys
 
+import lightning_fed.cli.study
+import lightning_fed.deployment.flower.node
+import lightning_fed.deployment.site  # noqa: F401 - imported once, for all sites
 from lightning_fed.__main__ import main
-from lightning_fed.cli import staying  # noqa: F401 - imported once, for all sites
 
 
 def station(args: list[str], folder: str, output: str) -> None:

@@ -16,7 +16,7 @@ def write_run(
     seed: int = 0,
     rounds: int | None = None,
     clients: Sequence[float] = (0.5, 1.0),
-    monitor: str | None = "after/test_accuracy/mean",
+    monitor: str = "after/test_accuracy/mean",
     **settings: Any,
 ) -> Path:
     """A run that reached these accuracies, on test data as on validation data, a round each.
@@ -28,8 +28,7 @@ def write_run(
         seed: its seed.
         rounds: how many were planned; None: as many as there are.
         clients: their accuracies in the last round; client k has k + 1 test examples.
-        monitor: what its method reports itself by; another than the clients' mean accuracy is a tenth below it. None: the run is
-            of an earlier version, which did not say.
+        monitor: what its method reports itself by; another than the clients' mean accuracy is a tenth below it.
         settings: more of its ``model`` block.
     """
     path.mkdir(parents=True)
@@ -40,9 +39,8 @@ def write_run(
         "federation": {"rounds": rounds or len(accuracies), "run_dir": str(path.parent)},
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    if monitor is not None:
-        facts = {"monitor": monitor, "higher_is_better": True, "training": [{"phase": "local", "epochs": 1}], "fine_tuning": []}
-        (path / "run.json").write_text(json.dumps(facts))
+    facts = {"monitor": monitor, "higher_is_better": True, "training": [{"phase": "local", "epochs": 1}], "fine_tuning": []}
+    (path / "run.json").write_text(json.dumps(facts))
     write_csv(
         path / "metrics.csv",
         [
@@ -51,7 +49,7 @@ def write_run(
                 **{"traffic/total_bytes": 100 * round, "compute/total_flops": 1000 * round},
                 **{"after/val_accuracy/mean": accuracy, "after/test_accuracy/mean": accuracy, "after/test_loss/mean": 1 - accuracy},
                 "selected/test_accuracy": accuracy,
-                **({monitor: accuracy - 0.1} if monitor not in (None, "after/test_accuracy/mean") else {}),
+                **({monitor: accuracy - 0.1} if monitor != "after/test_accuracy/mean" else {}),
             }
             for round, accuracy in enumerate(accuracies, start=1)
         ],

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.callbacks.base import FederationCallback, RunView, boards, due
 from lightning_fed.callbacks.table import write_table
 from lightning_fed.core.messages import PRIVATE_SHARE, RANK
 
@@ -30,11 +29,7 @@ class AdapterRanks(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Write and draw the ranks."""
-        measured = run.monitored("test") in run.history[-1]
-        due = run.round % self.every == 0 or run.round == run.rounds
-        boards = [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
-        seen = boards or run.folder is not None
-        if not (measured and due and seen):
+        if not (due(run, self.every) and (boards(run) or run.folder is not None)):
             return
         ranks = {client: ranks_of(result) for client, result in run.results.items()}
         layers = list(dict.fromkeys(layer for own in ranks.values() for layer in own))
@@ -47,7 +42,7 @@ class AdapterRanks(FederationCallback):
                 for layer, rank in own.items()
             ]
             write_table(run.folder / "ranks.csv", rows)
-        for logger in boards:
+        for logger in boards(run):
             values = np.array([[own.get(layer, np.nan) for layer in layers] for own in ranks.values()])
             logger.experiment.add_figure("adapter/ranks", rank_figure(values, layers), global_step=run.round)
 

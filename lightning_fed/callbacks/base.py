@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Protocol
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
@@ -86,3 +86,13 @@ class FederationCallback:
 
     def teardown(self, run: RunView) -> None:
         """At the very end, also when the run fails or is interrupted."""
+
+
+def boards(run: RunView) -> list[TensorBoardLogger]:
+    """Those of the run's loggers that are TensorBoard's."""
+    return [logger for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def due(run: RunView, every: int) -> bool:
+    """Whether the clients were measured in this round, and it is one of every so many, or the last."""
+    return run.monitored("test") in run.history[-1] and (run.round % every == 0 or run.round == run.rounds)

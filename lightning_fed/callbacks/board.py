@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.callbacks.base import FederationCallback, RunView, boards
 from lightning_fed.callbacks.hyperparameters import Word, columns, hyperparameters
 
 if TYPE_CHECKING:
@@ -45,11 +43,6 @@ class TensorBoardPage(FederationCallback):
         *_, end = hparams({}, {})
         for logger in boards(run):
             logger.experiment._get_file_writer().add_summary(end)
-
-
-def boards(run: RunView) -> Iterator[TensorBoardLogger]:
-    """Those of the run's loggers that are TensorBoard's."""
-    return (logger for logger in run.loggers if isinstance(logger, TensorBoardLogger))
 
 
 def monitor(run: RunView) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """What a run says while it runs, a line at a time: what a log keeps."""
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
@@ -11,6 +12,8 @@ from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.models.backbone import Wrapped
 from lightning_fed.models.factory import name_of
 
+log = logging.getLogger(__name__)
+
 
 class StartLine(FederationCallback):
     """What is being played, and where it is written: the first line of a run."""
@@ -21,7 +24,7 @@ class StartLine(FederationCallback):
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
         clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
         what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
-        print(f"{begun}: {what}, {type(run.engine).__name__}.", flush=True)
+        log.info(f"{begun}: {what}, {type(run.engine).__name__}.")
 
 
 class RoundLines(FederationCallback):
@@ -44,11 +47,11 @@ class RoundLines(FederationCallback):
         parts.append(f"{sum(value for name, value in row.items() if name.startswith('seconds/')):.1f} s")
         if run.round < run.rounds:
             parts.append(f"{timedelta(seconds=round(pace * (run.rounds - run.round)))} left")
-        print(f"Round {run.round}/{run.rounds}: {', '.join(parts)}", flush=True)
+        log.info(f"Round {run.round}/{run.rounds}: {', '.join(parts)}")
 
     def on_fit_end(self, run: RunView) -> None:
         """Print what the run came to."""
-        print(f"Finished {run.rounds} rounds: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.", flush=True)
+        log.info(f"Finished {run.rounds} rounds: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.")
 
 
 def monitor(run: RunView) -> str:

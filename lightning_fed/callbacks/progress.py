@@ -1,5 +1,6 @@
 """What a person sees in the terminal."""
 
+import logging
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from rich.table import Table
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.formatting import amount, grouped, ordinal
+
+log = logging.getLogger(__name__)
 
 
 class ProgressBar(FederationCallback):
@@ -79,7 +82,7 @@ class Summary(FederationCallback):
     def on_measure_end(self, run: RunView, metrics: dict[str, float]) -> None:
         """Print what ``validate`` or ``test`` found."""
         if run.folder is not None:
-            print(f"Measured: {run.folder}")
+            log.info(f"Measured: {run.folder}")
         table = Table(title=f"{run.method} after round {run.round}", title_justify="left")
         table.add_column("metric")
         table.add_column("value", justify="right")

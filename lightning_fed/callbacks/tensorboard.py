@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.callbacks.base import FederationCallback, RunView, boards, due
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,8 +30,7 @@ class TensorBoardFigures(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Draw the accuracies."""
-        measured = run.monitored("test") in run.history[-1]
-        if measured and (run.round % self.every == 0 or run.round == run.rounds):
+        if due(run, self.every):
             name = f"test/{run.metric}"
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None
             values = np.array([result[name] for result in run.results.values() if name in result])
@@ -40,9 +38,8 @@ class TensorBoardFigures(FederationCallback):
 
     @staticmethod
     def _show(run: RunView, tag: str, draw: Callable[[], Figure]) -> None:
-        for logger in run.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(tag, draw(), global_step=run.round)
+        for logger in boards(run):
+            logger.experiment.add_figure(tag, draw(), global_step=run.round)
 
 
 def label_figure(counts: np.ndarray) -> Figure:

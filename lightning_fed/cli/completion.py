@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning_fed.cli import configs, join, report, runs, serve, sweep
-from lightning_fed.cli.fit import FederationCLI
+from lightning_fed.cli.dry_run import ParseOnly
 from lightning_fed.cli.help import choices_of, spelled, wanted
 from lightning_fed.cli.options import Options
 from lightning_fed.cli.refusals import known
@@ -47,8 +47,8 @@ def run(args: Sequence[str]) -> None:
     sys.stdout.write(shtab.complete(tree(), shell, preamble=functions[shell]) + "\n")
 
 
-class Parsers(FederationCLI):
-    """The parsers of the verbs, of which none is asked anything."""
+class Parsers(ParseOnly):
+    """The parsers of the verbs, which parse nothing."""
 
     config: Any = {"subcommand": None}  # noqa: RUF012 - nobody changes it
 
@@ -57,12 +57,6 @@ class Parsers(FederationCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Check nothing."""
-
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
-
-    def _set_seed(self) -> None:
-        """Nothing is drawn."""
 
 
 def tree() -> argparse.ArgumentParser:

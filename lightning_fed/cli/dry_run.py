@@ -19,7 +19,7 @@ REPORTS = ("transformers.modeling_utils", "transformers.distributed.tensor_paral
 """Who reports on a network that was loaded. The last two, in whichever version, only do when the first is told to be quiet."""
 
 
-class Rehearsal(FederationCLI):
+class DryRun(FederationCLI):
     """The command line of ``fit``, which stops before the first client is trained."""
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -32,8 +32,8 @@ class Rehearsal(FederationCLI):
         return flat(self.dumped())
 
 
-class Reading(Rehearsal):
-    """The command line of ``fit``, which stops when it has understood its arguments."""
+class ParseOnly(DryRun):
+    """The command line of ``fit``, which stops when it has parsed its arguments."""
 
     def instantiate_classes(self) -> None:
         """Build nothing."""
@@ -42,23 +42,23 @@ class Reading(Rehearsal):
         """Nothing is drawn."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Play nothing."""
+        """Do nothing."""
 
 
 def read(name: str, args: Sequence[str]) -> Settings:
     """The configuration that a command line gives. Raises :class:`FederationError` with the name of whose it is."""
-    with told_of(name):
-        return Reading(args).settings
+    with errors_of(name):
+        return ParseOnly(args).settings
 
 
 def check_start(name: str, args: Sequence[str]) -> Settings:
     """The same, and all that it describes is built. Raises :class:`FederationError` with the name of whose it is."""
-    with told_of(name):
-        return Rehearsal(args).settings
+    with errors_of(name):
+        return DryRun(args).settings
 
 
 @contextlib.contextmanager
-def told_of(name: str) -> Iterator[None]:
+def errors_of(name: str) -> Iterator[None]:
     """Say of whatever is wrong whose it is, and nothing else: what pretrained files lack, say, the run itself says."""
     said = io.StringIO()
     quiet_transformers = quieter(logging.ERROR, *REPORTS)
@@ -70,8 +70,9 @@ def told_of(name: str) -> Iterator[None]:
         raise FederationError(f"{name}: {error}") from error
     except ArgumentError as error:
         raise FederationError(f"{name}: {shorten(str(error))}") from error
-    except SystemExit as error:  # the parser has printed one line
-        raise FederationError(f"{name}: {said.getvalue().strip().removeprefix('lightning-fed: error: ')}") from error
+    except SystemExit as error:  # the parser has printed one line, perhaps below a traceback
+        line = said.getvalue().strip().rpartition("\n")[2]
+        raise FederationError(f"{name}: {line.removeprefix('lightning-fed: error: ')}") from error
     except Exception as error:
         error.add_note(f"In this run: {name}.")
         raise

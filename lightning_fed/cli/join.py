@@ -1,13 +1,25 @@
 """The verb ``join``: a site, which keeps its data and answers a server's messages."""
 
 import argparse
+import logging
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_fed.cli.options import Options, positive
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
+from lightning_fed.signals import Terminated, stopped_by_signals
+
+if TYPE_CHECKING:  # which waits for torch
+    from lightning_fed.cli.study import StudyCLI
+    from lightning_fed.core.module import FederatedModule
+
+log = logging.getLogger(__name__)
 
 TEXT = """Take part in a study with data that stay here. Further options are those of fit; the configuration is that of the server,
 but for where the data are and the trainer. docs/deployment.md begins at the beginning."""
@@ -52,11 +64,66 @@ def run(args: Sequence[str]) -> None:
     )
 
     from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.staying import Staying
-    from lightning_fed.signals import Terminated
+    from lightning_fed.cli.study import StudyCLI
 
     try:
-        quietly(lambda: Staying(rest, given))
+        quietly(lambda: StudyCLI(rest, lambda cli: join(cli, given)))
     except (KeyboardInterrupt, Terminated) as ended:
         print(f"lightning-fed: the site of client {given.client} has left. To come back: the same command.", file=sys.stderr)
         raise SystemExit(130 if isinstance(ended, KeyboardInterrupt) else 143) from None
+
+
+def join(cli: "StudyCLI", given: Namespace) -> None:
+    """Build what ``fit`` would, for one client, and answer a server's messages until the process is ended.
+
+    Args:
+        cli: the command line.
+        given: options of ``join``.
+    """
+    from lightning_fed.data import IID
+    from lightning_fed.deployment.flower.node import answer_all
+    from lightning_fed.deployment.site import OneClient, Site
+    from lightning_fed.engines import InProcess
+    from lightning_fed.engines.worker_spec import WorkerSpec
+    from lightning_fed.storage.export.folder import refuse_others
+
+    client, data, federation = given.client, cli.datamodule, cli.federation
+    if given.output:
+        refuse_others(given.output)
+    if not given.partitioned:
+        data.asked_clients, data.partition = 1, IID()  # all that is here is this client's
+    federation.engine = InProcess(given.threads)
+    with stopped_by_signals(), federation._surroundings():
+        own = OneClient(data, client if given.partitioned else 0, client)
+        model = federation._started(cli.model, own)
+        info = own.client(client).info
+        log.info(f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples")
+        folder = (given.folder or Path(f"site-{client}")).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = WorkerSpec(model, own, federation.new_trainer, federation.seed)
+        keep = partial(_export, cli, given) if given.output else None
+        site = Site(spec, client, cli.study, folder / "states", keep)
+        answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)
+
+
+def _supernode(given: Namespace, path: Path) -> list[str]:
+    """The command of Flower's process."""
+    port = commands.SUPERNODE_PORT if given.without_supernode else commands.free_port()
+    return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
+
+
+def _export(cli: "StudyCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
+    """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
+    from lightning_fed.storage.export.folder import write
+
+    facts = {"method": type(module).__name__, "round": round, "client": given.client, "seed": cli.federation.seed}
+    config = given.output / "config.json"
+    given.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=given.output) as aside:
+        write(Path(aside), module, cli.datamodule, facts)
+        config.unlink(missing_ok=True)
+        files = [path for path in Path(aside).rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == config.name):
+            place = given.output / path.relative_to(aside)
+            place.parent.mkdir(exist_ok=True)
+            path.replace(place)

@@ -1,6 +1,5 @@
 """How a command line is read: Lightning's parser with short messages and a strict loader of YAML."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -14,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.help import HelpAction, page
 from lightning_fed.cli.refusals import known, shorten
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.sweep.settings import read_yaml, refuse_doubles
 
 MODE = "strict yaml"
@@ -75,7 +74,7 @@ class Parser(LightningArgumentParser):
         """Print one line and exit with code 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        sys.stderr.write(f"lightning-fed: error: {shorten(message, self.options)}\n")
+        print_error(shorten(message, self.options))
         self.exit(2)
         raise AssertionError  # exit does not return
 

@@ -1,13 +1,18 @@
 """The verb ``serve``: a study whose data stay at their sites, from the server's side."""
 
 import argparse
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_fed.cli.options import Options, positive
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
+
+if TYPE_CHECKING:  # which waits for torch
+    from lightning_fed.cli.study import StudyCLI
 
 TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
 Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
@@ -51,9 +56,39 @@ def run(args: Sequence[str]) -> None:
     check_certificates(given.certificates)
 
     from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.leading import Leading
+    from lightning_fed.cli.study import StudyCLI
 
-    quietly(lambda: Leading(rest, given, keys))
+    quietly(lambda: StudyCLI(rest, lambda cli: serve(cli, given, keys)))
+
+
+def serve(cli: "StudyCLI", given: Namespace, keys: Sequence[Path]) -> None:
+    """``fit`` with turns at sites.
+
+    Args:
+        cli: the command line.
+        given: options of ``serve``.
+        keys: the sites' public keys, in order of their clients.
+    """
+    from lightning_fed.deployment.data import DataAtSites
+    from lightning_fed.deployment.engine import Sites
+    from lightning_fed.deployment.flower.link import linked
+    from lightning_fed.storage.export.folder import refuse_others, write
+
+    if given.output:
+        refuse_others(given.output)
+    data = DataAtSites(cli.datamodule)
+    data.refuse_what_needs_them(cli.model)
+    kwargs = cli._prepare_subcommand_kwargs("fit") | {"datamodule": data}
+    study, federation = cli.study, cli.federation
+    with tempfile.TemporaryDirectory() as scratch:
+        home = (federation.run_dir or Path(scratch)) / "flower"
+        with linked(given.certificates, keys, given.host, given.port, home) as link:
+            federation.engine = Sites(link, len(keys), study, wait=given.wait, deadline=given.deadline, quorum=given.quorum)
+            federation.fit(**kwargs)
+    if given.output:
+        run = federation.run
+        facts = {"method": run.method, "round": run.round, "client": None, "seed": run.seed}
+        write(given.output, run.server_module(), data, facts)
 
 
 def refuse_exposed(given: Namespace) -> None:

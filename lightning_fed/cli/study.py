@@ -1,7 +1,7 @@
 """What a server and its sites read out of the same configuration."""
 
 import json
-from argparse import Namespace
+from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -27,16 +27,19 @@ OF_TRAINER = (
 
 
 class StudyCLI(FederationCLI):
-    """The command line of ``fit``, whose objects serve something else.
+    """The command line of ``fit``, with whose objects something else is done.
 
     Args:
         args: options of ``fit``.
-        given: the verb's own options.
+        do: what is done, given this.
     """
 
-    def __init__(self, args: list[str], given: Namespace) -> None:
-        self.given = given
+    def __init__(self, args: Sequence[str], do: Callable[["StudyCLI"], None]) -> None:
+        self._do = do
         super().__init__(["fit", *args])
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        self._do(self)
 
     @property
     def federation(self) -> Federation:

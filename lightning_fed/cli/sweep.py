@@ -1,5 +1,6 @@
 """The verb ``sweep``: check all runs of a comparison, then play them."""
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,15 +10,17 @@ import yaml
 from rich.console import Console
 
 from lightning_fed.cli.options import Options, positive
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.plan import Asked, Sweep, arguments, read_sweep
+from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, arguments, read_sweep
 from lightning_fed.experiments.sweep.player import CellJob, play
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, flat, read_yaml
 from lightning_fed.signals import Terminated
+
+log = logging.getLogger(__name__)
 
 TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
 
@@ -65,15 +68,15 @@ def run(args: Sequence[str]) -> None:
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     """Say what came of it. Exit code 1 if a run is neither finished nor being played elsewhere."""
     states = {job.cell.name: job.folder.status for job in jobs}
-    print(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
+    log.info(f"{sum(state == 'finished' for state in states.values())} of {len(jobs)} runs are finished.")
     for job in jobs:
         result = job.folder.result
         if result is not None and states[job.cell.name] == "failed":
-            print(f"{job.cell.name} failed: {result.error}; all it said is in {job.folder.log}.", file=sys.stderr)
+            log.error(f"{job.cell.name} failed: {result.error}; all it said is in {job.folder.log}.")
     if not set(states.values()) <= {"finished", "playing"}:
-        print(f"Try the rest again with: {again}", file=sys.stderr)
+        log.error(f"Try the rest again with: {again}")
         raise SystemExit(1)
-    print(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
+    log.info(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
 
 
 def checked(sweep: Sweep, console: Console) -> list[CellJob]:
@@ -112,7 +115,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
     for what, names in wrong.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(f"lightning-fed: error: {names[0]}{more}: {what}", file=sys.stderr)
+        print_error(f"{names[0]}{more}: {what}")
     if wrong:
         raise SystemExit(2)
     return jobs
@@ -133,5 +136,5 @@ def as_config(sweep: Sweep) -> dict[str, object]:
     """A sweep as a file that reads as the same sweep."""
     published = [{key: value for key, value in vars(entry).items() if value not in (None, "")} for entry in sweep.published]
     named = {"base": str(sweep.base), "folder": str(sweep.folder), "threads": sweep.threads, "seeds": sweep.seeds}
-    asked = {key: value for key, value in vars(sweep.report).items() if value != getattr(Asked, key)}
-    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published, "report": asked}
+    options = {key: value for key, value in vars(sweep.report).items() if value != getattr(ReportOptions, key)}
+    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published, "report": options}

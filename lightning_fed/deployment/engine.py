@@ -1,5 +1,6 @@
 """The server's side of turns at sites: messages go out, and answers are waited for."""
 
+import logging
 import time
 import uuid
 from collections import deque
@@ -35,6 +36,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 TRIES = 2
 """How often a site is asked that answers with an error, or not at all."""
@@ -263,7 +266,7 @@ class Sites(Engine):
         said_before: list[int] = []
         while missing := sorted(set(range(self.count)) - set(self.link.online())):
             if missing != said_before:
-                print(f"Waiting for the sites of clients {', '.join(map(str, missing))}.", flush=True)
+                log.info(f"Waiting for the sites of clients {', '.join(map(str, missing))}.")
                 said_before = missing
             if time.monotonic() > ends:
                 raise FederationError(

@@ -1,7 +1,7 @@
 """A site: it has one client's data, networks and private states, and carries out what a server asks."""
 
+import logging
 import os
-import sys
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -17,6 +17,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 
 class OneClient(FederatedDataModule):
@@ -144,7 +146,7 @@ class Site:
                 )
             private = self.store.get(errand.run, errand.turn.last_round) if errand.turn.last_round else None
         except FederationError as error:
-            print(f"Refused: {escaped(str(error))}", file=sys.stderr, flush=True)
+            log.error(f"Refused: {escaped(str(error))}")
             return pack({"answer": "refused", "client": self.client, "why": str(error)})
         except Exception as error:  # a message may be anything
             return self._failed(error)
@@ -156,7 +158,7 @@ class Site:
     def _failed(self, error: Exception) -> bytes:
         """Say here what went wrong, and elsewhere what kind of error it was."""
         if isinstance(error, FederationError):
-            print(f"{error}", file=sys.stderr, flush=True)
+            log.error(f"{error}")
         else:
             traceback.print_exception(error)
         return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})

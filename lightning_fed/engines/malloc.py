@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_fed.engines.overlapping import while_any
+from lightning_fed.overlapping import while_any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """What glibc's ``malloc.h`` calls ``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD``."""

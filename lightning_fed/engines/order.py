@@ -1,11 +1,14 @@
 """Turns and what an engine makes of them, side by side."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines.base import Engine
 from lightning_fed.errors import FederationError
+
+log = logging.getLogger(__name__)
 
 Check = Callable[[Turn, ClientUpdate], None]
 """Raises a :class:`FederationError` for what a turn should not have given."""
@@ -44,7 +47,7 @@ def run_turns(engine: Engine, turns: Iterable[Turn], check: Check | None = None)
             except FederationError as error:
                 result = engine.refused(turn, error)
         if isinstance(result, TurnFailure):
-            print(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
+            log.warning(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
         else:
             yield turn, result
     left = due[0] if due else next(waiting, None)

@@ -1,5 +1,6 @@
 """Many workers at once: who gets which turn, in which order what comes of it is handed on, and what happens when a worker dies."""
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,6 +12,8 @@ from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 WAITING = 2
 """Turns that a worker has at a time: the one that it carries out, and the next."""
@@ -180,7 +183,7 @@ def _next_answers(
         yield worker, answer
     for late in watch.overdue():
         if late.worker in jobs:
-            print(_said_of(late, pool), flush=True)
+            log.warning(_said_of(late, pool))
             if late.dead:
                 remedy = "set federation.engine.init_args.turn_timeout higher, if turns take that long"
                 yield late.worker, WorkerDeath(f"after {late.seconds:.3g} s without an answer", remedy)

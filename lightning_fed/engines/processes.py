@@ -28,6 +28,7 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
+from lightning_fed.logs import LOGGER
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
 
@@ -78,7 +79,8 @@ class Processes(Engine):
         spec = spec.unbuilt()
         gpus = _gpus(spec) if spec.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
-        settings = Settings(Numerics.of_this_process(self.threads), [gpus[k % len(gpus)] for k in range(size)] if gpus else [])
+        of_each = [gpus[k % len(gpus)] for k in range(size)] if gpus else []
+        settings = Settings(Numerics.of_this_process(self.threads), of_each, LOGGER.level)
         self._opened = spec.packed(move=True), states
         if self._pool is None or self._pool.settings != settings or self._pool.size != size:
             self._stop()

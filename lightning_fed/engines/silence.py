@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from lightning_fed.engines.overlapping import while_any
+from lightning_fed.overlapping import while_any
 
 _EXPECTED = (
     r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down

@@ -16,16 +16,22 @@ from lightning_fed.engines.malloc import lasting_heap
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.logs import LOGGER, lines_shown
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What worker processes have in common: numerics, and the GPU of each, by its name in CUDA_VISIBLE_DEVICES, or None if the
-    trainer names it.
+    """What worker processes have in common.
+
+    Args:
+        numerics: see :class:`.Numerics`.
+        gpus: the GPU of each, by its name in CUDA_VISIBLE_DEVICES, or None if the trainer names it.
+        log_level: of the package's logger.
     """
 
     numerics: Numerics
     gpus: list[str | None]
+    log_level: int
 
 
 class Ready:
@@ -47,10 +53,11 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     if settings.gpus and (gpu := settings.gpus[number]) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     settings.numerics.set()
+    LOGGER.setLevel(settings.log_level)
     pipe.send(Ready())
     worker: RemoteWorker | None = None
     broadcast = Broadcast({})
-    with quiet_lightning(), ExitStack() as run:
+    with lines_shown(), quiet_lightning(), ExitStack() as run:
         while True:
             try:
                 message = pipe.recv()

@@ -1,6 +1,7 @@
 """A federation: settings, and the verbs that open a run."""
 
 import copy
+import logging
 import math
 import shutil
 import sys
@@ -39,6 +40,7 @@ from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
+from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -55,6 +57,8 @@ from lightning_fed.storage.run_folder import (
     run_folder_of,
     without_a_round,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Federation:
@@ -158,6 +162,7 @@ class Federation:
             raise FederationError("There is no run yet: fit, validate or test first.")
         return self._newest
 
+    @lines_shown()
     def fit(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> list[Metrics]:
         """Play all rounds: clients train, the server merges what they learned.
 
@@ -182,9 +187,9 @@ class Federation:
             with only_writer(run_folder_of(path)):
                 return self._fit(model, datamodule, self._load(path))
         if ckpt_path:
-            print(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
+            log.info(f"No checkpoint of {type(model).__name__} in {self.run_dir} yet: starting a new run.")
         if self.run_dir and (empty := without_a_round(self.run_dir)):
-            print(
+            log.warning(
                 f"No round was finished in {', '.join(map(str, empty))}: a run was killed before that, or is still in its first. "
                 "Starting beside it; delete what nobody plays."
             )
@@ -201,6 +206,7 @@ class Federation:
             run.play()
         return run.history
 
+    @lines_shown()
     def dry_run(self, model: FederatedModule, datamodule: FederatedDataModule) -> None:
         """Do all that ``fit`` does up to the first client's first step, and write nothing: what is wrong is found within seconds.
 
@@ -217,6 +223,7 @@ class Federation:
         with tried._opened(model, datamodule, None) as run:
             run.dry_run()
 
+    @lines_shown()
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data.
 
@@ -228,6 +235,7 @@ class Federation:
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("val")
 
+    @lines_shown()
     def test(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their test data.
 
@@ -239,6 +247,7 @@ class Federation:
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("test")
 
+    @lines_shown()
     def export(
         self,
         model: FederatedModule,
@@ -324,7 +333,7 @@ class Federation:
             return model
         network, data = initial_network(self.init_from)
         if data not in (None, datamodule.fingerprint()):
-            print(
+            log.warning(
                 f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
                 "what is tested on here."
             )
@@ -361,10 +370,12 @@ class Federation:
         """Load a checkpoint, and say what of the run is damaged."""
         checkpoint, passed_over = load_checkpoint(path)
         for problem in passed_over:
-            print(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
+            log.warning(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
         if lost := checkpoint.lost:
             rounds = ", ".join(map(str, lost[:3])) + ", …" * (len(lost) > 3)
-            print(f"{checkpoint.run_folder} has lost the metrics of {len(lost)} rounds ({rounds}): its table goes on without them.")
+            log.warning(
+                f"{checkpoint.run_folder} has lost the metrics of {len(lost)} rounds ({rounds}): its table goes on without them."
+            )
         return checkpoint
 
     def _existing_checkpoint(self, ckpt_path: Path | str | None, model: FederatedModule) -> Checkpoint:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.storage.client_store import ClientStore, FileRecord, owner_and_client, read_state, write_state
+from lightning_fed.storage.client_store import FILE, ClientStore, FileRecord, read_state, write_state
 from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, ClientEntry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
@@ -93,8 +93,8 @@ class Checkpoints:
         self._names = dict(continued.manifest.index) if continued else {}  # its index
         self._last_rounds = continued.last_rounds if continued else {}
         self._changed: set[int] = set()  # index files that are to be written
-        self._kept: dict[int, Manifest] = {}  # checkpoints that are there, by round
-        self._later: dict[int, Manifest | None] = {}  # those that go when there is a new one; None if damaged
+        self._manifests: dict[int, Manifest] = {}  # of the whole checkpoints that are there, by round
+        self._later: set[int] = set()  # rounds of those that go when there is a new one, also damaged ones
         self._files: dict[str, set[str]] = {}  # files of states by the index file that names them
 
     def save(
@@ -149,6 +149,7 @@ class Checkpoints:
             raise
         for later in sorted(self._later, reverse=True):  # the last one first: what there is at any moment is of one past
             self._drop(self.path(later))
+            self._manifests.pop(later, None)
         if self._later:
             self._forget_rows()
         final = self.path(round)
@@ -156,8 +157,8 @@ class Checkpoints:
         with naming(final):
             aside.rename(final)
         sync_folder(self.folder)
-        self._round, self._changed, self._kept[round] = round, set(), manifest
-        replaced, self._later = bool(self._later), {}
+        self._round, self._changed, self._manifests[round] = round, set(), manifest
+        replaced, self._later = bool(self._later), set()
         self._prune()
         if replaced:
             self._sweep()
@@ -167,7 +168,7 @@ class Checkpoints:
         """The newest complete checkpoint, and one line for each newer one that was passed over because it is damaged, or no folder.
 
         Raises:
-            FederationError: if there is none, or if one is not damaged, but says what no run can have written.
+            FederationError: if there is none.
         """
         problems: list[str] = []
         for path in reversed(self._called_checkpoints()):
@@ -227,23 +228,15 @@ class Checkpoints:
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
-            FederationError: if they are whole, but not what a run writes.
         """
         try:
             manifest = read_manifest(path / "manifest.json")
             server = read_state(path, manifest.server)
-            entries = {
-                number: self.index.read(name, number, manifest.last_client, manifest.round)
-                for number, name in manifest.index.items()
-            }
+            entries = {number: self.index.read(name) for number, name in manifest.index.items()}
             for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
                 read_state(self.clients_folder, record)
         except DamagedError as error:
             raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
-        except FederationError as error:
-            raise FederationError(
-                f"Checkpoint {path} cannot be used: {error} Delete its folder, or give another checkpoint as ckpt_path."
-            ) from error
         return Checkpoint(path, self.run_folder, manifest, server, self._rows(manifest) if history else manifest.rows, entries)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
@@ -260,13 +253,12 @@ class Checkpoints:
             except FederationError:
                 other = None
             if round > checkpoint.manifest.round:
-                self._later[round] = other.manifest if other is not None else None
+                self._later.add(round)
             elif other is None:
                 self._drop(path)
-            else:
-                self._kept[round] = other.manifest
             if other is not None:
-                self._note(other)
+                self._manifests[round] = other.manifest
+                self._files |= {name: _files(other.entries[number]) for number, name in other.manifest.index.items()}
         self._prune()
         if not self._later:
             self._forget_rows()
@@ -281,10 +273,10 @@ class Checkpoints:
         """
         if keep == "all":
             return
-        newest = max(self._kept, default=0) if keep == "last" else 0
-        for round in sorted(self._kept.keys() - {newest}):
+        kept = sorted(self._manifests.keys() - self._later)
+        for round in kept[:-1] if keep == "last" else kept:
             self._drop(self.path(round))
-            del self._kept[round]
+            del self._manifests[round]
         self._sweep(set().union(*(store.in_use() for store in stores)))
         if keep == "none":
             remove(self.history_folder)
@@ -322,11 +314,6 @@ class Checkpoints:
         found = {path: round_named(path.name) for path in self.folder.iterdir()} if self.folder.is_dir() else {}
         return sorted((path for path, round in found.items() if round is not None), key=lambda path: found[path] or 0)
 
-    def _note(self, checkpoint: Checkpoint) -> None:
-        """Remember which files its index files name."""
-        for number, name in checkpoint.manifest.index.items():
-            self._files[name] = _files(checkpoint.entries[number])
-
     def _drop(self, path: Path) -> None:
         """Delete a checkpoint, which is there as a whole or not at all. Its manifest stays, for the metrics that it holds."""
         if not _is_folder(path):
@@ -341,13 +328,14 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Drop checkpoints that are neither among the last nor named by these as the best, then the files that only they named."""
-        recent = sorted(self._kept)[-self.keep :]
-        best = {one.best.round for one in (self._kept[round] for round in recent) if one.best is not None}
-        gone = [self._kept.pop(round) for round in sorted(self._kept.keys() - {*recent, *best})]
+        kept = sorted(self._manifests.keys() - self._later)
+        recent = kept[-self.keep :]
+        best = {one.best.round for one in map(self._manifests.__getitem__, recent) if one.best is not None}
+        gone = [self._manifests.pop(round) for round in kept if round not in {*recent, *best}]
         for manifest in gone:
             self._drop(self.path(manifest.round))
         for number, name in {item for manifest in gone for item in manifest.index.items()}:
-            others = {manifest.index.get(number, "") for manifest in (*self._kept.values(), *self._there(self._later))}
+            others = {manifest.index.get(number, "") for manifest in self._manifests.values()}
             if name not in others:  # only these can name the same files: they are of the same clients
                 files = self._files.pop(name, set()).difference(*(self._files.get(other, ()) for other in others))
                 for path in (self.index.folder / name, *(self.clients_folder / file for file in files)):
@@ -355,12 +343,12 @@ class Checkpoints:
 
     def _sweep(self, in_use: Iterable[str] = ()) -> None:
         """Delete the files of a run that no manifest names, and that are not in use."""
-        names = {name for one in (*self._kept.values(), *self._there(self._later)) for name in one.index.values()}
+        names = {name for one in self._manifests.values() for name in one.index.values()}
         self._files = {name: files for name, files in self._files.items() if name in names}
         files = set(in_use).union(*self._files.values())
         for folder, named, ours in (
             (self.index.folder, names, INDEX_NAME.fullmatch),
-            (self.clients_folder, files, owner_and_client),
+            (self.clients_folder, files, FILE.fullmatch),
         ):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if ours(path.name) and path.name not in named:
@@ -372,10 +360,6 @@ class Checkpoints:
         for path in self.history_folder.glob("round_*.json"):
             if (round_named(path.stem) or 0) > self._round:
                 path.unlink()
-
-    @staticmethod
-    def _there(later: Mapping[int, Manifest | None]) -> list[Manifest]:
-        return [manifest for manifest in later.values() if manifest is not None]
 
 
 def _is_folder(path: Path) -> bool:

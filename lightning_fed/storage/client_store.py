@@ -14,10 +14,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from lightning_fed.errors import DamagedError, FederationError
-from lightning_fed.formatting import shown
+from lightning_fed.errors import DamagedError
 from lightning_fed.storage.disk import write_synced
-from lightning_fed.storage.fields import Fields
 from lightning_fed.tensors import State, count_bytes
 
 
@@ -41,7 +39,6 @@ def read_state(folder: Path, record: FileRecord) -> State:
 
     Raises:
         DamagedError: if the file is missing, cut short or changed.
-        FederationError: if it is as it was written, but holds no tensors.
     """
     path = folder / record["file"]
     try:
@@ -51,38 +48,11 @@ def read_state(folder: Path, record: FileRecord) -> State:
         raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
     if len(data) != record["bytes"] or zlib.crc32(data) != record["crc32"]:
         raise DamagedError(f"{path} is damaged ({size} bytes, {record['bytes']} were written)")
-    return tensors_in(data, path)
-
-
-def tensors_in(data: bytes, path: Path) -> State:
-    """The tensors of a file in the safetensors format. Raises :class:`FederationError` if it is none."""
-    try:
-        return safetensors.torch.load(data)
-    except Exception as error:  # of several kinds: of the format itself, of a dtype that PyTorch lacks, of a shape
-        said = shown(" ".join(str(error).split()))
-        raise FederationError(f"{path} holds no tensors in the safetensors format ({type(error).__name__}: {said})") from error
+    return safetensors.torch.load(data)
 
 
 FILE = re.compile(r"(client|server)_(-?\d{5,})_round_(\d{6,})(?:_\d+)?\.safetensors", re.ASCII)
-
-
-def owner_and_client(file: str) -> tuple[str, int] | None:
-    """Whose state a file of a store has, by its name; None for a name that no store gives."""
-    match = FILE.fullmatch(file)
-    return (match[1], int(match[2])) if match else None
-
-
-def file_record(fields: Fields, belongs: tuple[str, int] | None = None) -> FileRecord:
-    """A file of a state, as a checkpoint has it.
-
-    Args:
-        fields: its fields.
-        belongs: the owner and the client whose state it must be; None for the server's own.
-    """
-    file = fields.text("file")
-    if belongs is not None and owner_and_client(file) != belongs:
-        raise fields.refused("file", f"that of {belongs[0]} {belongs[1]}, as in client_000003_round_000012.safetensors")
-    return {"file": file, "bytes": fields.integer("bytes"), "crc32": fields.integer("crc32", most=2**32 - 1)}
+"""Names of the files of a store."""
 
 
 class ClientStore:

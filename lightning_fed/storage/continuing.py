@@ -1,5 +1,6 @@
 """Whether a run may go on from a checkpoint, before anything of it is taken over."""
 
+import logging
 from collections.abc import Mapping
 
 from lightning_fed.errors import FederationError
@@ -7,6 +8,8 @@ from lightning_fed.storage.checkpoint import Checkpoint
 from lightning_fed.storage.manifest import Setting
 from lightning_fed.storage.settings import differences, optimizer_of
 from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
+
+log = logging.getLogger(__name__)
 
 
 def check_goes_on(
@@ -38,12 +41,12 @@ def check_goes_on(
                 "continue with the configuration of that run, or start a new run without --ckpt_path."
             )
     if manifest.threads != threads:
-        print(
+        log.warning(
             f"Checkpoint {checkpoint.path} was made with {manifest.threads} torch threads, this run has {threads}: "
             "sums may differ in their last bits. Set OMP_NUM_THREADS, or the engine's threads."
         )
     if different := differences(manifest.settings, settings):
-        print(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. What is computed now is this run's.")
+        log.warning(f"Checkpoint {checkpoint.path} was made with {'; '.join(different)}. What is computed now is this run's.")
     what = f"The server state of checkpoint {checkpoint.path}"
     check_fits(checkpoint.server, server, what)
     check_dtypes(checkpoint.server, server, what, ": continue with the precision of that run.")

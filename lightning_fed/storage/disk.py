@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_fed.errors import DamagedError, FederationError
+
+log = logging.getLogger(__name__)
 
 WHILE_WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE})
 """What the operating system says of a disk while an open file is written; it does not say which file."""
@@ -86,4 +89,4 @@ def make_way(path: Path) -> None:
         names = (path.with_name(f"{path.name}.other{number}") for number in itertools.count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         path.rename(aside)
-        print(f"{path} is in the way and not of this run: it is {aside.name} now.")
+        log.warning(f"{path} is in the way and not of this run: it is {aside.name} now.")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lightning_fed.errors import DamagedError
-from lightning_fed.storage.client_store import FileRecord, file_record
+from lightning_fed.formatting import shown
+from lightning_fed.storage.client_store import FILE, FileRecord
 from lightning_fed.storage.disk import write_synced
-from lightning_fed.storage.fields import Fields, parse
 
 CLIENTS = 256
 """How many clients an index file is of, at most. What a round writes for a client that takes part is at most so many entries, and a
@@ -60,19 +60,8 @@ class Index:
         aside.replace(self.folder / name)
         return name
 
-    def read(self, name: str, number: int, last: int, round: int) -> dict[int, ClientEntry]:
-        """The entries by client.
-
-        Args:
-            name: of the file.
-            number: the file's: it has clients from ``number * CLIENTS`` on.
-            last: the last client that there is.
-            round: the last that there can be.
-
-        Raises:
-            DamagedError: if the file is missing or damaged.
-            FederationError: if it is whole, but not what a run writes.
-        """
+    def read(self, name: str) -> dict[int, ClientEntry]:
+        """The entries of a file by client. Raises :class:`DamagedError` if it is missing or damaged."""
         path = self.folder / name
         try:
             data = path.read_bytes()
@@ -80,16 +69,10 @@ class Index:
             raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
         if _name(data) != name:
             raise DamagedError(f"{path} is damaged (its checksum does not match)")
-        content = Fields({"clients": parse(data, str(path))}, str(path))
-        clients, entries = content.fields("clients"), {}
-        for client, key in content.numbered("clients", max(-1, number * CLIENTS), min(last, (number + 1) * CLIENTS - 1)).items():
-            fields = clients.fields(key)
-            files = {
-                owner: file_record(fields.fields(owner), (owner, client)) if fields.content.get(owner) is not None else None
-                for owner in ("client", "server")
-            }
-            last_round = fields.integer("last_round", 1, round) if fields.content.get("last_round") is not None else None
-            entries[client] = ClientEntry(files["client"], files["server"], last_round)
+        entries = {int(client): ClientEntry(**entry) for client, entry in json.loads(data).items()}
+        files = (record["file"] for entry in entries.values() for record in entry.records)
+        if wrong := [file for file in files if not FILE.fullmatch(file)]:  # such files are deleted one day
+            raise DamagedError(f"{path} names {shown(wrong[0])}, which is no file of a client's state")
         return entries
 
 

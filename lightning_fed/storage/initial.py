@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from lightning_fed.errors import FederationError
-from lightning_fed.storage.client_store import tensors_in
+import safetensors.torch
+
+from lightning_fed.errors import FederationError, told
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State
 
@@ -26,9 +27,11 @@ def initial_network(path: Path) -> tuple[State, str | None]:
     """
     if path.suffix == ".safetensors":
         try:
-            return tensors_in(path.read_bytes(), path), None
-        except (OSError, FederationError) as error:
-            raise FederationError(f"init_from: could not read {path} ({error}): give a file in the safetensors format.") from error
+            return safetensors.torch.load(path.read_bytes()), None
+        except Exception as error:  # of several kinds: of the file, of the format, of a dtype that PyTorch lacks, of a shape
+            raise FederationError(
+                f"init_from: could not read {path} ({told(error)}): give a file in the safetensors format."
+            ) from error
     checkpoint, _ = load_checkpoint(path)
     network = {name.removeprefix(NETWORK): tensor for name, tensor in checkpoint.server.items() if name.startswith(NETWORK)}
     if not network:

@@ -1,28 +1,20 @@
-"""What a checkpoint's manifest says, in types that hold: the only place where it is read.
-
-A file that is damaged (missing, cut short, other than its checksum) is a :class:`DamagedError`, and there may be an older
-checkpoint. One that is whole and says what no run can have written is a plain :class:`FederationError`: somebody made it, and is
-told.
-"""
+"""What a checkpoint's manifest says."""
 
 import json
 import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.errors import DamagedError
 from lightning_fed.formatting import shown
-from lightning_fed.storage.client_store import FileRecord, file_record
+from lightning_fed.storage.client_store import FileRecord
 from lightning_fed.storage.disk import write_synced
-from lightning_fed.storage.fields import Fields, numbers, parse
 from lightning_fed.storage.index import NAME as INDEX_NAME
-from lightning_fed.storage.index import number_of
 
 FORMAT = 4
-"""3 had a journal, which all checkpoints of a run shared."""
+"""Of manifests: those of another format are not read."""
 
 SERVER_FILE = "server.safetensors"
 Metrics = dict[str, float]
@@ -75,11 +67,6 @@ class Manifest:
     reached: Metrics = field(default_factory=dict)
     settings: dict[str, Setting] = field(default_factory=dict)
 
-    @property
-    def last_client(self) -> int:
-        """The first is -1: the server, of a method that trains on everybody's data."""
-        return int(self.identity["clients"]) - 1
-
 
 def round_named(name: str) -> int | None:
     """The round that a folder or a file is named after; None for another name."""
@@ -94,78 +81,31 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read what :func:`write_manifest` wrote: in the folder of its checkpoint, or among those of earlier rounds."""
-    body = Fields(parse(_body(path), str(path)), str(path))
-    identity = body.fields("identity")
-    for name in ("method", "data"):
-        identity.text(name)
-    identity.integer("seed")
-    identity.integer("clients", least=1)
-    round = body.integer("round", least=1)
-    if (named := round_named(path.stem) or round_named(path.parent.name)) not in (None, round):
-        raise FederationError(f"{path} is of round {round}, but is named after round {named}: put it where it belongs.")
-    server = file_record(body.fields("server"))
-    if server["file"] != SERVER_FILE:
-        raise body.refused("server", f"the file {SERVER_FILE}")
-    return Manifest(
-        round,
-        identity.content,
-        body.integer("threads", least=1),
-        server,
-        _index(body, identity.integer("clients") - 1),
-        _rows(body, round),
-        body.optional("best", lambda name: _best(body.fields(name), round)),
-        body.optional("target", body.number),
-        numbers(body.fields("reached").content, f"reached of {path}"),
-        _settings(body.fields("settings")),
-    )
+    """Read what :func:`write_manifest` wrote: in the folder of its checkpoint, or among those of earlier rounds.
 
-
-def _index(body: Fields, last: int) -> dict[int, str]:
-    names, index = body.fields("index"), {}
-    for number, key in body.numbered("index", -1, number_of(last)).items():
-        index[number] = names.text(key)
-        if not INDEX_NAME.fullmatch(index[number]):
-            raise names.refused(key, "the name of an index file, 32 digits from 0 to f and .json")
-    return index
-
-
-def _rows(body: Fields, round: int) -> list[Metrics]:
-    rows = [numbers(row, f"One of the rows of {body.where}") for row in body.entries("rows")]
-    if not rows or [row.get("round") for row in rows] != list(range(round - len(rows) + 1, round + 1)) or len(rows) > round:
-        raise FederationError(
-            f"{body.where} has rows of the rounds {shown([row.get('round') for row in rows])}, expected that of {round} and those "
-            "before: no lightning-fed wrote this."
-        )
-    return rows
-
-
-def _best(fields: Fields, round: int) -> Best:
-    return Best(fields.integer("round", 1, round), fields.number("val"), fields.number("test"))
-
-
-def _settings(settings: Fields) -> dict[str, Setting]:
-    for name, value in settings.content.items():
-        if not isinstance(value, Setting):
-            raise settings.refused(name, "a number, a text or null")
-    return settings.content
-
-
-def _body(path: Path) -> str:
-    """The text of a manifest whose checksum is right."""
+    Raises:
+        DamagedError: if it is missing, changed, of another format, or named after another round.
+    """
     try:
-        document: Mapping[str, Any] = json.loads(path.read_bytes())
-        body, crc32, version = document["body"], document["crc32"], document["format"]
-        checksum = _checksum(body, version)
+        document = json.loads(path.read_bytes())
+        text, checksum, version = document["body"], document["crc32"], document["format"]
+        changed = _checksum(text, version) != checksum
+        body = {} if changed or version != FORMAT else json.loads(text)
     except OSError as error:
         raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DamagedError(f"{path} is damaged ({' '.join(str(error).split())})") from error
-    if version != FORMAT or isinstance(version, float | bool):
+    if version != FORMAT:
         raise DamagedError(f"{path} has format {version}, this version reads {FORMAT}")
-    if checksum != crc32:
+    if changed:
         raise DamagedError(f"{path} is damaged (its checksum does not match)")
-    return body
+    best = Best(**body["best"]) if body["best"] is not None else None
+    manifest = Manifest(**body | {"best": best, "index": {int(number): name for number, name in body["index"].items()}})
+    if (named := round_named(path.stem) or round_named(path.parent.name)) not in (None, manifest.round):
+        raise DamagedError(f"{path} is of round {manifest.round}, but is named after round {named}: put it where it belongs")
+    if wrong := [name for name in manifest.index.values() if not INDEX_NAME.fullmatch(name)]:  # such files are deleted one day
+        raise DamagedError(f"{path} names {shown(wrong[0])}, which is no index file")
+    return manifest
 
 
 def _checksum(body: str, version: int) -> int:

@@ -1,6 +1,6 @@
 """A folder has one process that writes to it, for as long as that process lives."""
 
-import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
+from lightning_fed.locks import taken
+
+log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 PREFIX = "lightning_fed_states_"
@@ -51,12 +54,10 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def _locked(descriptor: int, folder: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return taken(descriptor)
     except OSError as error:  # some network file systems have no locks
-        print(f"{folder} cannot be locked ({error.strerror}): see to it that no other process continues this run.")
-    return True
+        log.warning(f"{folder} cannot be locked ({error.strerror}): see to it that no other process continues this run.")
+        return True
 
 
 @contextmanager
@@ -65,25 +66,24 @@ def temporary_folder() -> Iterator[Path]:
     were killed.
     """
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        with suppress(OSError), _held(lock):  # held by who lives, or of another user
-            shutil.rmtree(lock.parent)
+        with suppress(OSError), _opened(lock) as descriptor:  # it may be another user's
+            if taken(descriptor):
+                shutil.rmtree(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         new = folder / f"{LOCK}.new"
         new.touch()
         with suppress(OSError):  # where there are no locks, nobody may remove it but we
-            stack.enter_context(_held(new))
-            new.rename(folder / LOCK)  # from here on, others look at it
+            if taken(stack.enter_context(_opened(new))):
+                new.rename(folder / LOCK)  # from here on, others look at it
         yield folder
 
 
 @contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """A lock that nobody else has; :class:`BlockingIOError` if somebody has it."""
+def _opened(lock: Path) -> Iterator[int]:
     descriptor = os.open(lock, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

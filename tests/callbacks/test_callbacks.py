@@ -10,7 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import new_data, new_federation, new_method
 
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.callbacks.table import write_table
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.federation.federation import Federation
@@ -72,11 +71,6 @@ def test_clients_csv_has_a_row_per_client() -> None:
         assert float(row["majority_accuracy"]) == majority[client.id]
         assert float(row["test/accuracy"]) == federation.run.results[client.id]["test/accuracy"]
         assert "val/accuracy" in row
-
-
-def test_columns_may_appear_at_any_row() -> None:
-    write_table(Path("table.csv"), [{"a": 1}, {"a": 2, "b": 3}])
-    assert Path("table.csv").read_text().split() == ["a,b", "1,", "2,3"]
 
 
 def test_tensorboard_has_scalars_figures_and_hyperparameters() -> None:

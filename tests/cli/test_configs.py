@@ -60,9 +60,3 @@ def test_a_sweep_and_its_base_are_found_by_name(capsys: pytest.CaptureFixture[st
     commands = said(capsys, "sweep", "--config", "my.sweep.yaml", "--dry_run").splitlines()
     assert commands[1].startswith("OMP_NUM_THREADS=1 lightning-fed fit --config quickstart --model=FedAvg ")
     assert "did you mean quickstart" in refused(capsys, "sweep", "--config", "quickstrat")
-
-
-def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    message = refused(capsys, "fit", "--config", "quickstrat")
-    assert message.startswith("lightning-fed: error: There is no configuration 'quickstrat': give a file")
-    assert message.count("\n") == 1

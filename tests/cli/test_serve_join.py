@@ -41,7 +41,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Joining:
     Path("key").touch()
     Path("ca.crt").touch()
     sites: list[Site] = []
-    monkeypatch.setattr("lightning_fed.cli.staying.answer_all", lambda site, *others: sites.append(site))
+    monkeypatch.setattr("lightning_fed.deployment.flower.node.answer_all", lambda site, *others: sites.append(site))
 
     def started(client: int, *options: str) -> Site:
         own = ["--server", "localhost:1", "--client", str(client), "--key", "key", "--root_certificates", "ca.crt"]
@@ -67,7 +67,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Memory]:
             with quiet_lightning():
                 yield link
 
-        monkeypatch.setattr("lightning_fed.cli.leading.linked", linked)
+        monkeypatch.setattr("lightning_fed.deployment.flower.link.linked", linked)
         monkeypatch.setattr("lightning_fed.deployment.engine.time", Clock())
         for client in range(len(sites)):
             (Path("sites") / f"{client}.pub").touch()

@@ -16,6 +16,8 @@ from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 
 class Village(WorkerPool):
     """Workers that count their client's turns, in its private state.

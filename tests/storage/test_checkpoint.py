@@ -86,16 +86,6 @@ def test_what_is_saved_comes_back_bit_for_bit(checkpoints: Checkpoints, store: C
     assert same(read_state(checkpoints.clients_folder, checkpoint.clients[1]), {"x": torch.tensor([-1.0])})
 
 
-def test_each_checkpoint_has_what_was_so_when_it_was_made(store: ClientStore) -> None:
-    checkpoints = Checkpoints(Path("run"), keep=4)
-    for round in range(1, 5):
-        save(checkpoints, store, round)
-    for round, path in enumerate(checkpoints.paths(), start=1):
-        checkpoint = checkpoints.load(path)
-        assert (checkpoint.history, checkpoint.last_rounds) == (history(round), {0: round, 1: 1})
-        assert same(read_state(checkpoints.clients_folder, checkpoint.clients[0]), {"x": torch.tensor([float(round)])})
-
-
 def test_a_round_that_changed_no_private_state(checkpoints: Checkpoints, store: ClientStore) -> None:
     for round in (1, 2):
         checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {})
@@ -116,15 +106,6 @@ def test_the_last_two_are_kept_with_the_files_they_need(checkpoints: Checkpoints
     }
     for path in checkpoints.paths():
         checkpoints.load(path)
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_keep(store: ClientStore, keep: int) -> None:
-    checkpoints = Checkpoints(Path("run"), keep=keep)
-    for round in range(1, 6):
-        save(checkpoints, store, round)
-        assert len(checkpoints.paths()) == min(round, keep)
-        assert client_files() == referred_to(checkpoints)
 
 
 class Played:
@@ -401,23 +382,6 @@ def rounds_of(checkpoints: Checkpoints) -> list[int]:
     return [int(path.name.removeprefix("round_")) for path in checkpoints.paths()]
 
 
-def test_the_best_round_is_kept_with_its_private_states(checkpoints: Checkpoints, store: ClientStore) -> None:
-    save_rounds(checkpoints, store, [1, 2, 2, 2, 2, 2])
-    assert rounds_of(checkpoints) == [2, 5, 6]
-    chosen = checkpoints.best()
-    assert chosen.manifest.round == 2
-    assert same(read_state(checkpoints.clients_folder, chosen.clients[0]), {"x": torch.tensor([2.0])})
-    assert client_files() == {f"client_000000_round_{round:06d}.safetensors" for round in (2, 5, 6)}
-
-
-def test_disk_is_bounded_however_often_the_best_changes(checkpoints: Checkpoints, store: ClientStore) -> None:
-    for round in range(1, 30):
-        store.put(0, {"x": torch.tensor([float(round)])}, round)
-        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, best(round - round % 3 or 1))
-        assert len(checkpoints.paths()) <= 4
-        assert client_files() == referred_to(checkpoints)
-
-
 def test_the_best_before_stays_until_the_last_two_agree(checkpoints: Checkpoints, store: ClientStore) -> None:
     """If the newest checkpoint turns out to be damaged, the run before it still has its best round."""
     save_rounds(checkpoints, store, [1, 1, 1, 1, 5])
@@ -428,21 +392,6 @@ def test_the_best_before_stays_until_the_last_two_agree(checkpoints: Checkpoints
     continued.go_on_from(checkpoints.latest()[0])
     assert rounds_of(continued) == [1, 4, 5]  # the last one, which is damaged, until there is a new one
     assert client_files() == {f"client_000000_round_{round:06d}.safetensors" for round in (1, 4)}
-
-
-def test_a_run_that_continues_keeps_its_best_round(checkpoints: Checkpoints, store: ClientStore) -> None:
-    save_rounds(checkpoints, store, [1, 2, 2, 2, 2])
-    newest, _ = checkpoints.latest()
-    continued = Checkpoints(Path("run"), newest)
-    continued.go_on_from(newest)
-    assert rounds_of(continued) == [2, 4, 5]
-    store.restore(newest.clients)
-    for round in (6, 7, 8):
-        store.put(0, {"x": torch.tensor([float(round)])}, round)
-        continued.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, best(2 if round < 8 else 8))
-        assert client_files() == referred_to(continued)
-    assert rounds_of(continued) == [2, 7, 8]
-    assert continued.best().manifest.round == 8
 
 
 def test_continued_from_the_best_round_itself(checkpoints: Checkpoints, store: ClientStore) -> None:
@@ -457,12 +406,6 @@ def test_continued_from_the_best_round_itself(checkpoints: Checkpoints, store: C
     assert rounds_of(continued) == [2, 3]
     assert client_files() == referred_to(continued) == {f"client_000000_round_{round:06d}.safetensors" for round in (2, 3)}
     assert continued.best().manifest.round == 2
-
-
-def test_without_validation_data_there_is_no_best_round(checkpoints: Checkpoints, store: ClientStore) -> None:
-    save_rounds(checkpoints, store, [None, None])
-    with pytest.raises(FederationError, match="No round of run was measured on validation data, so none of them is the best"):
-        checkpoints.best()
 
 
 def test_a_best_round_without_a_checkpoint_is_named(checkpoints: Checkpoints, store: ClientStore) -> None:

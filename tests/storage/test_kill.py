@@ -61,11 +61,6 @@ class Disk:
         self.synced[status.st_ino] = status.st_size
         os.dup(descriptor)  # an inode that is open is given to no other file
 
-    def cut(self, descriptor: int, size: int) -> None:
-        """A file is about to be cut off at a size."""
-        inode = os.fstat(descriptor).st_ino
-        self.synced[inode] = min(self.synced.get(inode, 0), size)
-
     def tear(self) -> None:
         """Lose half of what files got since they were last synced."""
         for path in self._files():
@@ -79,18 +74,7 @@ class Disk:
         return [path for path in self.folder.rglob("*") if path.suffix in (".json", ".safetensors")]
 
 
-class Updated(io.BufferedRandom):
-    """A file opened for reading and writing, whose ``truncate`` can be watched: that of Python's own cannot."""
-
-    def truncate(self, size: int | None = None) -> int:
-        return super().truncate(size)
-
-
-FSYNC, TRUNCATE, OPEN = os.fsync, Updated.truncate, Path.open
-
-
-def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    return Updated(io.FileIO(path, "r+")) if mode == "r+b" else OPEN(path, mode, *args, **kwargs)
+FSYNC = os.fsync
 
 
 class Countdown:
@@ -124,12 +108,7 @@ def watch(*places: tuple[Any, str]) -> Arm:
             FSYNC(descriptor)
             countdown.disk.sync(descriptor)
 
-        def truncate(file: Updated, size: int) -> int:
-            countdown.disk.cut(file.fileno(), size)
-            return TRUNCATE(file, size)
-
-        for owner, name, function in ((os, "fsync", fsync), (Updated, "truncate", truncate), (Path, "open", opened)):
-            setattr(owner, name, function)
+        os.fsync = fsync
         for owner, name in places:
             setattr(owner, name, countdown.before(getattr(owner, name)))
 
@@ -137,7 +116,7 @@ def watch(*places: tuple[Any, str]) -> Arm:
 
 
 CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "write")
-WRITING = watch((Updated, "truncate"), *((os, name) for name in CHANGES))
+WRITING = watch(*((os, name) for name in CHANGES))
 TABLES = watch((os, "replace"), (os, "write"))
 TRAINING = watch((Worker, "take"), (FederatedModule, "client_step"), (PFedLoRA, "shared_state"))
 ON_PUBLIC_DATA = watch(
@@ -278,16 +257,14 @@ def test_a_tear_takes_half_of_what_was_not_synced() -> None:
     disk = Disk(Path())
     file = os.open("state.safetensors", os.O_WRONLY | os.O_CREAT)
     sizes = []
-    for length, cut, synced in ((100, None, True), (150, None, False), (90, 40, False), (90, None, True)):
-        if cut is not None:
-            disk.cut(file, cut)
+    for length, synced in ((100, True), (150, False), (90, True)):
         os.ftruncate(file, length)
         if synced:
             disk.sync(file)
         Path("new.json").write_bytes(bytes(10))
         disk.tear()
         sizes.append(os.fstat(file).st_size)
-    assert sizes == [100, 125, 65, 90]
+    assert sizes == [100, 125, 90]
     assert (Path("old.json").stat().st_size, Path("new.json").stat().st_size) == (10, 5)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shlex
 import signal
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
+
+logger = logging.getLogger(__name__)
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """What keeps Flower from calling home."""
@@ -145,7 +148,7 @@ def refuse_taken(host: str, port: int) -> None:
 
 def carry_out(command: Sequence[str], home: Path) -> None:
     """Print a command, and wait until it has done its work. Raises :class:`FederationError` with what it says, if it fails."""
-    print(told(command, home), flush=True)
+    logger.info(told(command, home))
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
@@ -163,7 +166,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, home: Path | None = None) -> None:
         self.command, self.log, self.home = command, log, home
-        print(f"{told(command, home)}  # what it prints is in {log}", flush=True)
+        logger.info(f"{told(command, home)}  # what it prints is in {log}")
         leash = [sys.executable, "-m", __name__, *command]
         with log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """A site's side of Flower: its SuperNode, and the socket through which messages come."""
 
-import sys
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ from typing import Protocol
 
 from lightning_fed.deployment.flower import commands
 from lightning_fed.deployment.flower.channel import Door
+
+log = logging.getLogger(__name__)
 
 RETURN = 10.0
 """Seconds until Flower's process is started again. The server lets a node that ended without a word come back within a minute."""
@@ -36,17 +38,15 @@ class SuperNode:
         self._child: commands.Child | None = None
         self._again = 0.0  # when it may be started
         if by_hand:
-            print(f"{commands.told(self.command)}  # is for another user to run", flush=True)
+            log.info(f"{commands.told(self.command)}  # is for another user to run")
             self._again = float("inf")
 
     def see_to(self) -> None:
         """Start it, if it does not run."""
         if self._child is not None and self._child.exit_code is not None:
-            print(
+            log.error(
                 f"Flower's process ended with exit code {self._child.exit_code}: {self._child.log} says why. It is started again "
-                f"in {RETURN:g} seconds.",
-                file=sys.stderr,
-                flush=True,
+                f"in {RETURN:g} seconds."
             )
             self._child.stop()
             self._child, self._again = None, time.monotonic() + RETURN
@@ -81,7 +81,7 @@ def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder
                     try:
                         visitor.send_bytes(site.answer(visitor.recv_bytes()))
                     except (EOFError, OSError) as error:
-                        print(f"Flower's process has gone in the middle of a message ({error}).", file=sys.stderr, flush=True)
+                        log.error(f"Flower's process has gone in the middle of a message ({error}).")
         finally:
             node.stop()
             door.close()

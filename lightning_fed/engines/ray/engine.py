@@ -1,5 +1,6 @@
 """Turns in processes of a Ray cluster, on many machines."""
 
+import logging
 import re
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt
 from lightning_fed.storage.client_store import ClientStore
+
+log = logging.getLogger(__name__)
 
 SETTLED = 2.0
 """Seconds after which Ray has found room for workers, if there is any."""
@@ -206,7 +209,7 @@ class _Actors(WorkerPool):
                 )
             time.sleep(0.05)
         if self._workers and len(ready) < self._workers and len(ready) != self._told:
-            print(f"Ray has room for {len(ready)} of {self._workers} workers.")
+            log.warning(f"Ray has room for {len(ready)} of {self._workers} workers.")
         self._told = len(ready)
         return ready
 

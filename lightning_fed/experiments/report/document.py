@@ -18,7 +18,7 @@ import pandas as pd
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.runs import read_runs
 from lightning_fed.experiments.report.table import tables
-from lightning_fed.experiments.sweep.plan import Asked, Sweep, read_sweep
+from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, read_sweep
 
 BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -34,8 +34,8 @@ def rendered(page: Path) -> str:
         runs = read_runs(page.parent / match["runs"])
         sweep = read_sweep(page.parent / match["sweep"]) if match["sweep"] else None
         missing = _missing(page.parent / match["runs"], runs, sweep) if sweep else ()
-        asked, published = (sweep.report, sweep.published) if sweep else (Asked(), ())
-        layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
+        options, published = (sweep.report, sweep.published) if sweep else (ReportOptions(), ())
+        layouts = tables(runs, options.baseline, options.pooled, published, options.at, options.equal, options.room)
         parts = [layout.markdown() for layout in layouts]
         if missing:
             parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(map(str, missing))}.\n")

@@ -89,19 +89,18 @@ def read_settings(run: Path) -> Settings:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """``run.json``; empty for a run of an earlier version, which has none."""
+    """``run.json``, with what a report asks of it."""
     path = run / "run.json"
-    if not path.is_file():
-        return {}
     try:
         facts = json.loads(path.read_text())
-        fits = isinstance(facts["monitor"], str) and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
+        kinds = isinstance(facts["monitor"], str) and isinstance(facts["higher_is_better"], bool)
+        fits = kinds and all(_is_phase(phase) for phase in (*facts["training"], *facts["fine_tuning"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:
         raise FederationError(
-            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): "
-            "delete it, or give folders as runs have written them."
+            f"{path} does not say what a run writes there (its monitored metric, and the phases of training and fine-tuning): give "
+            "folders as runs have written them."
         )
     return dict(facts)
 

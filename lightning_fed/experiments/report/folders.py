@@ -41,13 +41,13 @@ class RunFolder:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` says; empty for a run of an earlier version, which has none."""
+        """What ``run.json`` says."""
         return read_facts(self.path)
 
     @property
-    def monitor(self) -> str | None:
-        """The column of ``metrics.csv`` that the method reports itself by; None if it is not known."""
-        return self.facts.get("monitor")
+    def monitor(self) -> str:
+        """The column of ``metrics.csv`` that the method reports itself by."""
+        return str(self.facts["monitor"])
 
     @property
     def label(self) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from lightning_fed.experiments.report.page import page
 from lightning_fed.experiments.report.runs import load_clients, load_rounds, load_runs
 from lightning_fed.experiments.report.table import tables, unfinished
 from lightning_fed.experiments.report.views import Cost, View, measure_of, stage_of
-from lightning_fed.experiments.sweep.plan import Asked, Sweep, file_name
+from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
 
 Format = Literal["md", "tex", "csv"]
 
@@ -122,15 +122,15 @@ def report_on(
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
     given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
-    asked = asked_of(sweeps, {key: value for key, value in given.items() if value is not None})
-    runs = load_runs(*folders, metric=asked.metric, target=asked.target, vary=vary, at=asked.at, equal=asked.equal)
+    options = report_options(sweeps, {key: value for key, value in given.items() if value is not None})
+    runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
-    layouts = tables(runs, asked.baseline, asked.pooled, published, asked.at, asked.equal, asked.room)
-    return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(asked.at))
+    layouts = tables(runs, options.baseline, options.pooled, published, options.at, options.equal, options.room)
+    return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(options.at))
 
 
-def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
+def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:
     """What to report: what was given, else what the sweeps say. Raises :class:`FederationError` if they say different things."""
     said: dict[str, Any] = {}
     for root, sweep in sweeps.items():
@@ -140,7 +140,7 @@ def asked_of(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> Asked:
                     f"The sweep of {root} reports {key} {value!r}, another one {said[key]!r}: say which, as an option, or "
                     "report them apart."
                 )
-    return Asked(**(said | dict(given)))
+    return ReportOptions(**(said | dict(given)))
 
 
 def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:

@@ -82,16 +82,8 @@ def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFra
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:
     """The column of each run that is meant; see :func:`load_runs`. Raises :class:`FederationError` if no run has it."""
     monitored = [run.monitor for run in runs]
-    if metric == MONITOR:
-        if None in monitored:
-            raise FederationError(
-                f"{runs[monitored.index(None)].path} does not say what its monitored metric is (there is no run.json): give its "
-                "column of metrics.csv as the metric."
-            )
-        return [str(monitor) for monitor in monitored]
-    known = [monitor for monitor in monitored if monitor is not None]
-    if metric is None and len(known) == len(runs) and len(set(map(stage_of, known))) == 1:
-        return known
+    if metric == MONITOR or (metric is None and len(set(map(stage_of, monitored))) == 1):
+        return monitored
     return [_column(runs, metric)] * len(runs)
 
 
@@ -120,8 +112,8 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": int(run.settings["federation.rounds"]),
-        "epochs": work_of(run.facts) if run.facts else epochs_of(run.settings),
-        **{"metric": metric, "monitor": run.monitor or "", "lower_is_better": lower},
+        "epochs": work_of(run.facts),
+        **{"metric": metric, "monitor": run.monitor, "lower_is_better": lower},
         **_views(rounds, metric, view, lower),
         **_of_clients(run, metric, lower),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
@@ -171,15 +163,6 @@ def _lengths(phases: Sequence[Mapping[str, Any]]) -> str:
     if len(phases) == 1:
         return lengths[0]
     return " + ".join(f"{length} on {phase['phase']}" for length, phase in zip(lengths, phases, strict=True))
-
-
-def epochs_of(settings: Mapping[str, Any]) -> str:
-    """The same for a run of an earlier version, which wrote no such file: its method's options, as ``epochs 1, head_epochs 4``."""
-    options = {key.rpartition(".")[2]: value for key, value in settings.items() if re.fullmatch(r"model\.(?!fine_tuning)\w+", key)}
-    given = {k: v for k, v in options.items() if re.fullmatch(r"(\w+_)?(epochs|steps)", k) and v is not None}
-    if given.keys() == {"epochs"}:
-        return str(given["epochs"])
-    return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
 def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:

@@ -42,7 +42,7 @@ def lower_is_better(metric: str, facts: Mapping[str, Any] | None = None) -> bool
         metric: the column.
         facts: what a run says of itself in ``run.json``, where its monitored metric may be a measure of the user's own.
     """
-    if facts and measure_of(facts["monitor"]) == measure_of(metric) and "higher_is_better" in facts:
+    if facts and measure_of(facts["monitor"]) == measure_of(metric):
         return not facts["higher_is_better"]
     return measure_of(metric) in LOWER_IS_BETTER
 

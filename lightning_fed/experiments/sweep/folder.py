@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.sweep.settings import read_json
+from lightning_fed.locks import taken
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ class CellFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            held = _lock(descriptor, fcntl.LOCK_EX)
-            while not held and _lock(descriptor, fcntl.LOCK_SH):
+            held = taken(descriptor)
+            while not held and taken(descriptor, shared=True):
                 # Who plays the cell would have left no room for this either: somebody only asks for its status.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 time.sleep(0.001)
-                held = _lock(descriptor, fcntl.LOCK_EX)
+                held = taken(descriptor)
             yield descriptor if held else None
         finally:
             os.close(descriptor)
@@ -115,18 +116,9 @@ class CellFolder:
             return "finished"  # and nobody plays it again
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            if not _lock(descriptor, fcntl.LOCK_SH):
+            if not taken(descriptor, shared=True):
                 return "playing"
             result = self.result  # of who may have held it until now
         finally:
             os.close(descriptor)
         return result.status if result else "waiting"
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    """Take a lock of a kind, shared or not, on an open file; False if it cannot be had now."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -80,7 +80,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportOptions:
     """What the table of a comparison shows, as the options of ``lightning-fed report`` say it.
 
     Args:
@@ -123,7 +123,7 @@ class Sweep:
     seeds: list[int]
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
-    report: Asked = Asked()
+    report: ReportOptions = ReportOptions()
     threads: int = 1
 
     @property
@@ -176,7 +176,7 @@ def read_sweep(path: Path) -> Sweep:
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
         published=[_published(path, entry) for entry in _listed(path, "published", content)],
-        report=_asked(path, _mapping(path, "report", content)),
+        report=_report_options(path, _mapping(path, "report", content)),
         threads=content.get("threads", 1),
     )
     if not _is_whole(sweep.threads) or sweep.threads < 1:
@@ -242,22 +242,22 @@ def _published(path: Path, entry: Any) -> Published:
     return Published(**entry)
 
 
-def _asked(path: Path, entry: Mapping[str, Any]) -> Asked:
-    known = list(Asked.__dataclass_fields__)
+def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
+    known = list(ReportOptions.__dataclass_fields__)
     if unknown := [key for key in entry if key not in known]:
         raise FederationError(f"{path}: report has the key {unknown[0]!r}, expected {', '.join(known)}.")
-    asked = Asked(**entry)
+    options = ReportOptions(**entry)
     for key, (kinds, expected) in REPORTED.items():
-        value = getattr(asked, key)
+        value = getattr(options, key)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
             raise FederationError(f"{path}: report.{key} is {value!r}, expected {expected}.")
-    if asked.equal not in (None, "rounds", "bytes", "flops"):
-        raise FederationError(f"{path}: report.equal is {asked.equal!r}, expected rounds, bytes or flops.")
-    if not VIEWS.fullmatch(str(asked.at)):
-        raise FederationError(f"{path}: report.at is {asked.at!r}, expected last, selected, best or, say, mean10.")
-    if asked.room is not None and (not isinstance(asked.room, list) or len(asked.room) != 2):
-        raise FederationError(f"{path}: report.room is {asked.room!r}, expected a list of two methods, the lower one first.")
-    return asked
+    if options.equal not in (None, "rounds", "bytes", "flops"):
+        raise FederationError(f"{path}: report.equal is {options.equal!r}, expected rounds, bytes or flops.")
+    if not VIEWS.fullmatch(str(options.at)):
+        raise FederationError(f"{path}: report.at is {options.at!r}, expected last, selected, best or, say, mean10.")
+    if options.room is not None and (not isinstance(options.room, list) or len(options.room) != 2):
+        raise FederationError(f"{path}: report.room is {options.room!r}, expected a list of two methods, the lower one first.")
+    return options
 
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:

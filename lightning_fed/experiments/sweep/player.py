@@ -9,17 +9,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from types import FrameType
 
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Terminated
+from lightning_fed.signals import Terminated, first_signal
 
 PROGRAM = (sys.executable, "-m", "lightning_fed")
 """What plays a cell."""
@@ -137,7 +136,8 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
     """
     waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
-    with signals_noted() as received:
+    received: list[int] = []
+    with first_signal(received.append):  # what starts processes must not be left in the middle of it
         try:
             with progress:
                 while (waiting or playing) and not received:
@@ -165,30 +165,6 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
             write_cells(table, jobs)
         if received:
             raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()
-
-
-@contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """Within the block SIGINT and SIGTERM are put into a list: what starts processes must not be left in the middle of it. A second
-    one does what it did before.
-    """
-    received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        restore()
 
 
 def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:

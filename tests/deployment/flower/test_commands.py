@@ -14,6 +14,8 @@ from lightning_fed.deployment.flower import commands
 from lightning_fed.deployment.flower.channel import Door, enter
 from lightning_fed.errors import FederationError
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 
 def alive(pid: int) -> bool:
     try:

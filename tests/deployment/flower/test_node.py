@@ -11,6 +11,8 @@ from lightning_fed.deployment.flower.channel import Door, enter
 from lightning_fed.deployment.flower.node import answer_all
 from lightning_fed.errors import FederationError
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 
 class EnoughError(Exception):
     """Ends a site."""

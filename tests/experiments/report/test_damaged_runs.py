@@ -1,96 +1,96 @@
-"""Files of runs that are damaged, or of something else: said in one line, with the file."""
+"""Files that no run has written are refused by name, whatever is wrong with them."""
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from written_runs import write_sweep
+from written_runs import write_run, write_sweep
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report import load_clients, load_rounds, load_runs
 from lightning_fed.experiments.report.report import report_on
-from lightning_fed.experiments.sweep.folder import CellFolder
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 
-RUN = Path("sweep/FedAvg/seed_0/version_0")
-
-
-@pytest.fixture(autouse=True)
-def sweep() -> None:
-    write_sweep(Path("sweep"), {"FedAvg": [0.80, 0.82], "Standalone": [0.50, 0.51]})
-    assert (RUN / "metrics.csv").is_file()
-
-
-def refused(*parts: str) -> None:
-    with pytest.raises(FederationError) as caught:
-        report_on([Path("sweep")]).write(Path("out"))
-    message = str(caught.value)
-    assert [part for part in parts if part not in message] == [], message
-    assert "\n" not in message
-    assert len(message) < 500
-
-
-def changed(path: Path, old: str, new: str) -> bytes:
-    text = path.read_text()
-    assert old in text
-    return text.replace(old, new, 1).encode()
-
-
-@pytest.mark.parametrize("file", ["metrics.csv", "clients.csv"])
-@pytest.mark.parametrize(
-    "content", [b"", b"\x89PNG\x00\xff\xfe", b"a,b\n1,2\n", b'round,client\n"1'], ids=["empty", "binary", "other", "cut"]
-)
-def test_tables(file: str, content: bytes) -> None:
-    (RUN / file).write_bytes(content)
-    refused(f"{RUN / file} ")
+HEADER = "round,traffic/total_bytes,compute/total_flops,after/test_accuracy/mean\n"
+ALIASES = "a: &a {x: *a}\nseed_everything: 0\n"
+FACTS = {"monitor": "a", "higher_is_better": True, "training": [], "fine_tuning": []}
+WRITTEN: list[tuple[str, bytes | str, str]] = [
+    *(("metrics.csv", text, "metrics.csv is no table") for text in ("", b"\xff\xfe\x00\x01", "a,b\n1,2,3\n1,2,3,4\n")),
+    ("metrics.csv", HEADER, "has no rows"),
+    ("metrics.csv", 'round,client\n"1', "metrics.csv is no table"),
+    ("metrics.csv", "round,other\n1,2\n", "has no column 'traffic/total_bytes'"),
+    ("metrics.csv", f"{HEADER}1,2,3,high\n", "has 'high' in column 'after/test_accuracy/mean' of row 1"),
+    ("metrics.csv", f"{HEADER}1,2,3,0.5\nx,2,3,0.5\n", "has 'x' in column 'round' of row 2"),
+    ("metrics.csv", f"{HEADER}1,2,3,0.5\n2,,\n", "without a number in column 'traffic/total_bytes'"),
+    *(("metrics.csv", f"{HEADER}{a},2,3,0.5\n{b},2,3,0.5\n", "not in order") for a, b in ((2, 1), (-1, 1), (0, 1))),
+    ("clients.csv", "client,test,test/accuracy\n0,10,high\n", "has 'high' in column 'test/accuracy' of row 1"),
+    ("clients.csv", "other\n1\n", "has no column 'client'"),
+    *(("run.json", text, "does not say what a run writes") for text in ("", "[]", "{}", "null", "NaN", "[" * 100_000, b"\xff")),
+    *(("run.json", json.dumps(FACTS | change), "does not say") for change in ({"monitor": 3}, {"training": [3]})),
+    ("run.json", json.dumps(FACTS | {"training": [{"phase": "a", "epochs": "1"}]}), "does not say"),
+    *(("config.yaml", text, "config.yaml") for text in ("", "[]", "a: [", b"\xff\xfe\x00", "- " * 3000 + "a", ALIASES)),
+    ("config.yaml", "seed_everything: zero\n", "has seed_everything = 'zero', expected int"),
+    ("config.yaml", "seed_everything: 0\nfederation: {rounds: many}\n", "has federation.rounds = 'many', expected int"),
+    ("config.yaml", "seed_everything: 0\nfederation: {rounds: 3}\nmodel: 3\n", "has model.class_path = 'None', expected str"),
+    ("config.yaml", "model: {}\nmodel: {}\n", "'model' is given twice"),
+    ("config.yaml", "!!python/object/apply:os.system ['touch imported']", "is not YAML"),
+]
 
 
-def test_rows_that_are_cut_off_or_no_numbers() -> None:
-    path = RUN / "metrics.csv"
-    header, first, *_ = path.read_text().splitlines()
-    path.write_text(f"{header}\n{first}\n{'x' + first}\n")
-    refused(f"{path} has 'x1", "in column 'round' of row 2, expected a number")
-    path.write_text(f"{header}\n")
-    refused(f"{path} has no rows")
-    path.write_text(f"{header}\n{first}\n{first},1,2,3\n")
-    refused(f"{path} is no table")
+@pytest.mark.parametrize(("name", "content", "message"), WRITTEN, ids=lambda value: repr(value)[:24])
+def test_a_file_that_no_run_has_written_is_refused_by_name(name: str, content: bytes | str, message: str) -> None:
+    run = write_run(Path("runs/version_0"), [0.5, 0.6])
+    (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FederationError, match=re.escape(message)) as caught:
+        load_runs("runs")
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000], ids=["empty", "list", "cut", "binary", "deep"])
-def test_facts(content: bytes) -> None:
-    (RUN / "run.json").write_bytes(content)
-    refused(f"{RUN / 'run.json'} does not say what a run writes there")
+@pytest.mark.parametrize("load", [load_rounds, load_clients])
+def test_stacked_tables_are_checked_too(load: Callable[[str], object]) -> None:
+    run = write_run(Path("runs/version_0"), [0.5])
+    for name in ("metrics.csv", "clients.csv"):
+        (run / name).write_text("other\n1\n")
+    with pytest.raises(FederationError, match="has no column"):
+        load("runs")
 
 
-@pytest.mark.parametrize("key", ["model", "seed_everything", "federation"])
-def test_configurations(key: str) -> None:
-    content = yaml.safe_load((RUN / "config.yaml").read_text())
-    del content[key]
-    (RUN / "config.yaml").write_text(yaml.safe_dump(content))
-    refused(f"{RUN / 'config.yaml'} has {key}", "expected")
-    (RUN / "config.yaml").write_text("model: {}\nmodel: {}\n")
-    refused(f"{RUN / 'config.yaml'} is not YAML", "'model' is given twice")
+def test_nothing_that_a_configuration_names_is_imported() -> None:
+    Path("evil.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    run = write_run(Path("runs/version_0"), [0.5])
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("lightning_fed.methods.FedAvg", "evil.Method"))
+    assert load_runs("runs")["model"].tolist() == ["Method"]
+    assert not Path("imported").exists()
 
 
-def test_cells() -> None:
-    Path("sweep/cells.csv").write_text("")
-    refused("sweep/cells.csv is no table")
-    Path("sweep/cells.csv").unlink()
-    cell = RUN.parent / "cell.json"
-    for content in ("", "[]", '{"seconds": 1}'):
-        cell.write_text(content)
-        with pytest.raises(FederationError, match=r"cell\.json is damaged"):
-            _ = CellFolder(cell.parent).result
-    cell.write_text('{"status": "finished", "later": 1}')  # what another version writes besides
-    result = CellFolder(cell.parent).result
-    assert result is not None
-    assert result.status == "finished"
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"seconds": 1}', "[" * 100_000])
+def test_a_cell_that_no_sweep_has_written_is_refused(text: str) -> None:
+    Path("cell.json").write_text(text)
+    with pytest.raises(FederationError, match=r"cell\.json is damaged"):
+        _ = CellFolder(Path()).result
 
 
-def test_foreign_folders_beside_runs_are_passed_over() -> None:
-    copy = RUN.parent / "version_old"
-    copy.mkdir()
-    (RUN.parent / "cell.json").write_text('{"status": "finished"}')
-    for path in RUN.iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
-    assert CellFolder(RUN.parent).run == RUN
-    assert set(report_on([Path("sweep")]).runs["folder"]) >= {str(RUN)}
+def test_the_commands_of_a_sweep_are_checked_too() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8]})
+    (sweep / "cells.csv").write_text("")
+    with pytest.raises(FederationError, match=r"sweep/cells\.csv is no table"):
+        report_on([sweep])
+
+
+def test_what_another_version_writes_of_a_cell_besides_is_passed_over() -> None:
+    Path("cell.json").write_text('{"status": "finished", "later": 1}')
+    assert CellFolder(Path()).result == CellRecord("finished")
+
+
+def test_copies_of_runs_in_a_cell_are_left_alone() -> None:
+    Path("cell.json").write_text('{"status": "finished"}')
+    write_run(Path("version_2"), [0.5])
+    write_run(Path("version_2_copy"), [0.5, 0.6])
+    assert (CellFolder(Path()).run, CellFolder(Path()).rounds) == (Path("version_2"), 1)
+    assert load_runs(Path())["folder"].tolist() == ["version_2"]

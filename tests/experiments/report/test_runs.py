@@ -194,14 +194,6 @@ def test_clients_means_of_different_measures_stand_side_by_side() -> None:
     assert runs["last"].tolist() == [0.5, pytest.approx(0.6)]
 
 
-def test_a_run_of_an_earlier_version_is_read_by_its_options() -> None:
-    write_run(Path("runs/a"), [0.5], monitor=None, head_epochs=4, adapt_epochs=0, mu=0.1)
-    [row] = load_runs("runs").to_dict("records")
-    assert (row["epochs"], row["metric"], row["monitor"]) == ("epochs 1, head_epochs 4", "after/test_accuracy/mean", "")
-    with pytest.raises(FederationError, match="runs/a does not say what its monitored metric is"):
-        load_runs("runs", metric="monitor")
-
-
 @pytest.mark.parametrize(
     ("training", "fine_tuning", "said"),
     [

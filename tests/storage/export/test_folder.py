@@ -21,6 +21,7 @@ import lightning_fed
 from lightning_fed.__main__ import main
 from lightning_fed.data import Digits, InMemory
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.methods.pfedlora import build_adapter
 from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer, Wrapped
@@ -31,6 +32,23 @@ from lightning_fed.storage.initial import initial_network
 from lightning_fed.tensors import State, count_floats
 
 NET = f"{Net.__module__}.Net"
+
+
+def fit_and_export(
+    name: str,
+    data: Any = None,
+    client: int | None = None,
+    rounds: int = 1,
+    folder: str = "exported",
+    merged: bool = False,
+    **options: Any,
+) -> Federation:
+    """Play a run and export from its files, as another process would; returns the federation that has played it."""
+    data = new_data(3) if data is None else data
+    federation = new_federation(rounds, "runs")
+    federation.fit(new_method(name, **options), data)
+    new_federation(rounds, "runs").export(new_method(name, **options), data, folder, client, merged=merged)
+    return federation
 
 
 @pytest.mark.parametrize("client", mostly_slow([None, 1], often={1}), ids=["server", "client"])
@@ -93,10 +111,8 @@ def test_what_no_export_wrote_is_not_replaced() -> None:
 
 
 def test_what_has_no_adapters_cannot_be_merged() -> None:
-    data = new_data(3)
-    new_federation(1, "runs").fit(new_method("FedAvg"), data)
     with pytest.raises(FederationError, match="FedAvg has no adapters to merge into the weights: export without merged"):
-        new_federation(1, "runs").export(new_method("FedAvg"), data, "exported", merged=True)
+        fit_and_export("FedAvg", merged=True)
 
 
 def test_a_private_adapter_is_in_its_clients_export_only() -> None:
@@ -115,19 +131,13 @@ def plain(state: State, part: str = "backbone.") -> State:
 
 @pytest.mark.parametrize("name", mostly_slow(["FedAvg", "FedPer", "FedBN", "FedHM", "HeteroFL"], often={"FedBN", "FedHM"}))
 def test_other_methods_export_the_clients_network_with_its_own_names(name: str) -> None:
-    data = new_data(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method(name), data)
-    new_federation(1, "runs").export(new_method(name), data, "exported", client=2)
+    federation = fit_and_export(name, client=2)
     expected = federation.client_module(2).backbone.state_dict()
     assert same(load_file("exported/model.safetensors"), dict(expected))
 
 
 def test_the_server_of_a_whole_model_exports_it() -> None:
-    data = new_data(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method("FedAvg"), data)
-    new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
+    federation = fit_and_export("FedAvg")
     assert same(load_file("exported/model.safetensors"), plain(federation.run.server.state))
     assert config_of("exported")["content"] == "model"
 
@@ -137,10 +147,7 @@ def test_the_server_of_a_whole_model_exports_it() -> None:
 )
 def test_a_server_that_has_a_part_exports_that(name: str) -> None:
     options: dict[str, Any] = {"backbone": NoisyNet} if name == "FedBN" else {}
-    data = new_data(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method(name, **options), data)
-    new_federation(1, "runs").export(new_method(name, **options), data, "exported")
+    federation = fit_and_export(name, **options)
     found = {
         f"{'backbone' if path.stem == 'model' else path.stem}.{name}": tensor
         for path in Path("exported").glob("*.safetensors")
@@ -163,12 +170,8 @@ def test_pfedloras_server_export_is_its_adapter() -> None:
 
 
 def test_parts_beside_the_network_have_files_of_their_own() -> None:
-    data = new_data(3)
-    federation = new_federation(1, "runs")
     for name, part in (("PFedLoRA", "adapter"), ("FedRoD", "personal")):
-        federation.fit(new_method(name), data)
-        new_federation(1, "runs").export(new_method(name), data, name, client=1)
-        module = federation.client_module(1)
+        module = fit_and_export(name, client=1, folder=name).client_module(1)
         assert same(load_file(f"{name}/{part}.safetensors"), dict(module.get_submodule(part).state_dict()))
         assert same(load_file(f"{name}/model.safetensors"), dict(module.backbone.state_dict()))
 
@@ -176,10 +179,7 @@ def test_parts_beside_the_network_have_files_of_their_own() -> None:
 @pytest.mark.parametrize("client", [None, 1], ids=["server", "client"])
 def test_feddecomp_exports_a_plain_network(client: int | None) -> None:
     """Of a client the sum of both parts, of the server the shared one."""
-    data = new_data(3)
-    federation = new_federation(2, "runs")
-    federation.fit(new_method("FedDecomp"), data)
-    new_federation(2, "runs").export(new_method("FedDecomp"), data, "exported", client)
+    federation = fit_and_export("FedDecomp", client=client, rounds=2)
     network, x = Net(), torch.randn(5, 3, 4, 4)
     network.load_state_dict(load_file("exported/model.safetensors"))
     module = federation.client_module(1).eval()
@@ -192,19 +192,14 @@ def test_feddecomp_exports_a_plain_network(client: int | None) -> None:
 
 
 def test_where_nothing_is_shared_the_server_has_nothing() -> None:
-    data = new_data(3)
-    new_federation(1, "runs").fit(new_method("Standalone"), data)
     with pytest.raises(
         FederationError, match=r"Standalone shares nothing, its server has no model: export a client's \(--client 0\)"
     ):
-        new_federation(1, "runs").export(new_method("Standalone"), data, "exported")
+        fit_and_export("Standalone")
 
 
 def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
-    data = new_data(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method("FedAvg", backbone=tiny_vit), data)
-    new_federation(1, "runs").export(new_method("FedAvg", backbone=tiny_vit), data, "exported")
+    federation = fit_and_export("FedAvg", backbone=tiny_vit)
     loaded = VisionTransformer(CLASSES, name="exported")
     trained = {name.removeprefix("backbone."): tensor for name, tensor in federation.run.server.state.items()}
     assert loaded.state_dict().keys() == trained.keys()
@@ -212,10 +207,7 @@ def test_a_network_of_transformers_is_saved_as_that_library_does() -> None:
 
 
 def test_a_text_classifier_that_is_trained_as_a_whole_is_saved_so_too() -> None:
-    data = new_texts(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method("FedAvg", backbone=tiny_transformer), data)
-    new_federation(1, "runs").export(new_method("FedAvg", backbone=tiny_transformer), data, "exported")
+    federation = fit_and_export("FedAvg", new_texts(3), backbone=tiny_transformer)
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained("exported")
     assert same(dict(loaded.state_dict()), plain(federation.run.server.state, "backbone.network."))
     assert config_of("exported")["lightning_fed"]["method"] == "FedAvg"
@@ -262,10 +254,7 @@ def test_a_run_can_begin_with_an_export(backbone: Any) -> None:
 
 
 def test_statistics_that_were_gathered_are_exported() -> None:
-    data = new_data(3)
-    federation = new_federation(1, "runs")
-    federation.fit(new_method("FedHM"), data)
-    new_federation(1, "runs").export(new_method("FedHM"), data, "exported")
+    federation = fit_and_export("FedHM")
     model = federation.run.server.global_models()["global"]
     assert same(load_file("exported/model.safetensors"), plain({**model.state, **model.statistics}))
 
@@ -345,9 +334,7 @@ def test_a_network_whose_arguments_have_names_alone_can_be_made_again() -> None:
 
 
 def test_images_that_come_as_floats_are_not_normalized() -> None:
-    data = new_data(3)
-    new_federation(1, "runs").fit(new_method("FedAvg"), data)
-    new_federation(1, "runs").export(new_method("FedAvg"), data, "exported")
+    fit_and_export("FedAvg")
     config = config_of("exported")
     assert (config["image_size"], config["mean"], config["std"], config["class_names"]) == ([4, 4], None, None, None)
 
@@ -378,9 +365,7 @@ def test_the_network_can_be_made_again(backbone: Any, expected: dict[str, Any]) 
 
 @pytest.mark.parametrize("client", [None, 0, 1])
 def test_the_network_of_a_width_can_be_made_again(client: int | None) -> None:
-    data = new_data(3)
-    new_federation(1, "runs").fit(new_method("HeteroFL", widths=[0.5, 1.0]), data)
-    new_federation(1, "runs").export(new_method("HeteroFL", widths=[0.5, 1.0]), data, "exported", client)
+    fit_and_export("HeteroFL", client=client, widths=[0.5, 1.0])
     config = config_of("exported")
     assert config["model_size"] == (0.5 if client == 0 else None)
     instantiate_class((), config["network"]).load_state_dict(load_file("exported/model.safetensors"))
@@ -410,9 +395,7 @@ def texts_with_names() -> InMemory:
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_tokenizer_goes_with_the_texts_network(merged: bool) -> None:
-    data = texts_with_names()
-    new_federation(1, "runs").fit(new_method("HOMLoRA"), data)
-    new_federation(1, "runs").export(new_method("HOMLoRA"), data, "exported", merged=merged)
+    fit_and_export("HOMLoRA", texts_with_names(), merged=merged)
     loaded, original = (transformers.AutoTokenizer.from_pretrained(folder) for folder in ("exported", "tokenizer"))
     assert loaded("the dog barks").input_ids == original("the dog barks").input_ids
     config = config_of("exported")

@@ -1,4 +1,4 @@
-"""Checkpoints that no run has written: whole by their checksums, nonsense in what they say."""
+"""Checkpoints that somebody has changed, and what else lies in the folder of a run."""
 
 import hashlib
 import json
@@ -11,21 +11,17 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import Net, data_for, new_data, new_federation, new_method
+from tiny import data_for, new_data, new_federation, new_method
 
-from lightning_fed.__main__ import main
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
-from lightning_fed.storage.index import Index
 from lightning_fed.storage.initial import initial_network
 from lightning_fed.storage.manifest import FORMAT, Best
 from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
 
 IDENTITY = {"method": "FedAvg", "seed": 0, "clients": 4, "data": "0123abcd"}
 STATE = {"weight": torch.tensor([1.0, 2.0])}
-OUTSIDE = [None, 3, "", ".", "..", "../../x", "/etc/passwd", "a\0b", "sub/server.safetensors", "manifest.json", "x" * 999]
-NAN, HUGE, DEEP = float("nan"), 10**30, json.loads("[" * 300 + "]" * 300)
 
 
 def save(rounds: int = 2) -> Path:
@@ -46,204 +42,66 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change what a manifest says, and its checksum with it."""
     file = path / "manifest.json"
     body = json.loads(json.loads(file.read_text())["body"])
-    changed = change(body)
-    text = json.dumps(body if changed is None else changed)
+    change(body)
+    text = json.dumps(body)
     file.write_text(json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode(), FORMAT), "body": text}))
 
 
 def forge_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """The same of an index file: its name is the hash of what it says."""
-    index = Index(path.parents[1] / "index")
-    file = index.folder / load_checkpoint(path)[0].manifest.index[0]
-    content = json.loads(file.read_text())
-    changed = change(content)
-    write_index(path, json.dumps(content if changed is None else changed).encode())
-
-
-def write_index(path: Path, data: bytes) -> None:
+    folder = path.parents[1] / "index"
+    content = json.loads((folder / load_checkpoint(path)[0].manifest.index[0]).read_text())
+    change(content)
+    data = json.dumps(content).encode()
     name = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.json"
-    (path.parents[1] / "index" / name).write_bytes(data)
+    (folder / name).write_bytes(data)
     forge(path, lambda body: body.update(index={"0": name}))
-
-
-def put(*keys: Any, value: Any) -> Callable[[Any], None]:
-    def change(content: Any) -> None:
-        for key in keys[:-1]:
-            content = content[key]
-        content[keys[-1]] = value
-
-    return change
-
-
-def drop(*keys: Any) -> Callable[[Any], None]:
-    def change(content: Any) -> None:
-        for key in keys[:-1]:
-            content = content[key]
-        del content[keys[-1]]
-
-    return change
-
-
-def refused(path: Path, match: str = "cannot be used") -> str:
-    """The checkpoint is refused in one line, and not passed over for an older one."""
-    for read in (lambda: load_checkpoint(path), lambda: load_checkpoint(Path("run"))):
-        with pytest.raises(FederationError, match=match) as caught:
-            read()
-        assert not isinstance(caught.value, DamagedError)
-        said = str(caught.value)
-        assert str(path) in said
-        assert "\n" not in said
-        assert len(said) < 600
-    return said
-
-
-WHOLE_NUMBERS = ["round", "threads"]
-NO_NUMBERS = [None, "1", True, 1.0, NAN, -1, 0, HUGE, [], {}, DEEP]
-FIELDS = [
-    *((name, value) for name in WHOLE_NUMBERS for value in NO_NUMBERS),
-    *(("best", value) for value in ("1", True, 1.5, NAN, -1, 0, 3, HUGE, [], {})),
-    *(("best", {"round": value, "val": 0.5, "test": 0.5}) for value in (None, "1", 1.0, 0, 3)),
-    *(("best", {"round": 1, "val": value, "test": 0.5}) for value in (None, "1", True, 10**400)),
-    *(("target", value) for value in ("1", True, [], {})),
-    *(("reached", value) for value in (None, [], {"target/round": "1"})),
-    *(("identity", value) for value in (None, [], "FedAvg", {})),
-    *(("server", value) for value in (None, [], "server.safetensors", {})),
-    *(("index", value) for value in (None, [], {"0": None}, {"0": "../x.json"}, {"0": "a" * 32}, {"1": "0" * 32 + ".json"})),
-    *(("index", {key: "0" * 32 + ".json"}) for key in ("x", "-2", "01", " 1", "1_0", "٣", "9" * 5000, "1.0")),
-    *(("rows", value) for value in (None, {}, [], [3], [None], [{}], [{"round": 1.0}], [{"round": 2.0}] * 2, [{"round": NAN}])),
-    *(("rows", [{"round": 2.0, "accuracy": value}]) for value in (None, "0.5", True, [], 10**400)),
-    ("rows", [{"round": round} for round in (0.0, 1.0, 2.0)]),
-    *(("settings", value) for value in (None, [], {"lr": []}, {"lr": {}})),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), FIELDS, ids=lambda value: repr(value)[:20])
-def test_a_field_of_another_type_or_range_is_refused(name: str, value: Any) -> None:
-    path = save()
-    forge(path, put(name, value=value))
-    assert name in refused(path)
-
-
-@pytest.mark.parametrize("name", ["round", "identity", "threads", "server", "index", "rows", "reached", "settings"])
-def test_a_missing_field_is_refused(name: str) -> None:
-    path = save()
-    forge(path, drop(name))
-    refused(path, f"has no {name}")
-
-
-@pytest.mark.parametrize("body", [[], "text", 3, NAN, False])
-def test_a_manifest_that_is_no_object_is_refused(body: Any) -> None:
-    path = save()
-    forge(path, lambda _: body)
-    refused(path, "expected an object")
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        *((("identity", "method"), value) for value in (None, 3, [])),
-        *((("identity", "seed"), value) for value in (None, "0", True, -1, NAN)),
-        *((("identity", "clients"), value) for value in (None, "4", 0, HUGE)),
-        *((("identity", "data"), value) for value in (None, 7)),
-        *((("server", "bytes"), value) for value in (None, "1", -1, NAN, HUGE)),
-        *((("server", "crc32"), value) for value in (None, -1, 2**32)),
-        *((("server", "file"), value) for value in OUTSIDE),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_what_is_in_a_field_is_typed_and_ranged_too(keys: tuple[str, str], value: Any) -> None:
-    path = save()
-    forge(path, put(*keys, value=value))
-    refused(path, keys[1])
-    forge(path, put(*keys[:-1], value=dict.fromkeys(("other",), 1)))
-    refused(path)
 
 
 FILE = "client_000000_round_000002.safetensors"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(put("0", "client", "file", value=name) for name in OUTSIDE),
-        put("0", "client", "file", value=FILE.replace("000000", "000001")),  # another client's
-        put("0", "client", "file", value=FILE.replace("client", "server")),
-        put("3", "server", "file", value=FILE),
-        *((lambda clients, key=key: clients | {key: clients["0"]}) for key in ("x", "4", "-2", "01", " 1", "٣", "9" * 5000, "1.0")),
-        *(put("0", value=value) for value in (None, [], 3)),
-        *(put("0", "client", value=value) for value in ([], {}, [FILE, 1, 2])),
-        put("0", "client", "bytes", value=-1),
-        put("0", "client", "crc32", value="1"),
-        *(put("0", "last_round", value=value) for value in (3, 0, "1", NAN, True)),
-        lambda _: [],
-    ],
-)
-def test_an_index_file_that_says_what_no_run_writes_is_refused(change: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("of", ["manifest", "index"])
+@pytest.mark.parametrize("name", ["", "..", "../../mine", "/etc/passwd", "a\0b", "x" * 999])
+def test_names_of_other_files_are_refused(of: str, name: str) -> None:
+    """What a checkpoint names is deleted when it is too old."""
     path = save()
-    forge_index(path, change)
-    refused(path)
+    if of == "manifest":
+        forge(path, lambda body: body.update(index={"0": name}))
+    else:
+        forge_index(path, lambda clients: clients["0"]["client"].update(file=name))
+    with pytest.raises(DamagedError, match=r"cannot be used: .* names .*, which is no"):
+        load_checkpoint(path)
+    assert load_checkpoint(Path("run"))[0].manifest.round == 1
 
 
-def test_a_number_that_python_does_not_read_is_refused() -> None:
-    path = save()
-    write_index(path, b'{"0": {"last_round": ' + b"9" * 5000 + b"}}")
-    refused(path, "not JSON")
-
-
-@pytest.mark.parametrize("round", [1, 3, 7])
-def test_a_manifest_in_the_folder_of_another_round_is_refused(round: int) -> None:
+def test_a_manifest_in_the_folder_of_another_round_is_refused() -> None:
     path = save(3)
-    forge(path, put("round", value=round)) if round != 3 else path.rename(path.with_name("round_000004"))
-    refused(path if round != 3 else path.with_name("round_000004"), "but is named after round|best|rows of the rounds")
-
-
-def tensor_file(header: Any, body: bytes = bytes(8)) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + body
-
-
-def entry(**fields: Any) -> dict[str, Any]:
-    return {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields}
+    with pytest.raises(DamagedError, match="is of round 3, but is named after round 4: put it where it belongs"):
+        load_checkpoint(path.rename(path.with_name("round_000004")))
 
 
 NONSENSE = [
     b"",
-    b"short",
     b"\xff" * 64,
-    tensor_file(b"{}"[:1]),
-    tensor_file(b"[]"),
-    tensor_file(b"\xff\xfe"),
-    tensor_file(entry(dtype="F33")),
-    tensor_file(entry(dtype=None)),
-    tensor_file(entry(shape=[3])),
-    tensor_file(entry(shape=[-2])),
-    tensor_file(entry(shape=[2**62, 4])),
-    tensor_file(entry(data_offsets=[0, 2**60])),
-    tensor_file(entry(data_offsets=[8, 0])),
-    tensor_file(entry(data_offsets=[4, 8])),
-    tensor_file(entry(data_offsets="0")),
-    tensor_file({"weight": None}),
-    tensor_file({"weight": 3}),
-    tensor_file(entry(), bytes(7)),
-    tensor_file(entry(), bytes(9)),
     (2**62).to_bytes(8, "little") + b"{}",
+    *(
+        len(header).to_bytes(8, "little") + header + bytes(8)
+        for header in (
+            b"[]",
+            b'{"weight": {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}}',
+            b'{"weight": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}',
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize("data", NONSENSE, ids=lambda data: repr(data[8:40]))
-@pytest.mark.parametrize("of", ["server", "client"])
-def test_a_header_of_tensors_that_is_nonsense_is_refused(data: bytes, of: str) -> None:
-    path, facts = save(), {"bytes": len(data), "crc32": zlib.crc32(data)}
-    if of == "server":
-        (path / "server.safetensors").write_bytes(data)
-        forge(path, lambda body: body["server"].update(facts))
-    else:
-        forge_index(path, lambda clients: clients["0"]["client"].update(facts))
-        Path("run/clients", FILE).write_bytes(data)
-    refused(path, "holds no tensors in the safetensors format")
+def test_a_file_that_holds_no_tensors_is_refused(data: bytes) -> None:
     Path("weights.safetensors").write_bytes(data)
-    with pytest.raises(FederationError, match=r"init_from: could not read weights\.safetensors"):
+    with pytest.raises(FederationError, match=r"init_from: could not read weights\.safetensors") as caught:
         initial_network(Path("weights.safetensors"))
+    assert "\n" not in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------------- on the disk
@@ -394,7 +252,7 @@ def test_what_a_server_counts_has_its_range(method: str, name: str, message: str
 def test_a_history_that_lacks_what_the_method_reports_is_refused(played: Path) -> None:
     run = copied(played)
     newest, _ = load_checkpoint(run)
-    forge(newest.path, put("rows", value=[{"round": 2.0, "after/test_accuracy/mean": 2.0}]))
+    forge(newest.path, lambda body: body.update(rows=[{"round": 2.0, "after/test_accuracy/mean": 2.0}]))
     with pytest.raises(FederationError, match="its history lacks 'traffic/total_parameters' in round 2"):
         new_federation(3, run.parent, target=2.0).fit(new_method("FedPer"), new_data(2), ckpt_path=run)
 
@@ -423,19 +281,3 @@ def test_a_continued_run_says_what_differs(
     assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with ")
     go_on(run, rounds=4, **change)
     assert "was made with" not in capsys.readouterr().out
-
-
-def test_a_network_of_another_size_is_refused(played: Path) -> None:
-    with pytest.raises(FederationError, match=r"has 'backbone\.fc1\.weight' of shape"):
-        go_on(copied(played), backbone=lambda classes: Net(classes, hidden=9))
-
-
-def test_the_command_refuses_a_forged_checkpoint_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    forge(path := save(), put("round", value=-1))
-    Path("config.yaml").write_text("data: Digits\nmodel: {class_path: FedAvg, init_args: {backbone: SoftmaxMLP}}\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", "config.yaml", "--federation.run_dir", "runs", "--ckpt_path", str(path)])
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("lightning-fed: error: Checkpoint ")
-    assert not Path("runs").exists()

@@ -1,0 +1,37 @@
+"""Lines about a run: they go through the logger ``lightning_fed``, and by default to the terminal."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning_fed.overlapping import while_any
+
+LOGGER = logging.getLogger("lightning_fed")
+"""The package's. Its modules log to its children, as ``lightning_fed.storage.disk``."""
+
+
+class Terminal(logging.Handler):
+    """Prints messages without a prefix: errors to standard error, all others to standard output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        print(self.format(record), file=sys.stderr if record.levelno >= logging.ERROR else sys.stdout, flush=True)
+
+
+@while_any
+@contextmanager
+def lines_shown() -> Iterator[None]:
+    """Within the block, what the package logs is printed, from INFO on if the logger has no level of its own. A user's handlers get
+    it too; the root logger's, which would print it once more, do not.
+    """
+    level, propagates, terminal = LOGGER.level, LOGGER.propagate, Terminal()
+    LOGGER.setLevel(level or logging.INFO)
+    LOGGER.propagate = False
+    LOGGER.addHandler(terminal)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(terminal)
+        LOGGER.propagate = propagates
+        LOGGER.setLevel(level)
