@@ -172,9 +172,7 @@ def test_of_a_disk_that_is_full_while_tensorboard_writes_one_line_is_said(
 
     fill = At(2, lambda: monkeypatch.setattr(RecordWriter, "write", full))
     federation = new_federation(4, "runs", logger=True, callbacks=[fill])
-    with pytest.raises(
-        FederationError, match=r"^runs/version_0.*: No space left on device\. The checkpoint .* is complete"
-    ):
+    with pytest.raises(FederationError, match=r"^runs/version_0.*: No space left on device\. The checkpoint .* is complete"):
         federation.fit(new_method("FedAvg"), new_data(2, 40))
     assert "Traceback" not in capfd.readouterr().err
 
