@@ -1,6 +1,7 @@
 """What surrounds a run: no messages of thousands of Trainers, and a number of threads."""
 
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,25 @@ def quiet_lightning() -> Iterator[None]:
         for message in _EXPECTED:
             warnings.filterwarnings("ignore", message)
         yield
+
+
+@while_any
+@contextmanager
+def no_second_traceback() -> Iterator[None]:
+    """Let a thread that keeps what ended it (``thread.exception``) print no traceback: TensorBoard's writer does, and the next call
+    of a logger raises it, where it becomes a line. Other threads say what they always say.
+    """
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is None or getattr(args.thread, "exception", None) is not args.exc_value:
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.malloc import lasting_heap
-from lightning_fed.engines.silence import quiet_lightning, torch_threads
+from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
@@ -345,6 +345,7 @@ class Federation:
         with ExitStack() as stack:
             for surrounding in (
                 quiet_lightning(),
+                no_second_traceback(),
                 lasting_heap(),
                 isolate_rng(),
                 torch_threads(self.engine.threads),

@@ -153,8 +153,9 @@ class Run:
                         weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder, ignore_errors=True)
             finally:
                 self._call("teardown")
-                for logger in self.loggers:
-                    logger.finalize("success" if self.round == self.rounds else "failed")
+                with naming(self._written[0]):
+                    for logger in self.loggers:
+                        logger.finalize("success" if self.round == self.rounds else "failed")
 
     def _kept_for_later(self) -> str:
         """What there is of a run whose disk refused something."""
@@ -307,8 +308,14 @@ class Run:
         with self._stopwatch("report"), naming(self._written[0]):
             if self.folder:
                 self.folder.stat()  # if it is gone, it is said here: TensorBoard's thread would print a traceback
+            row = {name: value for name, value in self.history[-1].items() if name != "round"}
             for logger in self.loggers:
-                logger.log_metrics({name: value for name, value in self.history[-1].items() if name != "round"}, step=self.round)
+                try:
+                    logger.log_metrics(row, step=self.round)
+                except ValueError as error:  # what Lightning makes of whatever TensorBoard raises, a full disk included
+                    if isinstance(error.__cause__, OSError):
+                        raise error.__cause__ from None
+                    raise
             self._call("on_round_end")
 
     def _save_checkpoint(self) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class HETLoRA(LoRAModule):
     ranks fade, by design.
 
     Ranks start at :math:`\lfloor r_{min} + (r_{max} - r_{min})(k - 1) / M \rfloor`, k = 1…M, the rule of PF2LoRA's paper, which
-    reproduces its parameter counts; HETLoRA's own draws them at random. Monitored: accuracy after aggregation, each client's
+    reproduces its parameter counts; HETLoRA's own draws them at random. M counts those who take part; who is only measured has the
+    rank of the next of them, or of the last. Monitored: accuracy after aggregation, each client's
     truncated adapter on its own test data; ``global/…`` is the one of rank ``r_max``.
 
     Args:
@@ -120,9 +122,14 @@ class HETLoRA(LoRAModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Truncates, pads, and averages by norm."""
-        span, total = self.r_max - self.r_min, len(clients)
-        ranks = {client.id: self.r_min + span * place // total for place, client in enumerate(clients)}
-        return HETLoRAServer(self.shared_state(), ranks, self.r_min)
+        participants = [client.id for client in clients if client.takes_part]
+        span, last = self.r_max - self.r_min, len(participants) - 1
+        places = accumulate((client.takes_part for client in clients), initial=0)
+        ranks = {
+            client.id: self.r_min + span * min(place, last) // len(participants)
+            for client, place in zip(clients, places, strict=False)
+        }
+        return HETLoRAServer(self.shared_state(), ranks, self.r_min, participants)
 
 
 class HETLoRAServer(Server):
@@ -132,12 +139,14 @@ class HETLoRAServer(Server):
         state: the adapter and the head.
         ranks: the clients' ranks at first, by id.
         r_min: smallest rank that a client may send.
+        eligible_clients: ids of those who take part, over whom ``server/rank_mean`` is; None: all.
     """
 
-    def __init__(self, state: State, ranks: dict[int, int], r_min: int) -> None:
+    def __init__(self, state: State, ranks: dict[int, int], r_min: int, eligible_clients: Sequence[int] | None = None) -> None:
         super().__init__(state, "uniform", holds_model=True, combine=combine_by_norm)
         self.ranks = ranks
         self.r_min = r_min
+        self.eligible_clients = list(ranks) if eligible_clients is None else eligible_clients
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The leading ranks."""
@@ -157,7 +166,7 @@ class HETLoRAServer(Server):
         return truncated(sent.state, rank)
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates, and note their ranks; returns ``server/rank_mean`` over all clients."""
+        """Merge a round's updates, and note their ranks; returns ``server/rank_mean``."""
         ranks = dict(self.ranks)
 
         def noted() -> Iterator[ClientUpdate]:
@@ -167,7 +176,7 @@ class HETLoRAServer(Server):
 
         super().aggregate(noted())
         self.ranks = ranks
-        return {"server/rank_mean": sum(ranks.values()) / len(ranks)}
+        return {"server/rank_mean": sum(ranks[client] for client in self.eligible_clients) / len(self.eligible_clients)}
 
     def state_dict(self) -> State:
         """The adapter, the head and the ranks."""

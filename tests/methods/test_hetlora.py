@@ -115,6 +115,17 @@ def test_ranks_at_first(r_min: int, r_max: int, number: int, ranks: list[int]) -
         assert torch.equal(sent.state[A], server.state[A][: ranks[client.id]])
 
 
+def test_who_is_only_measured_moves_neither_ranks_nor_their_mean() -> None:
+    """Those who take part have the ranks that they would have among themselves."""
+    method = method_of(r_min=8, r_max=12)
+    method.configure_model()
+    absent = {0, 3, 5}
+    server = method.configure_server([replace(client, takes_part=client.id not in absent) for client in clients(6)])
+    assert server.ranks == {0: 8, 1: 8, 2: 9, 3: 10, 4: 10, 5: 10}
+    here = [update for update in updates_of(server) if update.client not in absent]
+    assert server.aggregate(iter(here)) == {"server/rank_mean": 9}
+
+
 def test_ranks_the_wrong_way_round_are_refused() -> None:
     with pytest.raises(FederationError, match="r_min is 7 and r_max 6"):
         method_of(r_min=7)

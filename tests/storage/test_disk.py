@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from often import mostly_slow
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tiny import assert_same_end, new_data, new_federation, new_method
 
 from lightning_fed.callbacks import FederationCallback, RunView
@@ -157,6 +158,21 @@ def test_of_a_folder_that_vanishes_one_line_is_said(capfd: pytest.CaptureFixture
     vanish = At(2, lambda: shutil.rmtree("runs", ignore_errors=True))
     federation = new_federation(3, "runs", logger=True, callbacks=[vanish])
     with pytest.raises(FederationError, match="runs/version_0: No such file or directory"):
+        federation.fit(new_method("FedAvg"), new_data(2, 40))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_of_a_disk_that_is_full_while_tensorboard_writes_one_line_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its thread keeps the error, and the next call of the logger raises it."""
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fill = At(2, lambda: monkeypatch.setattr(RecordWriter, "write", full))
+    federation = new_federation(4, "runs", logger=True, callbacks=[fill])
+    with pytest.raises(FederationError, match=r"^runs/version_0.*: No space left on device\. The checkpoint .* is complete"):
         federation.fit(new_method("FedAvg"), new_data(2, 40))
     assert "Traceback" not in capfd.readouterr().err
 
