@@ -10,7 +10,7 @@ from lightning_fed.errors import require
 HUB_NAME = "nyu-mll/glue"
 
 
-class Task(NamedTuple):
+class GlueTask(NamedTuple):
     """What a task's files look like.
 
     Args:
@@ -40,15 +40,15 @@ QUESTIONS = ("question1", "question2")
 QUESTION = ("question", "sentence")
 
 TASKS = {
-    "cola": Task("CoLA", SENTENCE, "label", NUMBERS, SENTENCE, header=("source", "label", "mark", "sentence")),
-    "sst2": Task("SST-2", SENTENCE, "label", NUMBERS, SENTENCE),
-    "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS, SENTENCES),
-    "qqp": Task("QQP", QUESTIONS, "is_duplicate", NUMBERS, QUESTIONS),
-    "mnli": Task(
+    "cola": GlueTask("CoLA", SENTENCE, "label", NUMBERS, SENTENCE, header=("source", "label", "mark", "sentence")),
+    "sst2": GlueTask("SST-2", SENTENCE, "label", NUMBERS, SENTENCE),
+    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", NUMBERS, SENTENCES),
+    "qqp": GlueTask("QQP", QUESTIONS, "is_duplicate", NUMBERS, QUESTIONS),
+    "mnli": GlueTask(
         "MNLI", SENTENCES, "gold_label", ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"), dev="_matched"
     ),
-    "qnli": Task("QNLI", QUESTION, "label", ENTAILMENT, QUESTION),
-    "rte": Task("RTE", SENTENCES, "label", ENTAILMENT, SENTENCES),
+    "qnli": GlueTask("QNLI", QUESTION, "label", ENTAILMENT, QUESTION),
+    "rte": GlueTask("RTE", SENTENCES, "label", ENTAILMENT, SENTENCES),
 }
 
 
