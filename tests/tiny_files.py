@@ -1,9 +1,12 @@
 """Data of one's own, written small: two clients, two classes, in every form that is read."""
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 USERS = {"ann": 12, "bob": 20}
@@ -87,3 +90,26 @@ def write_dataset(path: Path, kind: str = "image", sets: tuple[str, ...] = ("tra
     saved = whole if len(sets) == 1 else datasets.DatasetDict(dict.fromkeys(sets, whole))
     saved.save_to_disk(str(path))
     return str(path)
+
+
+COMMIT = "0123456789abcdef"
+"""Of the hub datasets in the cache of a test."""
+
+
+def put_into_cache(monkeypatch: pytest.MonkeyPatch, name: str, sets: Mapping[str, Any], config: str = "default") -> None:
+    """Hub datasets as the library keeps them once they are downloaded, in a cache of this test's own."""
+    import datasets
+
+    cache = Path("hub-cache").absolute()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    folder, short = cache / name.replace("/", "___") / config / "0.0.0" / COMMIT, name.split("/")[-1]
+    folder.mkdir(parents=True)
+    for part, rows in sets.items():
+        with datasets.arrow_writer.ArrowWriter(path=str(folder / f"{short}-{part}.arrow"), features=rows.features) as writer:
+            for row in rows:
+                writer.write(row)
+            writer.finalize()
+    splits = {part: {"name": part, "num_examples": len(rows), "dataset_name": short} for part, rows in sets.items()}
+    features = next(iter(sets.values())).features
+    info = datasets.DatasetInfo(features=features, splits=splits, dataset_name=short, config_name=config, version="0.0.0")
+    info.write_to_directory(str(folder))

@@ -12,38 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import (
-    EXAMPLE,
-    TARGETS,
-    Batch,
-    BatchTransform,
-    Inputs,
-    LoneExample,
-    SharedTensors,
-    count,
-    join,
-    take,
-)
+from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, LoneExample, SharedTensors, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
-from lightning_fed.data.partition.natural import by_name
-from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of
-from lightning_fed.data.split import (
-    TEST,
-    TRAIN,
-    VAL,
-    Shares,
-    Split,
-    check_dealt,
-    choose_named,
-    deal_official,
-    deal_pooled,
-    divide,
-    rows_of,
-    union,
-)
+from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
+from lightning_fed.data.split import Shares, Split, deal, divide_by_name, roles_of_sets, rows_of, union
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import AnySeed, PositiveInt
 from lightning_fed.tasks.task import TaskName
@@ -188,9 +163,12 @@ class FederatedDataModule(L.LightningDataModule):
         self._splits = splits if example is None else rows_of(splits, example)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
-            if example is not None:
-                aside = rows_of([Split(aside, aside[:0], aside[:0])], example)[0].train
-            self._public = self._made_public(images, aside)
+            others = None if isinstance(self.public, PublicShare) else self._load_public(images)
+            if others is not None:
+                aside = np.arange(count(others))
+            elif example is not None:
+                aside = np.flatnonzero(np.isin(example, aside))
+            self._public = numbered(images if others is None else others, aside), torch.from_numpy(aside)
         self._clients = [self._describe(client, split, labels) for client, split in enumerate(self._splits)]
 
     @property
@@ -309,24 +287,13 @@ class FederatedDataModule(L.LightningDataModule):
         assert self._data is not None
         return self._data
 
-    def _made_public(self, images: Inputs, aside: NDArray[np.int64]) -> tuple[SharedTensors, Tensor]:
-        """The public inputs with their numbers in place of labels, and which rows they are.
-
-        Args:
-            images: the clients'.
-            aside: which of these are public, if no other data are.
-        """
-        if isinstance(self.public, FederatedDataModule):
-            self.public.prepare_data()
-            others, *_ = checked_pools(self.public.load(), type(self.public).__name__)
-            images = as_of_clients(others, images, type(self.public).__name__)
-            aside = np.arange(count(images))
-        rows = torch.from_numpy(aside)
-        numbers = torch.full((count(images),), -1)
-        numbers[rows] = torch.arange(len(rows))
-        if isinstance(images, dict):
-            images = {name: tensor for name, tensor in images.items() if name != TARGETS}
-        return SharedTensors(images, numbers), rows
+    def _load_public(self, own: Inputs) -> Inputs:
+        """The inputs of the public data, in the form of the clients' own."""
+        assert isinstance(self.public, FederatedDataModule)
+        self.public.prepare_data()
+        name = type(self.public).__name__
+        inputs, *_ = checked_pools(self.public.load(), name)
+        return as_of_clients(inputs, own, name)
 
     def _divided(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
         """Each client's examples.
@@ -336,38 +303,22 @@ class FederatedDataModule(L.LightningDataModule):
             num_train: how many of them are the training set's.
             owned: positions of the examples that may be a client's, sorted.
         """
-        splits = self._divided_among(groups, num_train, owned)
-        return [Split(*(owned[part] for part in split)) for split in splits]
-
-    def _divided_among(self, groups: NDArray[np.int64], num_train: int, owned: NDArray[np.int64]) -> list[Split]:
         roles = None
         if self.split == "official":
             require(num_train < len(groups), f"{type(self).__name__} has no official test set: set split to pooled.")
-            roles = np.repeat([TRAIN, TEST], [num_train, len(groups) - num_train])
-            if (validation := self.validation()) is not None:
-                roles[:num_train][validation] = VAL
-        shares = Shares(self.val_share, self.test_share or 0.0)
-        holders = self.partition.holders(self.column)
-        if holders is not None:
+            roles = roles_of_sets(len(groups), num_train, self.validation())[owned]
+        shares, holders = Shares(self.val_share, self.test_share or 0.0), self.partition.holders(self.column)
+        if holders is None:
+            splits = deal(groups[owned], roles, shares, self.partition, self.asked_clients or NUM_CLIENTS, self.seed)
+        else:
             require(
                 len(holders) == len(groups),
                 f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: "
                 "give one name per example.",
             )
-            holders = holders[owned]
-        groups, roles = groups[owned], None if roles is None else roles[owned]
-        num_train = int((owned < num_train).sum())
-        if holders is None:
-            dealing = self.partition, self.asked_clients or NUM_CLIENTS, self.seed
-            parts = deal_pooled(groups, *dealing) if roles is None else deal_official(groups, num_train, *dealing)
-            splits = divide(parts, roles, shares, self.seed)
-            check_dealt(splits, wants_val=shares.val > 0 and (roles is None or VAL not in roles))
-            return splits
-        names, parts = by_name(holders)
-        splits = divide(parts, roles, shares._replace(at_least=1), self.seed)
-        chosen = choose_named(names, splits, self.partition.min_examples, self.asked_clients, self.seed)
-        self.client_names, splits = chosen
-        return splits
+            given = self.partition.min_examples, self.asked_clients, self.seed
+            self.client_names, splits = divide_by_name(holders[owned], roles, shares, *given)
+        return [Split(*(owned[part] for part in split)) for split in splits]
 
     def _transform(self) -> BatchTransform:
         return BatchTransform(self.mean, self.std, self.augment)

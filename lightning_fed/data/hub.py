@@ -1,11 +1,9 @@
 """Datasets of the Hugging Face hub, and packages that only some users need."""
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, TypeVar
-from unittest.mock import patch
 
 from lightning_fed.errors import FederationError
 
@@ -53,7 +51,7 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
     """Load something of the hub: from the local cache if it is there, else from the hub, if that answers.
 
     Args:
-        load: gets the name and, where there is one, ``revision``.
+        load: gets the name, ``local_files_only`` and, where there is one, ``revision``, as ``from_pretrained`` does.
         name: ``owner/name``, or ``owner/name@revision``.
         kind: of what the name is.
 
@@ -63,24 +61,10 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
     plain, revision = split_revision(name)
     pinned = {} if revision is None else {"revision": revision}
     try:
-        with cache_only():
-            return load(plain, **pinned)
+        return load(plain, local_files_only=True, **pinned)
     except (OSError, ValueError):
         refuse_unreachable(name, kind)
     return load(plain, **pinned)
-
-
-@contextmanager
-def cache_only() -> Iterator[None]:
-    """In this block the hub's libraries look at what they have downloaded before, and nowhere else."""
-    import huggingface_hub
-
-    places = [huggingface_hub.constants, getattr(sys.modules.get("datasets"), "config", None)]  # which has a copy of its own
-    with ExitStack() as stack:
-        for place in places:
-            if place is not None:
-                stack.enter_context(patch.object(place, "HF_HUB_OFFLINE", True))
-        yield
 
 
 def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
@@ -109,6 +93,27 @@ def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
         ) from error
 
 
+def cached_dataset(name: str, revision: str | None, *config: str) -> Any:
+    """The sets of a hub dataset that was prepared before. ``load_dataset`` cannot be told to look at nothing else.
+
+    Args:
+        name: ``owner/name``.
+        revision: a commit; the cache does not know branches and tags. None: the newest that it has.
+        *config: which of its configurations, if it has several.
+
+    Raises:
+        OSError: where it is not in the cache.
+        ValueError: where it is not in the cache, or there with several configurations of which none is given.
+    """
+    from datasets.packaged_modules.cache.cache import Cache
+
+    version = {"version": "auto", "hash": "auto"} if revision is None else {"version": "0.0.0", "hash": revision}
+    given = next(iter(config), None if revision is None else "default")
+    builder = Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=given, **version)
+    builder.download_and_prepare()  # which refuses what is not there, and downloads nothing
+    return builder.as_dataset()
+
+
 def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "root") -> Any:
     """The sets of a hub dataset by name; the hub's library downloads and caches them.
 
@@ -120,8 +125,10 @@ def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "ro
     """
     with quiet_datasets(extra) as datasets:
 
-        def load(plain: str, **pinned: str) -> Any:
-            return datasets.load_dataset(plain, *config, **pinned)
+        def load(plain: str, revision: str | None = None, local_files_only: bool = False) -> Any:
+            if local_files_only:
+                return cached_dataset(plain, revision, *config)
+            return datasets.load_dataset(plain, *config, revision=revision)
 
         try:
             return from_hub_or_cache(load, name, "dataset")

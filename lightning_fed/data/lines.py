@@ -51,6 +51,26 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         csv.field_size_limit(limit)
 
 
+def csv_table(path: Path, **options: Any) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The header of a CSV file, and the lines below it, each with its number and as many fields as the header.
+
+    Args:
+        path: see :func:`csv_rows`.
+        **options: see :func:`csv_rows`.
+    """
+    rows = csv_rows(path, **options)
+    _, header = next(rows, (1, []))
+    refuse_doubles(header, f"The header of {path}")
+
+    def checked() -> Iterator[tuple[int, list[str]]]:
+        for line, fields in rows:
+            fits = len(fields) == len(header)
+            require(fits, f"{path}, line {line}, has {len(fields)} columns, but the header has {len(header)}.")
+            yield line, fields
+
+    return header, checked()
+
+
 def refuse_doubles(names: Sequence[Any], what: str) -> None:
     """Refuse names of which one is there twice.
 

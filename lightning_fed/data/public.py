@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data.batches import EXAMPLE, TARGETS, Inputs, count
+from lightning_fed.data.batches import EXAMPLE, TARGETS, Inputs, SharedTensors, count
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
 
@@ -95,6 +95,20 @@ def _recoloured(images: Tensor, channels: int, name: str) -> Tensor:
     if channels == 3:
         return images.expand(-1, 3, -1, -1)
     return (images * torch.tensor(GREY)[:, None, None]).sum(1, keepdim=True).round().to(torch.uint8)
+
+
+def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:
+    """Inputs, without targets, whose labels are the numbers of public examples, from 0, and -1 elsewhere.
+
+    Args:
+        inputs: all of them.
+        rows: which of them are public, in the order of their numbers.
+    """
+    numbers = torch.full((count(inputs),), -1)
+    numbers[rows] = torch.arange(len(rows))
+    if isinstance(inputs, dict):
+        inputs = {name: tensor for name, tensor in inputs.items() if name != TARGETS}
+    return SharedTensors(inputs, numbers)
 
 
 def checksum_of(inputs: Inputs, start: int) -> int:

@@ -1,11 +1,12 @@
 """Each client's examples, divided into training, validation and test."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.data.partition.base import Partitioner
+from lightning_fed.data.partition.natural import by_name
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import require
 
@@ -40,30 +41,55 @@ class Shares(NamedTuple):
     at_least: int = 0
 
 
-def deal_pooled(labels: NDArray[np.int64], partition: Partitioner, num_clients: int, seed: int) -> list[Indices]:
-    """Partition one pool, of which each client's part is to be divided by shares."""
-    parts = partition(labels, num_clients, seed)
-    held = np.concatenate(parts)
-    require(
-        len(np.unique(held)) == len(held),
-        f"Clients of {type(partition).__name__} share examples: with split=pooled a client would train on another's "
-        "test examples. Set split to official or choose a disjoint partition.",
-    )
-    return parts
-
-
-def deal_official(labels: NDArray[np.int64], num_train: int, partition: Partitioner, num_clients: int, seed: int) -> list[Indices]:
-    """Partition a training and a test pool alike.
+def roles_of_sets(num_examples: int, num_train: int, validation: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """What each example is for, those of the training set first, shape (N,).
 
     Args:
-        labels: of the training examples, then of the test examples.
-        num_train: how many training examples there are.
-        partition: what divides them.
-        num_clients: number of clients.
-        seed: of the partition.
+        num_examples: of both sets.
+        num_train: of the training set.
+        validation: which of the training set's are for validation, shape (num_train,); None: the data do not say it.
     """
-    pools = partition.pools(labels[:num_train], labels[num_train:], num_clients, seed)
-    return [np.concatenate([train, test + num_train]) for train, test in zip(*pools, strict=True)]
+    roles = np.repeat([TRAIN, TEST], [num_train, num_examples - num_train])
+    if validation is not None:
+        roles[:num_train][validation] = VAL
+    return roles
+
+
+def deal(
+    labels: NDArray[np.int64], roles: NDArray[np.int64] | None, shares: Shares, partition: Partitioner, num_clients: int, seed: int
+) -> list[Split]:
+    """Deal examples to clients, and divide what each of them holds.
+
+    Args:
+        labels: of the examples, those of a training set before those of a test set.
+        roles: what each example is for, where both sets are partitioned alike; None: the examples are one pool.
+        shares: how large the parts are.
+        partition: who holds what.
+        num_clients: how many clients there are.
+        seed: of the partition and the division.
+    """
+    if roles is None:
+        parts = partition(labels, num_clients, seed)
+        held = np.concatenate(parts)
+        require(
+            len(np.unique(held)) == len(held),
+            f"Clients of {type(partition).__name__} share examples: with split=pooled a client would train on another's "
+            "test examples. Set split to official or choose a disjoint partition.",
+        )
+    else:
+        num_train = int((roles != TEST).sum())
+        pools = partition.pools(labels[:num_train], labels[num_train:], num_clients, seed)
+        parts = [np.concatenate([train, test + num_train]) for train, test in zip(*pools, strict=True)]
+    splits = divide(parts, roles, shares, seed)
+    needs_val = shares.val > 0 and (roles is None or VAL not in roles)
+    for client, split in enumerate(splits):
+        require(
+            bool(len(split.train) and len(split.test) and (len(split.val) or not needs_val)),
+            f"Client {client} has {sum(map(len, split))} examples ({split.sizes}), too few for at least one in each part: "
+            "lower num_clients, choose a milder partition (or raise its minimum), or change val_share and "
+            "test_share.",
+        )
+    return splits
 
 
 def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares, seed: int) -> list[Split]:
@@ -110,34 +136,26 @@ def union(splits: list[Split]) -> Split:
     return Split(np.setdiff1d(train, np.concatenate([val, test])), val, test)
 
 
-def check_dealt(splits: list[Split], wants_val: bool) -> None:
-    """Refuse clients that lack a part.
-
-    Args:
-        splits: of all clients.
-        wants_val: whether validation examples are a part that each client needs.
-    """
-    for client, split in enumerate(splits):
-        require(
-            bool(len(split.train) and len(split.test) and (len(split.val) or not wants_val)),
-            f"Client {client} has {sum(map(len, split))} examples ({split.sizes}), too few for at least one in each part: "
-            "lower num_clients, choose a milder partition (or raise its minimum), or change val_share and "
-            "test_share.",
-        )
-
-
-def choose_named(
-    names: list[str], splits: list[Split], min_examples: int | None, num_clients: int | None, seed: int
+def divide_by_name(
+    holders: NDArray[Any],
+    roles: NDArray[np.int64] | None,
+    shares: Shares,
+    min_examples: int | None,
+    num_clients: int | None,
+    seed: int,
 ) -> tuple[list[str], list[Split]]:
-    """The clients of a natural partition that take part, in order of their names.
+    """The clients that the data name, those that take part, in order of their names, and what each of them holds, divided.
 
     Args:
-        names: of all clients.
-        splits: of all clients; without validation examples one can take part.
-        min_examples: see :attr:`Partitioner.min_examples`.
+        holders: the name of each example's client, shape (N,).
+        roles: what each example is for; see :func:`divide`.
+        shares: how large the parts are.
+        min_examples: see :attr:`Partitioner.min_examples`. Without validation examples a client can take part.
         num_clients: how many are drawn; None takes all.
-        seed: of the draw.
+        seed: of the division and the draw.
     """
+    names, parts = by_name(holders)
+    splits = divide(parts, roles, shares._replace(at_least=1), seed)
     incomplete = [k for k, split in enumerate(splits) if not (len(split.train) and len(split.test))]
     require(
         not incomplete or min_examples is not None,

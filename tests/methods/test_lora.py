@@ -408,7 +408,7 @@ def test_a_network_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_revision_on_the_hub_is_asked_for_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
 
-    def found(name: str, revision: str | None = None) -> Any:
+    def found(name: str, local_files_only: bool, revision: str | None = None) -> Any:
         asked.append((name, revision))
         return SimpleNamespace(model_type="bert")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_fed.data.files.files import sets_of
 from lightning_fed.data.files.table import Table, TableData
-from lightning_fed.data.lines import csv_rows, refuse_doubles
+from lightning_fed.data.lines import csv_table
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.errors import FederationError, require
 
@@ -69,14 +69,10 @@ class CSVFiles(TableData):
         lines: list[list[str]] = []
         places: Places = array("q"), array("q")
         for number, file in enumerate(files):
-            rows = csv_rows(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
-            _, own = next(rows, (1, []))
-            refuse_doubles(own, f"The header of {file}")
+            own, rows = csv_table(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
             header = own if header is None else header
             require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
             for line, fields in rows:
-                fits = len(fields) == len(header)
-                require(fits, f"{file}, line {line}, has {len(fields)} columns, but the header has {len(header)}.")
                 lines.append(fields)
                 places[0].append(number)
                 places[1].append(line)

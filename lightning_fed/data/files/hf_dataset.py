@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_fed.data.arrays import as_tensor
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.files.table import ROLES, Table, TableData
 from lightning_fed.data.hub import load_from_hub, quiet_datasets
-from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
-from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, resized, told_of_image
+from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt
 
@@ -200,32 +198,32 @@ class Columns(Mapping[str, NDArray[Any]]):
         return name in self._names
 
 
-class ImageColumn(LazyInputs):
-    """Images in a dataset of the Hugging Face library, in colour and of one size.
+class ImageColumn(LazyImages):
+    """Images in a dataset of the Hugging Face library.
 
     Args:
         rows: the dataset, with one column.
-        size: height and width that they are resized to, bilinearly.
+        size: see :class:`LazyImages`.
         what: the dataset is called.
     """
 
     def __init__(self, rows: Any, size: int, what: str) -> None:
+        super().__init__(size)
         self.rows = rows
-        self.size = size
         self.what = what
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self.rows)
 
-    def read(self, rows: Tensor) -> Tensor:
-        """The images at the given positions, uint8 of shape (B, 3, size, size)."""
-        images = []
-        for row in rows.tolist():
-            with told_of_image(f"the image in row {row} of {self.what}"):
-                [image] = self.rows[row].values()
-                images.append(resized(image, self.size))
-        return torch.stack(images)
+    def image(self, row: int) -> Any:
+        """As the library decodes it."""
+        [image] = self.rows[row].values()
+        return image
+
+    def place(self, row: int) -> str:
+        """Its row in the dataset."""
+        return f"in row {row} of {self.what}"
 
 
 def values_of(rows: Any, name: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from lightning_fed.data.batches import take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.data.lines import csv_rows, refuse_doubles
+from lightning_fed.data.lines import csv_rows, csv_table, refuse_doubles
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt
 
@@ -102,14 +102,9 @@ class TextFiles(TextClassification):
         """A column of the files, such as the one that says who wrote a text."""
         values: list[str] = []
         for path in map(existing, filter(None, (self.train_file, self.test_file))):
-            rows = csv_rows(path, dialect=dialect(path))
-            _, header = next(rows, (1, []))
+            header, rows = csv_table(path, dialect=dialect(path))
             require(name in header, f"{path} has the columns {', '.join(header)}, but no {name!r}.")
-            for line, fields in rows:
-                require(
-                    len(fields) == len(header), f"{path}, line {line}, has {len(fields)} columns, but the header has {len(header)}."
-                )
-                values.append(fields[header.index(name)])
+            values += [fields[header.index(name)] for _, fields in rows]
         return np.array(values)
 
     def _read(self, file: str) -> Examples:

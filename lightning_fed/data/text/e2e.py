@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.data.lines import csv_rows, refuse_doubles
+from lightning_fed.data.lines import csv_table
 from lightning_fed.data.text.generation import Example, TextGeneration, grouped
 from lightning_fed.errors import require
 
@@ -47,14 +47,10 @@ class E2E(TextGeneration):
 def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
     """Source, restaurant and reference of each line."""
     require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
-    rows = csv_rows(path)
-    _, columns = next(rows, (1, []))
-    refuse_doubles(columns, f"The header of {path}")
+    columns, rows = csv_table(path)
     require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
     for line, fields in rows:
         where = f"{path}, line {line},"
-        less_or_more = "fewer" if len(fields) < len(columns) else "more"
-        require(len(fields) == len(columns), f"{where} has {less_or_more} columns than the header.")
         of_line = dict(zip(columns, fields, strict=True))
         meaning = of_line["mr"].strip()
         slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]

@@ -2,6 +2,7 @@
 
 import struct
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,32 +20,58 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Of ImageNet's pixels in [0, 1], as torchvision's pretrained networks have them."""
 
 
-class ImagePaths(LazyInputs):
-    """Images in files of one's own, in colour and of one size. What is in memory is their paths.
+class LazyImages(LazyInputs):
+    """Images of one size, in colour, each decoded when a batch needs it.
 
     Args:
-        root: the folder that they are in.
-        files: their paths within it.
         size: height and width that they are resized to, bilinearly.
     """
 
-    def __init__(self, root: str, files: Sequence[str], size: int) -> None:
-        self.root = root
-        self.files = files
+    def __init__(self, size: int) -> None:
         self.size = size
 
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.files)
+    @abstractmethod
+    def image(self, row: int) -> Any:
+        """The image at a position: one of Pillow's, or the path of a file."""
+
+    @abstractmethod
+    def place(self, row: int) -> str:
+        """Where that is, for an error."""
 
     def read(self, rows: Tensor) -> Tensor:
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
         images = []
         for row in rows.tolist():
-            path = Path(self.root) / self.files[row]
-            with told_of_image(f"the image {path}"):
-                images.append(resized(path, self.size))
+            with told_of_image(f"the image {self.place(row)}"):
+                images.append(resized(self.image(row), self.size))
         return torch.stack(images)
+
+
+class ImagePaths(LazyImages):
+    """Images in files of one's own. What is in memory is their paths.
+
+    Args:
+        root: the folder that they are in.
+        files: their paths within it.
+        size: see :class:`LazyImages`.
+    """
+
+    def __init__(self, root: str, files: Sequence[str], size: int) -> None:
+        super().__init__(size)
+        self.root = root
+        self.files = files
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.files)
+
+    def image(self, row: int) -> Path:
+        """The path of its file."""
+        return Path(self.root) / self.files[row]
+
+    def place(self, row: int) -> str:
+        """The same."""
+        return str(self.image(row))
 
 
 @contextmanager

@@ -20,6 +20,9 @@ FORMATS = ("WEBP", "PNG", "JPEG")
 Examples = tuple[Tensor, Tensor]
 """Images, uint8 of shape (N, 3, H, W), and labels."""
 
+Files = list[tuple[str, int]]
+"""Files of a set, one after the other, and how many rows each has."""
+
 Names = list[str] | None
 """What the classes are called, where the files say it."""
 
@@ -34,10 +37,10 @@ def find(root: str) -> dict[str, list[str]]:
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
     """The training and the test set in parquet files, and what the classes are called."""
     datasets = optional("datasets", "hub")
-    rows = {part: FileRows([(file, rows_of(file)) for file in found]) for part, found in files.items()}
+    rows = {part: [(file, rows_of(file)) for file in found] for part, found in files.items()}
     # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
     sets = datasets.load_dataset("parquet", data_files=files, streaming=True)
-    return _both(sets, label_columns, rows["train"], rows["test"])
+    return _both(sets, label_columns, rows)
 
 
 def rows_of(file: str) -> int:
@@ -56,38 +59,27 @@ def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examp
         {"train", "test"} <= set(sets),
         f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
     )
-    whole = ({part: FileRows([(f"{name}, set {part}", len(sets[part]))])} for part in ("train", "test"))
-    return _both(sets, label_columns, *(rows[part] for rows in whole for part in rows))
+    return _both(sets, label_columns, {part: [(f"{name}, set {part}", len(sets[part]))] for part in ("train", "test")})
 
 
-class FileRows:
-    """Which file the row of a set is in.
-
-    Args:
-        files: their names and how many rows each has, one after the other.
-    """
-
-    def __init__(self, files: list[tuple[str, int]]) -> None:
-        self.files = files
-
-    def place(self, row: int) -> str:
-        """File and row there, from 0."""
-        for file, rows in self.files:
-            if row < rows:
-                return f"{file}, row {row}"
-            row -= rows
-        return f"row {row} behind the last file"
+def place_of(row: int, files: Files) -> str:
+    """The file that a row of a set is in, and the row there, from 0."""
+    place = 0
+    while row >= files[place][1]:
+        row -= files[place][1]
+        place += 1
+    return f"{files[place][0]}, row {row}"
 
 
-def _both(sets: Any, label_columns: tuple[str, ...], train_rows: FileRows, test_rows: FileRows) -> tuple[Examples, Examples, Names]:
-    train, test = _read(sets["train"], label_columns, train_rows), _read(sets["test"], label_columns, test_rows)
+def _both(sets: Any, label_columns: tuple[str, ...], files: dict[str, Files]) -> tuple[Examples, Examples, Names]:
+    train, test = (_read(sets[part], label_columns, files[part]) for part in ("train", "test"))
     features = sets["train"].features
     names = getattr(features[_pick(list(features), label_columns)], "names", None)  # of a ClassLabel
     return train, test, names
 
 
-def _read(dataset: Any, label_columns: tuple[str, ...], rows: FileRows) -> Examples:
-    first = rows.files[0][0]
+def _read(dataset: Any, label_columns: tuple[str, ...], files: Files) -> Examples:
+    first = files[0][0]
     try:
         # Arrow batches hold the files' bytes; any other format would decode the images one by one.
         tables = list(dataset.with_format("arrow").iter(batch_size=1000))
@@ -102,12 +94,14 @@ def _read(dataset: Any, label_columns: tuple[str, ...], rows: FileRows) -> Examp
     kind = tables[0][image].type
     holds_bytes = hasattr(kind, "fields") and any(field.name == "bytes" for field in kind.fields)
     require(holds_bytes, f"{first} has the column {image!r} of {kind}: expected images, as bytes and path.")
-    files = [file for table in tables for file in table[image].combine_chunks().field("bytes").to_pylist()]
+    images = [content for table in tables for content in table[image].combine_chunks().field("bytes").to_pylist()]
     labels = [number for table in tables for number in table[label].to_pylist()]
     for row, number in enumerate(labels):
         if not isinstance(number, int) or isinstance(number, bool):
-            raise FederationError(f"{rows.place(row)}, has {number!r} in the column {label!r}: expected the number of a class.")
-    return decode(files, rows.place), torch.tensor(labels)
+            raise FederationError(
+                f"{place_of(row, files)}, has {number!r} in the column {label!r}: expected the number of a class."
+            )
+    return decode(images, lambda row: place_of(row, files)), torch.tensor(labels)
 
 
 def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_files import CLASS_NAMES, USERS, write_csv, write_dataset
+from tiny_files import CLASS_NAMES, COMMIT, USERS, put_into_cache, write_csv, write_dataset
 from tiny_texts import save_tokenizer
 
 from lightning_fed.data import IID, HFDataset
@@ -135,23 +135,32 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def load_dataset(*name: str) -> Any:
-        asked.append(name)
-        return datasets.DatasetDict(train=datasets.load_from_disk(write_dataset(Path("images"))))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert HFDataset("owner/name", "image", "label", "user", config="plain").num_clients == 2
-    assert asked == [("owner/name", "plain")]
+    rows = datasets.load_from_disk(write_dataset(Path("images")))
+    for config in ("plain", "default"):
+        put_into_cache(monkeypatch, "owner/name", {"train": rows}, config)
+    for name, config in (("owner/name", "plain"), (f"owner/name@{COMMIT}", None)):
+        assert HFDataset(name, "image", "label", "user", config=config).num_clients == 2
 
     def fails(*name: object, **options: object) -> Any:
         raise OSError("no network")
 
-    monkeypatch.setattr(datasets, "load_dataset", fails)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fails)
-    with pytest.raises(FederationError, match=r"Could not load owner/name.*\(no network\).* --data.init_args.path to a folder"):
-        HFDataset("owner/name", "image", "label").setup()
+    for name in ("owner/other", "owner/name@fedcba", "owner/name@main"):  # the cache has one commit of the first name
+        with pytest.raises(FederationError, match=rf"Could not load {name}.*\(no network\).* --data.init_args.path to a folder"):
+            HFDataset(name, "image", "label").setup()
+
+
+def test_a_name_that_is_not_in_the_cache_is_loaded_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*names: str, revision: str | None) -> Any:
+        asked.append((*names, revision))
+        return datasets.DatasetDict(train=datasets.load_from_disk(write_dataset(Path("images"))))
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda api, name, revision, timeout: asked.append((name, revision)))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert HFDataset("owner/name@v1", "image", "label", "user", config="plain").num_clients == 2
+    assert asked == [("owner/name", "v1"), ("owner/name", "plain", "v1")]
 
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

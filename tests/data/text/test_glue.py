@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
+from tiny_files import put_into_cache
 from tiny_texts import FILES
 
 from lightning_fed.data import GLUE, BySimilarity, FederatedDataModule
@@ -41,11 +42,8 @@ def test_hub(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     named = dict(zip(columns.get(task, ("sentence1", "sentence2")), zip(*texts, strict=True), strict=True))
     rows = datasets.Dataset.from_dict({**named, "label": [1, 0], "idx": [0, 1]})
     dev = "validation_matched" if task == "mnli" else "validation"
-    asked: list[Any] = []
-    sets = {"train": rows, dev: rows.select([1]), "test": rows}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names: asked.append(names) or sets)
+    put_into_cache(monkeypatch, "nyu-mll/glue", {"train": rows, dev: rows.select([1]), "test": rows}, task)
     assert GLUE(task, tokenizer="unused").examples() == ((texts, [1, 0]), (texts[1:], [0]))
-    assert asked == [("nyu-mll/glue", task)]
 
 
 def test_an_incomplete_line_is_refused_except_in_qqp(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_the_hub_is_asked_once_where_the_cache_has_no_tokenizer(
     """Its library would try for a minute, and say so in twenty lines."""
     asked: list[tuple[bool, str | None]] = []
 
-    def from_pretrained(name: str, revision: str | None = None) -> None:
-        asked.append((huggingface_hub.constants.HF_HUB_OFFLINE, revision))
+    def from_pretrained(name: str, revision: str | None = None, local_files_only: bool = False) -> None:
+        asked.append((local_files_only, revision))
         raise OSError("We couldn't find it\nin the cache")
 
     def model_info(api: Any, name: str, revision: str | None, timeout: float) -> None:
