@@ -32,7 +32,7 @@ class MeasuredModule(PhasedModule):
         loss: of outputs and targets; None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the headline: the name of one of the task's or the network's metrics or of those in ``metrics``. None: their first.
-        task: what is predicted. See :mod:`lightning_fed.tasks`.
+        task: what is predicted, see :mod:`lightning_fed.tasks`; None: what the data say, and one class of several until then.
         **kwargs: see :class:`.PhasedModule`.
     """
 
@@ -50,20 +50,40 @@ class MeasuredModule(PhasedModule):
         loss: Loss | None,
         metrics: Metrics | None,
         metric: str | None,
-        task: TaskName,
+        task: TaskName | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if task not in TASKS:
+        if task not in (None, *TASKS):
             raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
         self._num_classes = num_classes
-        self.task: TaskName = task
+        self._task = task
         self.loss_function = of_its_own(loss)
         self.more_metrics = dict(metrics or {})
         if wrong := [name for name, value in self.more_metrics.items() if not isinstance(value, Metric)]:
             raise FederationError(f"metrics has {wrong[0]!r}, which is no torchmetrics.Metric: give objects of its subclasses.")
         self.metric = metric
         self._answers: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    @property
+    def task(self) -> TaskName:
+        """What is predicted."""
+        return self._task or "multiclass"
+
+    def know_task(self, task: TaskName) -> None:
+        """Predict what the data say, before networks are built, unless something was asked for.
+
+        Raises:
+            FederationError: see :meth:`check_task`.
+        """
+        if self._task is None:
+            self._task = self.hparams["task"] = task
+            self.check_task()
+
+    def check_task(self) -> None:
+        """Refuse a task, and a loss, for which the method is not defined. The constructor of such a method calls this; it is called
+        again when data say what is predicted. Default: anything goes.
+        """
 
     @property
     def predictor(self) -> Any:

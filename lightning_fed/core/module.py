@@ -64,8 +64,8 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
             the module, and what it has of parameters is trained. None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the headline: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
-        task: what is predicted: one class of several, any number of labels, or numbers; the command line takes it from the data.
-            See :mod:`lightning_fed.tasks`.
+        task: what is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None: what
+            the data say.
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
@@ -146,7 +146,7 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         loss: Loss | None = None,
         metrics: Metrics | None = None,
         metric: str | None = None,
-        task: TaskName = "multiclass",
+        task: TaskName | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
         adapt_epochs: NonNegativeInt = 0,
@@ -286,15 +286,24 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         """The same, to be drawn anew: of what has been drawn nothing is left. Default: :meth:`blank`."""
         return self.blank()
 
-    def for_data(self, num_classes: int) -> Self:
+    def for_data(self, num_classes: int, task: TaskName) -> Self:
         """The module of a run on data of so many classes: this one, if its networks exist already; else a copy, so that no run
         finds what another one has drawn.
 
+        Args:
+            num_classes: of the data.
+            task: what they say is predicted; what the module was made with goes before.
+
         Raises:
-            FederationError: if it was made for another number of classes.
+            FederationError: if it was made for another number of classes, built for another task, or is not defined for this one.
         """
         module = self if self._built else self.fresh()
         module.know_classes(num_classes)
+        if self._built and self._task is None and task != self.task:
+            raise FederationError(
+                f"{type(self).__name__} has been built to predict {self.task}, but the data are of {task}: give it task={task!r}."
+            )
+        module.know_task(task)
         return module
 
     def of_other_networks(self, clients: Sequence[ClientInfo]) -> Iterator[tuple[ClientInfo, Self]]:
@@ -322,10 +331,13 @@ class FederatedModule(StoredHyperparameters, ExportedModule):
         """Lightning's hook for late model creation: calls :meth:`build` once."""
         if self._built:
             return
-        if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
+        datamodule = getattr(self._trainer, "datamodule", None)
+        if self.client is None and isinstance(datamodule, ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
-        if self._num_classes is None and (known := getattr(getattr(self._trainer, "datamodule", None), "num_classes", None)):
+        if self._num_classes is None and (known := getattr(datamodule, "num_classes", None)):
             self.know_classes(known)
+        if (task := getattr(datamodule, "problem", None)) is not None:
+            self.know_task(task)
         self._given = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
         learn_in_float32(self)

@@ -186,6 +186,7 @@ class FederatedDataModule(L.LightningDataModule):
         aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
         self._splits = splits if example is None else rows_of(splits, example)
+        self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
             if example is not None:
@@ -385,6 +386,7 @@ class FederatedDataModule(L.LightningDataModule):
             score=self.score,
             lone_example=self.lone_example,
             num_classes=self.num_classes,
+            problem=self.problem,
         )
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:

@@ -9,6 +9,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError, Tensor
 
+from lightning_fed.core.diverged import remedy
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Outcome, Turn
 from lightning_fed.core.module import OUTPUTS, FederatedModule
@@ -147,7 +148,7 @@ class Worker:
     def _kept(module: FederatedModule) -> State | None:
         kept = module.private_state() or None
         if kept is not None:
-            check_finite(kept, "The private state")
+            check_finite(kept, "The private state", remedy(module))
         return kept
 
     def _on_public(self, module: FederatedModule, turn: Turn) -> Outcome:
@@ -244,10 +245,10 @@ class Worker:
             if not math.isfinite(value):
                 rates = [f"{group['lr']:g}" for optimizer in trainer.optimizers for group in optimizer.param_groups]
                 option = next((key for key, given in vars(module).items() if given is module.phase.optimizer), "optimizer")
+                rate = f"the learning rate of model.{option}, which is {' and '.join(dict.fromkeys(rates))}"
                 raise FederationError(
-                    f"{name} is {value}: the training diverged; lower the learning rate of model.{option}, which is "
-                    f"{' and '.join(dict.fromkeys(rates))}, or set model.gradient_clip. The last checkpoint is from "
-                    "before this round."
+                    f"{name} is {value}: the training diverged; {remedy(module, rate)}. The last checkpoint is from before this "
+                    "round."
                 )
 
     @contextmanager

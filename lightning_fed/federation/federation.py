@@ -313,7 +313,7 @@ class Federation:
 
     def _started(self, model: FederatedModule, datamodule: FederatedDataModule) -> FederatedModule:
         """The method as the run has it, with the network that it is to begin with."""
-        model = model.for_data(datamodule.num_classes)
+        model = model.for_data(datamodule.num_classes, datamodule.problem)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)
@@ -322,7 +322,7 @@ class Federation:
                 f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
                 "what is tested on here."
             )
-        return model.starting_from(network, f"The network of {self.init_from}")
+        return model.starting_from(network, f"The network of init_from={self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.core.aggregation import check_form
+from lightning_fed.core.diverged import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server, ServerVerb
@@ -209,7 +210,7 @@ class Run:
         if type(self.server).learn is not Server.learn:
             with self._stopwatch("server"):
                 merging |= self.server.learn(self._of_models)
-        check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
+        check_finite(self.server.state_dict(), f"The server's state after round {self.round}", remedy(self.model))
         arrived = dict.fromkeys((update.client for update in updates), self.round)
         self._merged |= arrived
         self.since |= arrived

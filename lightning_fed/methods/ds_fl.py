@@ -27,6 +27,7 @@ from lightning_fed.core import (
     check_payload,
     default_optimizer,
 )
+from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -103,8 +104,7 @@ class DSFL(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        if self.task != "multiclass":
-            raise FederationError(f"DSFL got task {self.task!r}, but it exchanges probabilities of classes: use Standalone.")
+        self.check_task()
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.aggregation: Aggregation = aggregation
         self.temperature = temperature
@@ -115,6 +115,11 @@ class DSFL(FederatedModule):
         self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
         self.said: State = {}
         self.labels: Tensor | None
+
+    def check_task(self) -> None:
+        """What is exchanged are probabilities of classes."""
+        if self.task != "multiclass":
+            raise FederationError(f"DSFL got task {self.task!r}, but it exchanges probabilities of classes: use Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state
 
@@ -134,6 +139,7 @@ class DSFL(FederatedModule):
     def build(self) -> None:
         """The network, and room for labels."""
         super().build()
+        needs_classifier(self.backbone, "DSFL exchanges what probability each class has")
         self.register_buffer("labels", None, persistent=False)
 
     def shared_names(self) -> set[str]:

@@ -29,7 +29,10 @@ def initial_network(path: Path) -> tuple[State, str | None]:
             return tensors_in(path.read_bytes(), path), None
         except (OSError, FederationError) as error:
             raise FederationError(f"init_from: could not read {path} ({error}): give a file in the safetensors format.") from error
-    checkpoint, _ = load_checkpoint(path)
+    try:
+        checkpoint, _ = load_checkpoint(path)
+    except FederationError as error:
+        raise FederationError(f"init_from: {error}") from error
     network = {name.removeprefix(NETWORK): tensor for name, tensor in checkpoint.server.items() if name.startswith(NETWORK)}
     if not network:
         raise FederationError(

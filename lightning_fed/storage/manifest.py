@@ -39,7 +39,7 @@ class Best:
     Args:
         round: which one, the first among equals.
         val: its headline on validation data.
-        test: on test data.
+        test: on test data; NaN where these were not measured.
     """
 
     round: int

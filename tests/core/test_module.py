@@ -345,7 +345,7 @@ def test_the_number_of_classes_comes_from_the_data(name: str) -> None:
     module = new_method(name, num_classes=None)
     with pytest.raises(FederationError, match="does not know how many classes there are: give num_classes"):
         module.configure_model()
-    module = module.for_data(3)
+    module = module.for_data(3, "multiclass")
     module.configure_model()
     assert {net.num_classes if isinstance(net, Transformer) else net.num_outputs for net in module.modules() if kind(net)} == {3}
 

@@ -74,7 +74,11 @@ class CapacityModule(FederatedModule):
         self.capacities = [None if capacity == 1 else capacity for capacity in capacities]
         self.assignment = assignment
         self.masked = masked
-        if masked:
+        self.check_task()
+
+    def check_task(self) -> None:
+        """A mask of absent classes is one of a softmax."""
+        if self.masked:
             self.needs_cross_entropy(
                 "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "
                 "weights)."
