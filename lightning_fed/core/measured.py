@@ -76,7 +76,7 @@ class MeasuredModule(PhasedModule):
         Raises:
             FederationError: see :meth:`check_task`.
         """
-        if self._task is None:
+        if self._task is None and task != self.task:
             self._task = self.hparams["task"] = task
             self.check_task()
 

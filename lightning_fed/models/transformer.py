@@ -21,7 +21,7 @@ from lightning_fed.errors import FederationError, told
 from lightning_fed.formatting import nearest
 from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.factory import name_of, names_a
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import LARGEST, NonNegativeInt, PositiveInt
 from lightning_fed.tasks.task import TASKS
 
 if TYPE_CHECKING:
@@ -187,8 +187,9 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     for name, value in config.items():
         if settings.get(name, value) != value:
             raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")
-        if COUNTED.search(name) and isinstance(value, int) and value < 0:  # some show only in a first step
-            raise FederationError(f"config has {name} {value}: give a whole number from 0.")
+        least = 1 if name.endswith(("_layer", "_layers")) else 0  # without one, nothing is left of a transformer
+        if COUNTED.search(name) and isinstance(value, int) and not least <= value <= LARGEST:  # some show late, or never
+            raise FederationError(f"config has {name} {value}: give a whole number from {least} to {LARGEST}.")
 
     def build(given: dict[str, Any]) -> "PreTrainedModel":
         with warnings.catch_warnings():  # what follows from a size of zero is an error anyway
