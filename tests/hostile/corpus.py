@@ -80,8 +80,8 @@ NETWORKS: dict[str, Any] = {
 PARTITIONS: dict[str, dict[str, Any]] = {
     "ClassesPerClient": {"classes": 2},
     "DirichletPerClass": {"alpha": 1.0},
-    "DirichletPerClient": {"alpha": 1.0, "samples": 50},
-    "GivenShares": {"shares": [[0.1] * 3] * 10},
+    "DirichletPerClient": {"alpha": 1.0, "samples": 20, "test_samples": 20},
+    "GivenShares": {"shares": [[0.3] * 10] * 3},
     "NWayKShot": {"ways": [2, 2], "shots": [9, 9]},
     "BySimilarity": {"iid_fraction": 0.5},
     "ByColumn": {"column": "user"},
@@ -201,9 +201,12 @@ def starts(folder: Path) -> list[Start]:
     plain = bases.method("FedAvg")
     for name, options in PARTITIONS.items():
         place = "data.init_args.partition"
-        shares_examples = name == "DirichletPerClient"  # which only data with a test set of their own allow
-        config, more = (data["AGNews"], ("--data.init_args.split=official",)) if shares_examples else (plain, ())
+        config, *more = {
+            "DirichletPerClient": (data["AGNews"], "--data.init_args.split=official"),  # its clients share examples
+            "ByColumn": (data["ArrayFiles"], "--data.init_args.client=null"),
+        }.get(name, (plain,))
         given = (f"--{place}={json.dumps(of(name, **options))}", *more)
+        found.append(Start(config, given))
         for start in of_class(config, f"{place}.init_args", getattr(lightning_fed.data, name), seen, given):
             found.append(replace(start, names=(*start.names, "partition")))
     for name in known("model"):
