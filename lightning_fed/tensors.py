@@ -83,12 +83,13 @@ def check_dtypes(state: State, expected: State, what: str, remedy: str) -> None:
             raise FederationError(f"{what} has {name!r} of {dtype}, expected {like.dtype}{remedy}")
 
 
-def check_finite(state: State, what: str) -> None:
+def check_finite(state: State, what: str, remedy: str = "lower the learning rate or set gradient_clip") -> None:
     """Check that there is no NaN and no infinity.
 
     Args:
         state: the tensors.
         what: what ``state`` is, the subject of the error's sentence.
+        remedy: how that sentence ends.
 
     Raises:
         FederationError: naming the tensor.
@@ -96,9 +97,7 @@ def check_finite(state: State, what: str) -> None:
     for name, tensor in state.items():
         # The sum of a tensor with a NaN or an infinity is one too; looking at every entry takes ten times as long.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            raise FederationError(
-                f"{what} holds NaN or infinity in {name!r}: its training diverged; lower the learning rate or set gradient_clip."
-            )
+            raise FederationError(f"{what} holds NaN or infinity in {name!r}: its training diverged; {remedy}.")
 
 
 def _and_more(names: list[str]) -> str:

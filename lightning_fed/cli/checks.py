@@ -11,9 +11,10 @@ import torch
 from jsonargparse import Namespace
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_fed.cli.refusals import BASES, known, parameters_of
+from lightning_fed.cli.refusals import BASES, known
 from lightning_fed.errors import FederationError, told
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
+from lightning_fed.parameters import parameters_of
 
 
 def check_config(config: Namespace) -> None:

@@ -1,12 +1,10 @@
 """What jsonargparse refuses, in one line: which option, what it got, what it takes."""
 
-import inspect
 import pkgutil
 import re
 from collections.abc import Collection, Iterable
 from functools import cache
 from itertools import groupby
-from typing import Any
 
 import lightning_fed.data
 import lightning_fed.engines
@@ -18,6 +16,7 @@ from lightning_fed.engines import Engine
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
 from lightning_fed.models import Backbone
+from lightning_fed.parameters import parameters_of
 
 HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
 
@@ -170,22 +169,6 @@ def _whose(message: str, what: str) -> str:
         return given[1]
     classes = re.findall(r"Problem with given class_path '([^']+)'", before)
     return classes[-1] if classes else ""
-
-
-def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:
-    """What a class or a function takes by name, and the function that says so. A class that passes on what it does not know takes
-    what its base takes.
-    """
-    makers = [vars(kind)["__init__"] for kind in thing.__mro__ if "__init__" in vars(kind)] if isinstance(thing, type) else [thing]
-    found: dict[str, tuple[inspect.Parameter, Any]] = {}
-    for maker in makers:
-        parameters = inspect.signature(maker).parameters.values()
-        kinds = {parameter.kind for parameter in parameters}
-        found = {p.name: (p, maker) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break
-    found.pop("self", None)
-    return found
 
 
 @cache

@@ -59,8 +59,8 @@ class FederatedModule(PhasedModule):
             the module, and what it has of parameters is trained. None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the monitored metric: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
-        task: what is predicted: one class of several, any number of labels, or numbers; the command line takes it from the data.
-            See :mod:`lightning_fed.tasks`.
+        task: what is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None: what
+            the data say.
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
@@ -103,16 +103,17 @@ class FederatedModule(PhasedModule):
         loss: Loss | None = None,
         metrics: Metrics | None = None,
         metric: str | None = None,
-        task: TaskName = "multiclass",
+        task: TaskName | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
         fine_tuning: FineTuning | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
         self._not_stored = store_hyperparameters(self, inspect.currentframe())
-        if task not in TASKS:
+        if task not in (None, *TASKS):
             raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
-        self.task = TASKS[task](loss, metrics, metric)
+        self.task = TASKS[task or "multiclass"](loss, metrics, metric)
+        self._task_is_known = task is not None
         self._num_classes = num_classes
         self.fine_tuning = fine_tuning or FineTuning(epochs=0)
         self.fine_tuning.check(self)
@@ -189,10 +190,13 @@ class FederatedModule(PhasedModule):
         """Lightning's hook for late model creation: calls :meth:`build` once."""
         if self.is_built:
             return
-        if self.client is None and isinstance(datamodule := getattr(self._trainer, "datamodule", None), ClientDataModule):
+        datamodule = getattr(self._trainer, "datamodule", None)
+        if self.client is None and isinstance(datamodule, ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
-        if self._num_classes is None and (known := getattr(getattr(self._trainer, "datamodule", None), "num_classes", None)):
+        if self._num_classes is None and (known := getattr(datamodule, "num_classes", None)):
             self.know_classes(known)
+        if (task := getattr(datamodule, "problem", None)) is not None:
+            self.know_task(task)
         self.given_attributes = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
         self.build()
         learn_in_float32(self)
@@ -414,6 +418,27 @@ class FederatedModule(PhasedModule):
             )
         if self._num_classes is None:
             self._num_classes = self.hparams["num_classes"] = num_classes
+
+    def know_task(self, name: TaskName) -> None:
+        """Predict what the data say, unless something was asked for.
+
+        Raises:
+            FederationError: if networks exist that predict something else; and see :meth:`check_task`.
+        """
+        if self._task_is_known or name == self.task.name:
+            return
+        if self.is_built:
+            raise FederationError(
+                f"{type(self).__name__} has been built to predict {self.task.name}, but the data are of {name}: give it "
+                f"task={name!r}."
+            )
+        self.task, self.hparams["task"] = TASKS[name](self.task.loss, self.task.more_metrics, self.task.monitor), name
+        self.check_task()
+
+    def check_task(self) -> None:
+        """Refuse a task, and a loss, for which the method is not defined. The constructor of such a method calls this; it is called
+        again when data say what is predicted. Default: anything goes.
+        """
 
     @property
     def _measured_network(self) -> Transformer | None:

@@ -272,6 +272,22 @@ class BatchTransform:
         good = all(math.isfinite(value) for value in (*self.mean, *self.std)) and min(self.std) > 0
         require(good, f"Got mean={list(self.mean)} and std={list(self.std)}: give numbers, and of std numbers above 0.")
 
+    def check_channels(self, inputs: Any) -> None:
+        """Refuse images in bytes that have other channels than there are means and deviations.
+
+        Args:
+            inputs: of the data; anything but bytes is not normalized.
+        """
+        if not isinstance(inputs, Tensor) or inputs.dtype != torch.uint8:
+            return
+        channels = inputs.shape[1] if inputs.dim() > 1 else 1
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            require(
+                len(values) in (1, channels),
+                f"Got {name}={list(values)} for images of shape {tuple(inputs.shape[1:])}: give 1 number"
+                + (f" or {channels}, one per channel." if channels > 1 else "."),
+            )
+
     @cached_property
     def _levels(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each ``(C, 1, 1)``."""

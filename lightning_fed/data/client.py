@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.data.batches import Batch, BatchTransform, LoneExample, SharedTensors
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.tasks.task import TaskName
 
 
 class ClientDataModule(L.LightningDataModule):
@@ -26,6 +27,7 @@ class ClientDataModule(L.LightningDataModule):
         score: see :meth:`lightning_fed.data.FederatedDataModule.score`; None where no texts are answered.
         single_example: see :class:`lightning_fed.data.FederatedDataModule`.
         num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
+        problem: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ClientDataModule(L.LightningDataModule):
         score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
         single_example: LoneExample = "join",
         num_classes: int | None = None,
+        problem: TaskName | None = None,
     ) -> None:
         super().__init__()
         self.info = info
@@ -52,6 +55,7 @@ class ClientDataModule(L.LightningDataModule):
         self.score = score
         self.single_example: LoneExample = single_example
         self.num_classes = num_classes
+        self.problem = problem
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""

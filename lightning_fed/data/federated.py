@@ -161,6 +161,7 @@ class FederatedDataModule(L.LightningDataModule):
         aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
         self._splits = splits if example is None else rows_of(splits, example)
+        self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
             others = None if isinstance(self.public, PublicShare) else self._load_public(images)
@@ -336,6 +337,7 @@ class FederatedDataModule(L.LightningDataModule):
             score=self.score,
             single_example=self.single_example,
             num_classes=self.num_classes,
+            problem=self.problem,
         )
 
     def _describe(self, client: int, split: Split, labels: Tensor) -> ClientInfo:

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError
 
 from lightning_fed.core.client_modules import ClientModules
+from lightning_fed.core.diverged import remedy
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
@@ -228,10 +229,10 @@ class Worker:
             if not math.isfinite(value):
                 rates = [f"{group['lr']:g}" for optimizer in trainer.optimizers for group in optimizer.param_groups]
                 option = next((key for key, given in vars(module).items() if given is module.phase.optimizer), "optimizer")
+                rate = f"the learning rate of model.{option}, which is {' and '.join(dict.fromkeys(rates))}"
                 raise FederationError(
-                    f"{name} is {value}: the training diverged; lower the learning rate of model.{option}, which is "
-                    f"{' and '.join(dict.fromkeys(rates))}, or set model.gradient_clip. The last checkpoint is from "
-                    "before this round."
+                    f"{name} is {value}: the training diverged; {remedy(module, rate)}. The last checkpoint is from before this "
+                    "round."
                 )
 
     @contextmanager
@@ -262,5 +263,5 @@ def private_state(module: FederatedModule) -> State | None:
     """What stays with a client after a turn; None if nothing does. Raises :class:`FederationError` for what is not finite."""
     state = module.private_state() or None
     if state is not None:
-        check_finite(state, "The private state")
+        check_finite(state, "The private state", remedy(module))
     return state

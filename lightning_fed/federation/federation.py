@@ -329,6 +329,7 @@ class Federation:
         """The method as the run has it, with the network that it is to begin with."""
         model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
         model.know_classes(datamodule.num_classes)
+        model.know_task(datamodule.problem)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)
@@ -337,7 +338,7 @@ class Federation:
                 f"{self.init_from}, which this run begins with, has other clients or another split: what it was trained on may be "
                 "what is tested on here."
             )
-        return model.with_initial_weights(network, f"The network of {self.init_from}")
+        return model.with_initial_weights(network, f"The network of init_from={self.init_from}")
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:

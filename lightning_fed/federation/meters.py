@@ -163,11 +163,16 @@ class BestRound:
         self._sign = 1 if higher_is_better else -1
 
     def update(self, row: Metrics) -> Metrics:
-        """Take a round's metrics in; returns ``selected/test_<metric>`` and ``selected/round``, nothing without validation data."""
+        """Take a round's metrics in; returns ``selected/test_<metric>``, where test data were measured, and ``selected/round``;
+        nothing without validation data.
+        """
         value = self._sign * row.get(self.monitored("val"), -self._sign * math.inf)
         if value > (self._sign * self.best.val if self.best else -math.inf):
-            self.best = Best(int(row["round"]), row[self.monitored("val")], row[self.monitored("test")])
-        return {f"selected/test_{self.metric}": self.best.test, "selected/round": float(self.best.round)} if self.best else {}
+            self.best = Best(int(row["round"]), row[self.monitored("val")], row.get(self.monitored("test"), math.nan))
+        if self.best is None:
+            return {}
+        selected = {} if math.isnan(self.best.test) else {f"selected/test_{self.metric}": self.best.test}
+        return selected | {"selected/round": float(self.best.round)}
 
 
 class Target:

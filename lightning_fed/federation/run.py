@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from lightning_fed.core.diverged import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
@@ -210,7 +211,7 @@ class Run:
         if type(self.server).train_on_public is not Server.train_on_public:
             with self._stopwatch("server"):
                 metrics = self.server.train_on_public(self._turns.run_on_server(self.round))
-        check_finite(self.server.state_dict(), f"The server's state after round {self.round}")
+        check_finite(self.server.state_dict(), f"The server's state after round {self.round}", remedy(self.model))
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
         self._merged |= arrived
         self.last_rounds |= arrived

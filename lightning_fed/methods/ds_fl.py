@@ -26,6 +26,7 @@ from lightning_fed.core import (
     check_payload,
     default_optimizer,
 )
+from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -101,7 +102,7 @@ class DSFL(PublicDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
+        self.check_task()
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.aggregation: Aggregation = aggregation
         self.temperature = temperature
@@ -112,6 +113,10 @@ class DSFL(PublicDistillation):
         self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
         self.public_predictions: State = {}
         self.labels: Tensor | None
+
+    def check_task(self) -> None:
+        """What is exchanged are probabilities of classes."""
+        self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state
 
@@ -131,6 +136,7 @@ class DSFL(PublicDistillation):
     def build(self) -> None:
         """The network, and room for labels."""
         super().build()
+        needs_classifier(self.backbone, "DSFL exchanges what probability each class has")
         self.register_buffer("labels", None, persistent=False)
 
     def shared_names(self) -> set[str]:

@@ -85,6 +85,10 @@ class FD(FederatedModule):
         self.weighting = weighting
         self.is_taught = False
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
+        self.check_task()
+
+    def check_task(self) -> None:
+        """The teachers are probabilities of classes."""
         self.task.need_cross_entropy("FD", "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
     # ------------------------------------------------------------------------------------------------------------ the state

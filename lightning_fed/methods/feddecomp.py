@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.nn.utils import parametrize
@@ -13,7 +12,7 @@ from lightning_fed.core import ClientInfo, ClientUpdate, FederatedModule, Phase,
 from lightning_fed.models import Backbones
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.low_rank import Variant, decompose, factors
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
 
 
 class FedDecomp(FederatedModule):
@@ -58,8 +57,8 @@ class FedDecomp(FederatedModule):
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
-        rank_ratio_conv: PositiveFloat = 0.6,
-        rank_ratio_linear: PositiveFloat = 0.6,
+        rank_ratio_conv: Fraction = 0.6,
+        rank_ratio_linear: Fraction = 0.6,
         lora_epochs: NonNegativeInt = 2,
         global_epochs: NonNegativeInt = 3,
         layers: list[str] | None = None,

@@ -89,11 +89,6 @@ class FedKD(TwinModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, mentee, optimizer, mentee_optimizer, epochs, **kwargs)
-        self.task.need_cross_entropy(
-            type(self).__name__,
-            "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
-            "weights), or FML.",
-        )
         for name, share in (("energy_start", energy_start), ("energy_end", energy_end)):
             if not 0 < share <= 1:
                 raise FederationError(f"{name} is {share}: give a share of the energy in (0, 1].")
@@ -103,6 +98,15 @@ class FedKD(TwinModule):
         self.detach = detach
         self.projection_optimizer = projection_optimizer or optimizer
         self._change: State = {}
+
+    def check_task(self) -> None:
+        """What is taught is divided by cross-entropies."""
+        super().check_task()
+        self.task.need_cross_entropy(
+            type(self).__name__,
+            "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
+            "weights), or FML.",
+        )
 
     # ------------------------------------------------------------------------------------------------------------ the state
 

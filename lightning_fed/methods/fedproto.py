@@ -88,7 +88,7 @@ class FedProto(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
+        self.check_task()
         self.lam = lam
         self.predicts_with = predict
         self.candidates = candidates
@@ -99,12 +99,16 @@ class FedProto(FederatedModule):
         self.passed_by: State = {}  # sums over the running epoch
         self.own: State = {}  # what is sent
 
+    def check_task(self) -> None:
+        """Prototypes are those of classes."""
+        self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
+
     # ------------------------------------------------------------------------------------------------------- the prototypes
 
     def build(self) -> None:
         """The network, and room for the global prototypes ``(C, D)``."""
         super().build()
-        shape = self.num_classes, self.backbone.cuts["features"]
+        shape = self.num_classes, self.backbone.head.in_features
         self.prototypes: Tensor
         self.known: Tensor
         self.register_buffer("prototypes", torch.zeros(shape), persistent=False)

@@ -55,6 +55,10 @@ class FedRoD(FederatedModule):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
+        self.check_task()
+
+    def check_task(self) -> None:
+        """A balanced softmax is one of classes."""
         self.task.need_cross_entropy(
             type(self).__name__,
             "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep.",

@@ -57,16 +57,20 @@ class PFedSD(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.task.need_cross_entropy(
-            type(self).__name__,
-            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
-        )
+        self.check_task()
         self.lam = lam
         self.temperature = temperature
         self.weighting = weighting
         self._has_teacher = False  # what trained says, where it can be read without waiting for a GPU
         self._student_predicts = False
         self._logits: list[Tensor] = []  # of the student
+
+    def check_task(self) -> None:
+        """What is distilled are probabilities of classes."""
+        self.task.need_cross_entropy(
+            type(self).__name__,
+            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
+        )
 
     # ------------------------------------------------------------------------------------------------------------ the state
 

@@ -10,9 +10,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State
+from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
-from lightning_fed.models import BackboneFactory, Transformer, backbone_of
-from lightning_fed.models.factory import name_of
+from lightning_fed.models import BackboneFactory, backbone_of
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
@@ -82,11 +82,7 @@ class SplitMix(SizedModule):
         self.bases = nn.ModuleList(
             backbone_of(factory, self.num_classes) for _ in range(self.num_bases if budget is None else int(budget))
         )
-        if isinstance(self.bases[0], Transformer):
-            raise FederationError(
-                f"SplitMix predicts with the mean of its networks' logits, but a {name_of(self.bases[0])} answers otherwise: use "
-                "FedAvg."
-            )
+        needs_classifier(self.bases[0], "SplitMix predicts with the mean of its networks' logits")
 
     def every_logits(self, x: Tensor) -> Tensor:
         """Of every network, ``(networks, B, C)``."""

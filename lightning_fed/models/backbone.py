@@ -198,7 +198,12 @@ class Wrapped(Backbone):
             outputs = self.network(x)
         else:
             outputs = self.network(**{name: tensor for name, tensor in x.items() if name != EXAMPLE})
-        logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise FederationError(
+                f"{name_of(self)} gives a {type(outputs).__name__} that holds no logits: give a network that returns a tensor, or "
+                "one of the transformers library for a task (BertForSequenceClassification instead of BertModel)."
+            )
         if self._num_classes not in (None, logits.shape[1] if logits.dim() > 1 else 1):
             raise FederationError(
                 f"{name_of(self)} gives outputs of shape {tuple(logits.shape)}, but num_classes is {self._num_classes}: give a "

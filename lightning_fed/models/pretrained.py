@@ -1,6 +1,7 @@
 """From whatever a user gives as a network to one that a method can train."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning_fed.tensors import check_finite, check_fits
 
 
 def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
-    """A new backbone from whatever was given: as it is if it is one, else wrapped.
+    """A new backbone from whatever was given: as it is if it is one, else wrapped. What answers in texts is trained to do that.
 
     Args:
         given: see :func:`.network_of`.
@@ -30,11 +31,13 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
         FederationError: for what is no network, and for one with another number of outputs.
     """
     network = network_of(given, num_classes, **settings)
+    if (kind := answering(network)) is not None:
+        return kind(num_classes, partial(_itself, network))  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
     if not isinstance(network, Backbone):
         inner = network.network if isinstance(network, TransformerClassifier) else network
-        return Wrapped(num_classes, lambda: inner)  # which is new already: not to be copied
+        return Wrapped(num_classes, partial(_itself, inner))
     if network.num_outputs not in (None, num_classes):
         raise FederationError(
             f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="
@@ -120,6 +123,19 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
     return VisionTransformer(num_classes, name) if kind == "vit" else TransformerClassifier(num_classes, name)
 
 
+def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
+    """Behind what a model of the transformers library answers in texts, by what its class is for; None for others."""
+    kind = type(network).__name__ if hasattr(network, "save_pretrained") else ""
+    if kind.endswith("ForQuestionAnswering"):
+        return TransformerQA
+    return TransformerLM if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
+
+
+def _itself(network: Any) -> Any:
+    """As a function of no arguments, a network is not copied: it is new already."""
+    return network
+
+
 def around(network: Any, num_classes: int) -> Transformer:
     """A model of the transformers library behind the interface of this one, by what its class is for.
 
@@ -127,11 +143,7 @@ def around(network: Any, num_classes: int) -> Transformer:
         network: the model.
         num_classes: outputs that it must have.
     """
-    kind = type(network).__name__
-
-    def model() -> Any:
-        return network
-
+    kind, model = type(network).__name__, partial(_itself, network)
     if not hasattr(network, "save_pretrained"):
         raise FederationError(
             f"Adapters are put on networks of the transformers library, but this is a {kind}: give the name of such a model, a "
@@ -139,10 +151,8 @@ def around(network: Any, num_classes: int) -> Transformer:
         )
     if kind.endswith(("ForSequenceClassification", "ForImageClassification")):
         return (VisionTransformer if network.config.model_type == "vit" else TransformerClassifier)(num_classes, model)
-    if kind.endswith("ForQuestionAnswering"):
-        return TransformerQA(num_classes, model)
-    if kind.endswith(("ForCausalLM", "LMHeadModel")):
-        return TransformerLM(num_classes, model)
+    if (answers := answering(network)) is not None:
+        return answers(num_classes, model)
     raise FederationError(
         f"{kind} is no model for a task that is known: give one for sequence or image classification, question answering or causal "
         "language modelling."

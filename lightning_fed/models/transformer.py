@@ -6,7 +6,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,9 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError, told
 from lightning_fed.formatting import nearest
-from lightning_fed.models.factory import names_a
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.factory import name_of, names_a
+from lightning_fed.options import LARGEST, NonNegativeInt, PositiveInt
 from lightning_fed.tasks.task import TASKS
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ else:
 
 POSITIONS = ("position_embeddings", "wpe")
 """What learned embeddings of positions are called in the networks of the library."""
+
+COUNTED = re.compile(r"^(num|n)_|_size$")
+"""Settings that are numbers of things."""
+
+OF_BACKBONES = {name for name in (*vars(Backbone), *Backbone.__annotations__) if not name.startswith("_")}
+"""What a network has that can be cut in two."""
 
 Inputs = dict[str, Tensor]
 """What a tokenizer makes: ``input_ids``, ``attention_mask``, …, each ``(B, L)``."""
@@ -108,6 +114,18 @@ class Transformer(nn.Module):
                 setattr(model.config, name, value)
         return model
 
+    def __getattr__(self, name: str) -> Any:
+        """Tell a method that cuts a network in two, or factorizes it, that it cannot with one that answers otherwise than a
+        classifier.
+        """
+        if name in OF_BACKBONES:
+            raise FederationError(
+                f"backbone: this method asks for {name!r} of the network, which only classifiers have, such as VisionTransformer, "
+                f"ResNet8, MLP or others behind Wrapped: a {name_of(self)} is trained as a whole by FedAvg, or with adapters by "
+                "HOMLoRA."
+            )
+        return super().__getattr__(name)
+
     @property
     def tokens_known(self) -> tuple[int | None, int | None]:
         """How many tokens the network has embeddings for, and how many a text may have; None: it does not say."""
@@ -169,6 +187,9 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     for name, value in config.items():
         if settings.get(name, value) != value:
             raise FederationError(f"config has {name} {value!r}, but the task has {settings[name]!r}: leave it out.")
+        least = 1 if name.endswith(("_layer", "_layers")) else 0  # without one, nothing is left of a transformer
+        if COUNTED.search(name) and isinstance(value, int) and not least <= value <= LARGEST:  # some show late, or never
+            raise FederationError(f"config has {name} {value}: give a whole number from {least} to {LARGEST}.")
 
     def build(given: dict[str, Any]) -> "PreTrainedModel":
         with warnings.catch_warnings():  # what follows from a size of zero is an error anyway
@@ -179,9 +200,9 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     try:
         model = build(config | settings)
     except Exception as error:
-        wrong = at_fault(config, lambda given: build(given | settings))
-        what = "config:" if wrong is None else f"config has {wrong} {config[wrong]!r}:"
-        raise FederationError(f"{what} no {kind} can be built of it: {told(error)}") from error
+        wrong = [f"{name} {config[name]!r}" for name in at_fault(config, lambda given: build(given | settings))]
+        what = f"config has {' and '.join(wrong)}" if wrong else "config"
+        raise FederationError(f"{what}: no {kind} can be built of it: {told(error)}") from error
     default, code = known[kind](), inspect.getsource(sys.modules[type(model).__module__])
     for name in config.keys() - {"model_type"}:
         if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known to the network alone
@@ -190,13 +211,24 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     return model
 
 
-def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> str | None:
-    """The setting without which a model can be built, on the meta device, which takes no memory; None if it is not one alone."""
-    for wrong in config.keys() - {"model_type"}:
-        with suppress(Exception), torch.device("meta"):
-            build({name: value for name, value in config.items() if name != wrong})
-            return wrong
-    return None
+def at_fault(config: dict[str, Any], build: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """The setting without which a model can be built; if that is not one alone, those with each of which alone none can be. Models
+    are built on the meta device, where they take no memory.
+    """
+
+    def fails(given: dict[str, Any]) -> bool:
+        try:
+            with torch.device("meta"):
+                build(given)
+        except Exception:
+            return True
+        return False
+
+    kind, names = {"model_type": config["model_type"]}, config.keys() - {"model_type"}
+    for wrong in names:
+        if not fails({name: value for name, value in config.items() if name != wrong}):
+            return [wrong]
+    return sorted(name for name in names if fails(kind | {name: config[name]}))
 
 
 class TransformerClassifier(Transformer):

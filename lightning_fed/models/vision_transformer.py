@@ -39,7 +39,7 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
         if (kind := self.network.config.model_type) != "vit":
             raise FederationError(f"VisionTransformer got a network of model_type {kind!r}: give one of model_type 'vit'.")
         size, patch = self.network.config.image_size, self.network.config.patch_size
-        if not 1 <= patch <= size:
+        if not (isinstance(size, int) and isinstance(patch, int) and 1 <= patch <= size):
             raise FederationError(f"config has patch_size {patch} and image_size {size}: give a patch that fits into the image.")
 
     @property

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import safetensors.torch
-
-from lightning_fed.errors import FederationError, told
+from lightning_fed.errors import FederationError
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State
 
@@ -32,7 +30,10 @@ def initial_network(path: Path) -> tuple[State, str | None]:
             raise FederationError(
                 f"init_from: could not read {path} ({told(error)}): give a file in the safetensors format."
             ) from error
-    checkpoint, _ = load_checkpoint(path)
+    try:
+        checkpoint, _ = load_checkpoint(path)
+    except FederationError as error:
+        raise FederationError(f"init_from: {error}") from error
     network = {name.removeprefix(NETWORK): tensor for name, tensor in checkpoint.server.items() if name.startswith(NETWORK)}
     if not network:
         raise FederationError(

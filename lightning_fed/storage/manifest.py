@@ -31,7 +31,7 @@ class Best:
     Args:
         round: which one, the first among equals.
         val: its monitored metric on validation data.
-        test: on test data.
+        test: on test data; NaN where these were not measured.
     """
 
     round: int

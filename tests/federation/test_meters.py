@@ -161,6 +161,11 @@ def test_of_equally_good_rounds_the_first_is_selected() -> None:
     assert selected([row(1, 0.5, 0.1), row(2, 0.5, 0.9)])["selected/round"] == 1
 
 
+def test_without_test_data_the_best_round_is_known_all_the_same() -> None:
+    only_val = {"round": 2.0, "after/val_accuracy/mean": 0.9}
+    assert selected([row(1, 0.5, 0.6), only_val, {"round": 3.0}]) == {"selected/round": 2}
+
+
 def test_without_validation_data_nothing_is_selected() -> None:
     assert selected([{"round": 1.0, "after/test_accuracy/mean": 0.9}]) == {}
 

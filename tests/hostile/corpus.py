@@ -22,10 +22,11 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
-from lightning_fed.cli.refusals import known, parameters_of
+from lightning_fed.cli.refusals import known
 from lightning_fed.core import PublicDistillation
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods.families.adapter_module import AdapterModule
+from lightning_fed.parameters import parameters_of
 
 VALUES = {"type": "foo", "sign": -1, "zero": 0, "huge": 10**30, "null": None, "list": [1, 2], "nan": "nan"}
 """What an option is given, by what is wrong with it."""
@@ -80,8 +81,8 @@ NETWORKS: dict[str, Any] = {
 PARTITIONS: dict[str, dict[str, Any]] = {
     "ClassesPerClient": {"classes": 2},
     "DirichletPerClass": {"alpha": 1.0},
-    "DirichletPerClient": {"alpha": 1.0, "samples": 50},
-    "GivenShares": {"shares": [[0.1] * 3] * 10},
+    "DirichletPerClient": {"alpha": 1.0, "samples": 20, "test_samples": 20},
+    "GivenShares": {"shares": [[0.3] * 10] * 3},
     "NWayKShot": {"ways": [2, 2], "shots": [9, 9]},
     "BySimilarity": {"iid_fraction": 0.5},
     "ByColumn": {"column": "user"},
@@ -156,13 +157,13 @@ class Bases:
         dealt = {"num_clients": 2, "partition": of("IID")}
         texts = {"tokenizer": save_tokenizer(folder / "tokenizer"), **dealt}
         generated = {"tokenizer": save_word_tokenizer(folder / "words"), "metrics": ["bleu"], "num_clients": 2}
-        columns = {"target": "kind", "input": ["height", "weight"], "client": "user"}
-        by_user = {"client": "user", "image_size": 8}
+        columns = {"target": "kind", "input": ["height", "weight"], "client": "user", "num_clients": 2}
+        by_user = {"client": "user", "num_clients": 2, "image_size": 8}
         data = {
             "Digits": digits(),
             "DigitAttributes": of("DigitAttributes", num_clients=2, image_size=8),
             "Diabetes": of("Diabetes", num_clients=2),
-            "ArrayFiles": of("ArrayFiles", path=write_arrays(folder / "images.npz"), client="user"),
+            "ArrayFiles": of("ArrayFiles", path=write_arrays(folder / "images.npz"), client="user", num_clients=2),
             "CSVFiles": of("CSVFiles", path=write_csv(folder / "table.csv"), **columns),
             "ImageFolder": of("ImageFolder", root=write_images(folder / "images"), layout="user/class", **by_user),
             "HFDataset": of("HFDataset", path=write_dataset(folder / "photos"), input="image", target="label", **by_user),
@@ -201,11 +202,19 @@ def starts(folder: Path) -> list[Start]:
     plain = bases.method("FedAvg")
     for name, options in PARTITIONS.items():
         place = "data.init_args.partition"
-        given = (f"--{place}={json.dumps(of(name, **options))}",)
-        found += of_class(plain, f"{place}.init_args", getattr(lightning_fed.data, name), seen, given)
+        config, *more = {
+            "DirichletPerClient": (data["AGNews"], "--data.init_args.split=official"),  # its clients share examples
+            "ByColumn": (data["ArrayFiles"], "--data.init_args.client=null"),
+        }.get(name, (plain,))
+        given = (f"--{place}={json.dumps(of(name, **options))}", *more)
+        found.append(Start(config, given))
+        for start in of_class(config, f"{place}.init_args", getattr(lightning_fed.data, name), seen, given):
+            found.append(replace(start, names=(*start.names, "partition")))
     for name in known("model"):
         config, kind = bases.method(name), getattr(lightning_fed.methods, name)
         found += [Start(config), *of_class(config, "model.init_args", kind, seen), of_another(config, kind)]
+        if not issubclass(kind, AdapterModule):
+            found += of_answering(name, data["E2E"], data["SQuAD"])
     for name in known("backbone"):
         if name not in MADE_OF:
             found += of_network(bases, plain, name, data["AGNews"], seen)
@@ -266,6 +275,17 @@ def of_another(config: str, kind: type) -> Start:
     others = (option for other in known("model") for option in parameters_of(getattr(lightning_fed.methods, other)))
     option = next(option for option in others if option not in own)
     return Start(config, (f"--model.init_args.{option}=1",), (option,))
+
+
+def of_answering(method: str, *configs: str) -> Iterator[Start]:
+    """A method with networks that answer with texts and spans, on data of their own."""
+    share = (f"--data.init_args.public={json.dumps(of('PublicShare', share=0.2))}",)
+    public = share if getattr(lightning_fed.methods, method).needs_public_data else ()
+    for config in configs:
+        network = yaml.safe_load(Path(config).read_text())["model"]["init_args"]["backbone"]
+        own = ON_TINY_DATA.get(method, {}) | ({"input_shape": [3, 8, 8]} if method == "PFedGate" else {})
+        block = json.dumps(of(method, backbone=network, **own))
+        yield Start(config, (f"--model={block}", *public), ("backbone", "input_shape", "data"))
 
 
 def of_optimizers(config: str) -> Iterator[Start]:

@@ -37,10 +37,16 @@ def settings(**changed: Any) -> str:
         ("FedAvg", [settings(hidden_siz=8)], ["hidden_siz"]),
         ("FedAvg", [settings(hidden_size=0)], ["hidden_size"]),
         ("FedAvg", [settings(hidden_act="foo")], ["hidden_act"]),
+        ("FedAvg", [settings(num_attention_heads=0)], ["num_attention_heads"]),
+        ("FedAvg", [settings(num_attention_heads=-1)], ["num_attention_heads"]),
+        ("FedAvg", [settings(num_hidden_layers=HUGE)], ["num_hidden_layers"]),
         ("FedAvg", [settings(patch_size=100)], ["patch_size"]),
         ("FedAvg", [settings(num_labels=7)], ["num_labels"]),
         ("FedAvg", [settings(model_type="vitt")], ["model_type"]),
         ("AdapterTuning", [f"{M}hidden=[]"], ["hidden"]),
+        ("FedDecomp", [f"{M}rank_ratio_linear=2"], ["rank_ratio_linear"]),
+        ("FedProx", [f"{M}mu={HUGE}", f"{M}epochs=3"], ["mu"]),
+        ("FedAvg", ["--federation.init_from=nowhere"], ["init_from"]),
     ],
 )
 def test_a_few(method: str, args: list[str], names: list[str], tmp_path: Path) -> None:

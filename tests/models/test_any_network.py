@@ -34,7 +34,7 @@ from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedHM, FedPer, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
+from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRep, FedRoD, HeteroFL, HOMLoRA, PFedLoRA, SplitMix, Standalone
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models import Backbone, VisionTransformer, Wrapped, backbone_of
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_cut_is_refused(wrap: Any, message: str) -> None:
         wrap()
 
 
-@pytest.mark.parametrize("method", [FedPer, FedRep, FedRoD, HeteroFL])
+@pytest.mark.parametrize("method", [FedPer, FedProto, FedRep, FedRoD, HeteroFL])
 def test_methods_that_need_a_head_say_so(method: type) -> None:
     with pytest.raises(FederationError, match=r"This method needs the head of the network, and Convolutional has no linear layer"):
         fit(method, Convolutional, **({"widths": [1.0]} if method is HeteroFL else {}))
@@ -359,6 +359,12 @@ def test_a_text_model_is_trained_as_a_whole() -> None:
 def test_a_model_for_other_classes_is_refused() -> None:
     with pytest.raises(FederationError, match="has 7 outputs, but num_classes is 4: load it with num_labels=4"):
         fit(HOMLoRA, hub_roberta(7), texts=True)
+
+
+def test_a_model_without_a_task_is_refused() -> None:
+    body = transformers.RobertaModel(hub_roberta().config, add_pooling_layer=False)
+    with pytest.raises(FederationError, match=r"RobertaModel gives a BaseModelOutput.* that holds no logits: give a network that"):
+        fit(FedAvg, body, texts=True)
 
 
 # ------------------------------------------------------------------------------------------------- Hugging Face's batches

@@ -234,9 +234,30 @@ def test_whatever_the_method_a_token_is_to_predict_the_one_that_follows(name: st
     expected = network.eval().network(**batch).loss
     module.eval()
     torch.testing.assert_close(FederatedModule.client_loss(module, batch), expected)
+    bare = getattr(lightning_fed.methods, name)(network.network, 1)
+    bare.configure_model()
+    torch.testing.assert_close(FederatedModule.client_loss(bare.eval(), batch), expected)
     module.update_metrics(module.test_metrics, batch)
     torch.testing.assert_close(module.test_metrics.compute(), {"test/perplexity": expected.exp()})
     assert not module.flops_on_meta  # such networks look at masks
+
+
+CUT = ["FedHM", "FedKD", "FedPer", "FedProto", "FedRep", "FedRoD", "LGFedAvg", "PFedLoRA"]
+"""Methods that ask for a part of a network that only classifiers have."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_methods_that_cut_networks_say_which_they_need(name: str) -> None:
+    options: dict[str, Any] = {"ratios": [0.5]} if name == "FedHM" else {}
+    module = getattr(lightning_fed.methods, name)(tiny_lm(), 1, **options)
+    with pytest.raises(FederationError, match=r"backbone: .* only classifiers have, such as .*: a GPT2LMHeadModel is trained as"):
+        module.for_client(ClientInfo(0, 1, 0, 0, (1,), model_size=0.5 if options else None)).shared_names()
+
+
+@pytest.mark.parametrize("name", ["DSFL", "FedET", "SplitMix"])
+def test_methods_that_mix_what_is_said_of_examples_need_classifiers(name: str) -> None:
+    with pytest.raises(FederationError, match=f"backbone: {name} .*, but a GPT2LMHeadModel answers with texts: give a classifier"):
+        getattr(lightning_fed.methods, name)(tiny_lm, 1).configure_model()
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "HOMLoRA", "PerFedAvgLoRA"])

@@ -101,7 +101,7 @@ def test_another_split_of_the_data_is_told(trained: tuple[Path, State], capsys: 
 
 class TestRefused:
     def test_another_network(self, trained: tuple[Path, State]) -> None:
-        said = f"The network of {trained[0]} has 'fc1.weight' of shape (5, 48), expected (7, 48). Give weights of a WideNet like"
+        said = f"The network of init_from={trained[0]} has 'fc1.weight' of shape (5, 48), expected (7, 48). Give weights of a Wide"
         with pytest.raises(FederationError, match=re.escape(said)):
             played(FedAvg(WideNet, 4), trained[0])
 
@@ -122,7 +122,7 @@ class TestRefused:
                 path.write_bytes(content)
             with pytest.raises(FederationError, match="init_from: could not read"):
                 played(FedAvg(Net, 4), path)
-        with pytest.raises(FederationError, match="No checkpoint at"):
+        with pytest.raises(FederationError, match="init_from: No checkpoint at"):
             played(FedAvg(Net, 4), tmp_path)
 
     @pytest.mark.parametrize("name", ["HeteroFL", "FedRolex"])

@@ -20,6 +20,7 @@ from tiny import (
     new_federation,
     new_method,
     new_texts,
+    new_trainer,
     same,
 )
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from lightning_fed.data import ClassesPerClient, Diabetes, DigitAttributes, InMe
 from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedPer, FedRoD, HeteroFL, PFedLoRA
+from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRoD, HeteroFL, PFedLoRA
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import MLP
@@ -357,6 +358,28 @@ def test_diabetes() -> None:
     assert isinstance(shared, dict)
     assert shared[TARGETS].std().item() == pytest.approx(1)
     assert fit(FedPer(MLP, 1, task="regression"), data).run.metric == "rmse"
+
+
+def test_the_data_say_what_is_predicted_unless_the_module_was_told() -> None:
+    data = Diabetes(num_clients=2)
+    module = FedPer(MLP)
+    assert fit(module, data, rounds=1).run.metric == "rmse"
+    assert fit(FedPer(Net), new_data(2), rounds=1).run.metric == "accuracy"
+    assert module.task == "multiclass"  # the module itself has not learned it
+    alone = FedPer(MLP)
+    new_trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(alone, data.client(0))
+    assert alone.task == alone.hparams["task"] == "regression"
+    with pytest.raises(FederationError, match=r"FedProto got task 'regression', but prototypes are those of classes"):
+        fit(FedProto(MLP), data, rounds=1)
+    with pytest.raises(FederationError, match=r"FedHM got task 'regression', but its mask of absent classes"):
+        fit(FedHM(MLP, ratios=[1.0]), data, rounds=1)
+    built = FedAvg(MLP, 1)
+    built.configure_model()
+    with pytest.raises(FederationError, match=r"FedAvg has been built to predict multiclass, but the data are of regression: give"):
+        fit(built, data, rounds=1)
+    said = Diabetes(num_clients=2)
+    said.problem = "multilabel"
+    assert fit(FedPer(MLP, task="regression"), said, rounds=1).run.metric == "rmse"
 
 
 def test_digit_attributes() -> None:

@@ -68,12 +68,16 @@ class EnsembleModule(PublicDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
-        self.task.need_classes(type(self).__name__, "it distils probabilities of classes: use FedAvg.")
+        self.check_task()
         self.distill_steps = distill_steps
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer
         self.public_table_limit = table_limit_mb * 2**20
         self.weighting = weighting
+
+    def check_task(self) -> None:
+        """What is distilled are probabilities of classes."""
+        self.task.need_classes(type(self).__name__, "it distils probabilities of classes: use FedAvg.")
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which of the networks: the client's, or the one that the server says its model has."""

@@ -74,7 +74,11 @@ class SizedModule(FederatedModule):
         self.model_sizes = [None if model_size == 1 else model_size for model_size in model_sizes]
         self.assignment = assignment
         self.masked = masked
-        if masked:
+        self.check_task()
+
+    def check_task(self) -> None:
+        """A mask of absent classes is one of a softmax."""
+        if self.masked:
             self.task.need_cross_entropy(
                 type(self).__name__,
                 "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "

@@ -49,6 +49,10 @@ class TwinModule(FederatedModule):
         super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
         self.shared_optimizer = shared_optimizer or optimizer
+        self.check_task()
+
+    def check_task(self) -> None:
+        """What is taught are probabilities of classes."""
         self.task.need_classes(
             type(self).__name__,
             "its networks teach each other what probability each class has: "

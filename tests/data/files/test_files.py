@@ -146,6 +146,16 @@ def test_one_file_of_arrays_per_client() -> None:
         ({"images": np.zeros((2, 2)), "labels": np.zeros((2, 3))}, {}, r"labels of shape \(2, 3\)"),
         ({"images": np.zeros((2, 2)), "labels": np.zeros(2)}, {"image_size": 8}, "Got image_size=8, but images is torch.float32"),
         ({"images": np.zeros((2, 2)), "labels": np.array([{}, {}])}, {}, "Could not read .*npz"),
+        (
+            {"images": np.zeros((32, 3, 4, 4), np.uint8), "labels": np.arange(32) % 2},
+            {"mean": (0.1, 0.2), "num_clients": 2},
+            r"Got mean=\[0.1, 0.2\] for images of shape \(3, 4, 4\): give 1 number or 3, one per channel",
+        ),
+        (
+            {"images": np.zeros((32, 4, 4), np.uint8), "labels": np.arange(32) % 2},
+            {"std": (0.1, 0.2), "num_clients": 2},
+            r"Got std=\[0.1, 0.2\] for images of shape \(1, 4, 4\): give 1 number\.",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
