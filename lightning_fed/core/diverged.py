@@ -1,10 +1,10 @@
 """What may help a training that diverged: its learning rate, and what else of its method is not as it usually is."""
 
-from lightning_fed.core.hparams import StoredHyperparameters
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.parameters import parameters_of
 
 
-def remedy(module: StoredHyperparameters, rate: str = "the learning rate") -> str:
+def remedy(module: FederatedModule, rate: str = "the learning rate") -> str:
     """What to change, which completes an error's sentence.
 
     Args:
@@ -15,7 +15,7 @@ def remedy(module: StoredHyperparameters, rate: str = "the learning rate") -> st
     return f"lower {rate}{''.join(f', change {each}' for each in chosen)}, or set model.gradient_clip"
 
 
-def chosen_numbers(module: StoredHyperparameters) -> dict[str, float]:
+def chosen_numbers(module: FederatedModule) -> dict[str, float]:
     """The numbers that a module was made with where its class has other defaults, by name: rates, scales and weights of terms.
     Whole numbers are of sizes and durations, with which nothing diverges.
     """

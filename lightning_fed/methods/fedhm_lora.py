@@ -68,7 +68,7 @@ class FedHMLoRA(LoRAModule):
         lora_dropout: dropout before the adapter.
         optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It starts afresh in each turn: the factors do, too.
         local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
-        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
+        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
     monitor_model = "global"

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from lightning_fed.errors import FederationError
+import safetensors.torch
+
+from lightning_fed.errors import FederationError, told
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State
 

@@ -35,7 +35,7 @@ class GroupTuning(AdapterModule):
         num_classes: number of classes; None: as many as the data have.
         optimizer: of all that is trained. Default: Adam, lr 2e-3.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
-        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
+        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
     weighting = "examples"

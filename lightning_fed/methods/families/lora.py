@@ -47,7 +47,7 @@ class LoRAModule(AdapterModule):
             knows, which are the query and value projections.
         lora_dropout: dropout before the adapter.
         persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
-        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.FineTuning`.
+        **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
     def __init__(
