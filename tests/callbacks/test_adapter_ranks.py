@@ -137,7 +137,7 @@ def test_without_a_folder_nothing_is_written_and_no_rank_is_looked_for(monkeypat
 def test_looking_changes_nothing() -> None:
     with_ranks = fit(rounds=3)
     without = new_federation(3, "other", logger=True, participation=0.7)
-    without.callbacks = []
+    without.callbacks.clear()
     without.fit(new_method("PF2LoRA"), data_for("PF2LoRA", num_clients=3, size=60))
     assert without_seconds(with_ranks.run.history) == without_seconds(without.run.history)
     assert same(with_ranks.run.server.state_dict(), without.run.server.state_dict())
