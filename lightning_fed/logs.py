@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_fed.overlapping import while_any
-
 LOGGER = logging.getLogger("lightning_fed")
 """The package's. Its modules log to its children, as ``lightning_fed.storage.disk``."""
 
@@ -19,12 +17,14 @@ class Terminal(logging.Handler):
         print(self.format(record), file=sys.stderr if record.levelno >= logging.ERROR else sys.stdout, flush=True)
 
 
-@while_any
 @contextmanager
 def lines_shown() -> Iterator[None]:
     """Within the block, what the package logs is printed, from INFO on if the logger has no level of its own. A user's handlers get
-    it too; the root logger's, which would print it once more, do not.
+    it too; the root logger's, which would print it once more, do not. A block within a block changes nothing.
     """
+    if any(isinstance(handler, Terminal) for handler in LOGGER.handlers):
+        yield
+        return
     level, propagates, terminal = LOGGER.level, LOGGER.propagate, Terminal()
     LOGGER.setLevel(level or logging.INFO)
     LOGGER.propagate = False

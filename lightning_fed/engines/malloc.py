@@ -6,8 +6,6 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning_fed.overlapping import while_any
-
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """What glibc's ``malloc.h`` calls ``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD``."""
 
@@ -15,7 +13,6 @@ NEVER = -1
 MIB = 2**20
 
 
-@while_any
 @contextmanager
 def lasting_heap() -> Iterator[None]:
     """Let glibc keep the memory that PyTorch frees on the CPU, until the run ends.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-from lightning_fed.overlapping import while_any
-
 _EXPECTED = (
     r".*does not have many workers.*",  # the data is in memory; a worker process could only slow it down
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.15
@@ -31,7 +29,6 @@ def quieter(level: int, *names: str) -> Iterator[None]:
             logger.setLevel(own)
 
 
-@while_any
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence device lines, tips and the warnings that are expected here; everything else comes through."""
@@ -41,7 +38,6 @@ def quiet_lightning() -> Iterator[None]:
         yield
 
 
-@while_any
 @contextmanager
 def no_second_traceback() -> Iterator[None]:
     """Let a thread that keeps what ended it (``thread.exception``) print no traceback: TensorBoard's writer does, and the next call

@@ -16,7 +16,6 @@ from typing import Literal
 import lightning as L
 from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.callbacks import (
     AdapterRanks,
@@ -38,10 +37,12 @@ from lightning_fed.engines.malloc import lasting_heap
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.seeding import random_state, set_random_state
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.disk import in_one_line, naming
@@ -344,14 +345,11 @@ class Federation:
     def _surroundings(self) -> Iterator[None]:
         """What is so while anything of a run happens."""
         with ExitStack() as stack:
-            for surrounding in (
-                quiet_lightning(),
-                no_second_traceback(),
-                lasting_heap(),
-                isolate_rng(),
-                torch_threads(self.engine.threads),
-            ):
-                stack.enter_context(surrounding)
+            if stack.enter_context(only_run()):
+                for surrounding in (quiet_lightning(), no_second_traceback(), lasting_heap()):
+                    stack.enter_context(surrounding)
+            stack.callback(set_random_state, random_state())
+            stack.enter_context(torch_threads(self.engine.threads))
             yield
 
     def _scratch_folder(self) -> Path:
