@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 
 COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING = range(8)
 """What a stream is for, so that streams of different use never coincide."""
@@ -42,9 +41,19 @@ def seed_torch(seed: int) -> None:
 @contextmanager
 def seeded(*keys: int) -> Iterator[None]:
     """Run a block on the stream of ``keys`` and leave the caller's random state as it was."""
-    with isolate_rng():
+    with isolated():
         seed_all(*keys)
         yield
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Leave the random state as it was, also where the block fails, which Lightning's ``isolate_rng`` does not."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 @contextmanager

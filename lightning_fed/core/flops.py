@@ -9,7 +9,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.models import Transformer, Wrapped
+from lightning_fed.seeding import isolated
 
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
@@ -87,7 +87,7 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied, batch = _real_copy(module), copy.deepcopy(batch)
-    with isolate_rng(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
+    with isolated(), torch.autograd.set_detect_anomaly(False), _plain_kernels(copied):
         # Shapes have no anomalies: looking for them asks tensors for numbers that those on the meta device have not.
         if on_meta or small:
             step(copied, batch)  # what is computed once per phase, and kept, is not a part of its steps

@@ -42,7 +42,7 @@ from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
-from lightning_fed.seeding import random_state, set_random_state
+from lightning_fed.seeding import isolated
 from lightning_fed.signals import stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.disk import in_one_line, naming
@@ -348,7 +348,7 @@ class Federation:
             if stack.enter_context(only_run()):
                 for surrounding in (quiet_lightning(), no_second_traceback(), lasting_heap()):
                     stack.enter_context(surrounding)
-            stack.callback(set_random_state, random_state())
+            stack.enter_context(isolated())
             stack.enter_context(torch_threads(self.engine.threads))
             yield
 

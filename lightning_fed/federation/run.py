@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_fed.core.diverged import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
@@ -30,7 +29,7 @@ from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, seeded
+from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on
@@ -284,7 +283,7 @@ class Run:
         self._refresh_statistics()
         info = self.clients[client]
         module = self.local.module_of(info, self.server.evaluation_broadcast(info), self.store.find(client))
-        with isolate_rng():
+        with isolated():
             self.local.fine_tune(module, client, self.round)
         return module
 
