@@ -432,7 +432,7 @@ class FederatedModule(PhasedModule):
                 f"{type(self).__name__} has been built to predict {self.task.name}, but the data are of {name}: give it "
                 f"task={name!r}."
             )
-        self.task, self.hparams["task"] = TASKS[name](self.task.loss, self.task.more_metrics, self.task.monitor), name
+        self.task, self.hparams["task"] = self.task.copied(name), name
         self.check_task()
 
     def check_task(self) -> None:

@@ -71,6 +71,10 @@ class Task(nn.Module, ABC):
         self.more_metrics = dict(metrics or {})
         self.monitor = monitor
 
+    def copied(self, name: str | None = None) -> "Task":
+        """The same for another module, or, by its name, another task with the same loss, metrics and monitor."""
+        return TASKS[name or self.name](self.loss, self.more_metrics, self.monitor)
+
     def unpack(self, batch: Any, network: Any) -> tuple[Any, Tensor]:
         """What a network takes of a batch, and what it is to predict.
 
