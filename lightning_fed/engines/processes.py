@@ -24,7 +24,7 @@ from lightning_fed.engines.packing import Packed, pack, unpack
 from lightning_fed.engines.pool import WAITING, Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.remote_worker import Numerics
 from lightning_fed.engines.silence import quiet_lightning
-from lightning_fed.engines.turn_loop import QUIET
+from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
@@ -264,7 +264,20 @@ def _gpus(spec: WorkerSpec) -> list[str | None]:
     that the trainer names, by its place among them.
     """
     with quiet_lightning():
-        if spec.new_trainer(**QUIET).device_ids != [0]:
+        if _names_devices(spec.new_trainer) or spec.new_trainer(**QUIET).device_ids != [0]:
             return [None]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(named.split(",")) if named else [str(k) for k in range(torch.cuda.device_count())]
+
+
+def _names_devices(new_trainer: TrainerFactory) -> bool:
+    """Whether a Trainer's devices are given by their numbers (``[0]``, ``"0,"``) and not by how many there are. The Trainer itself
+    does not know that any more; a function of the user's does not say it.
+    """
+    if not isinstance(new_trainer, partial):
+        return False
+    settings = dict(new_trainer.keywords)
+    for block in filter(lambda argument: isinstance(argument, Mapping), new_trainer.args):  # the trainer block of a configuration
+        settings |= block
+    devices = settings.get("devices")
+    return isinstance(devices, list | tuple) or (isinstance(devices, str) and "," in devices)

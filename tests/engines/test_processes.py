@@ -35,6 +35,7 @@ from tiny_sessions import family, gone_within
 from torch import Tensor
 
 from lightning_fed.__main__ import main
+from lightning_fed.cli.trainer import build_trainer
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
@@ -158,15 +159,17 @@ def test_workers_stay_for_the_next_run_and_let_go_of_the_last(engine: Processes)
 
 @pytest.mark.parametrize(
     ("devices", "workers", "gpus"),
-    [(1, None, ["0", "1"]), (1, 3, ["0", "1", "0"]), ([1], None, [None]), ("1,", 2, [None, None])],
+    [(1, None, ["0", "1"]), (1, 3, ["0", "1", "0"]), ([1], None, [None]), ([0], None, [None]), ("0,", 2, [None, None])],
 )
+@pytest.mark.parametrize("in_a_block", [False, True], ids=["of Python", "of a configuration"])
 def test_gpus_are_dealt_out_unless_the_trainer_names_one(
-    devices: Any, workers: int | None, gpus: list[str | None], monkeypatch: pytest.MonkeyPatch
+    in_a_block: bool, devices: Any, workers: int | None, gpus: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    engine, trainer = Processes(workers), partial(L.Trainer, accelerator="gpu", devices=devices)
+    settings = {"accelerator": "gpu", "devices": devices}
+    engine, trainer = Processes(workers), partial(build_trainer, settings) if in_a_block else partial(L.Trainer, **settings)
     engine.open(WorkerSpec(FedAvg(Net, 4), new_data(2), trainer, 0), ClientStore(Path("states"), 10**6))
     assert engine._pool is not None
     assert engine._pool.settings.gpus == gpus
