@@ -1,6 +1,6 @@
 """Checkpoints of a federation: complete or absent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,12 +219,13 @@ class Checkpoints:
         """Folders of all checkpoints, oldest first."""
         return [path for path in self._called_checkpoints() if _is_folder(path)]
 
-    def load(self, path: Path, history: bool = True) -> Checkpoint:
+    def load(self, path: Path, history: bool = True, verified: Container[FileRecord] = ()) -> Checkpoint:
         """Read and verify one checkpoint.
 
         Args:
             path: its folder.
             history: read the metrics of earlier rounds, too.
+            verified: files of clients' states that are known to be whole.
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
@@ -234,7 +235,8 @@ class Checkpoints:
             server = read_state(path, manifest.server)
             entries = {number: self.index.read(name) for number, name in manifest.index.items()}
             for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
-                read_state(self.clients_folder, record)
+                if record not in verified:
+                    read_state(self.clients_folder, record)
         except DamagedError as error:
             raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
         return Checkpoint(path, self.run_folder, manifest, server, self._rows(manifest) if history else manifest.rows, entries)
@@ -246,10 +248,11 @@ class Checkpoints:
         """
         for left in (self.folder / ".new", self.folder / ".old", self.index.folder / ".new"):
             remove(left)
+        verified = {*checkpoint.clients.values(), *checkpoint.client_state.values()}
         for path in self.paths():
             round = round_named(path.name) or 0
             try:
-                other = checkpoint if round == checkpoint.manifest.round else self.load(path, history=False)
+                other = checkpoint if round == checkpoint.manifest.round else self.load(path, False, verified)
             except FederationError:
                 other = None
             if round > checkpoint.manifest.round:
