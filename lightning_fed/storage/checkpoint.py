@@ -219,13 +219,13 @@ class Checkpoints:
         """Folders of all checkpoints, oldest first."""
         return [path for path in self._called_checkpoints() if _is_folder(path)]
 
-    def load(self, path: Path, history: bool = True, verified: Container[FileRecord] = ()) -> Checkpoint:
+    def load(self, path: Path, history: bool = True, verified: Container[str] = ()) -> Checkpoint:
         """Read and verify one checkpoint.
 
         Args:
             path: its folder.
             history: read the metrics of earlier rounds, too.
-            verified: files of clients' states that are known to be whole.
+            verified: names of files of clients' states that are known to be whole.
 
         Raises:
             DamagedError: if any of its files is missing or damaged.
@@ -235,7 +235,7 @@ class Checkpoints:
             server = read_state(path, manifest.server)
             entries = {number: self.index.read(name) for number, name in manifest.index.items()}
             for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
-                if record not in verified:
+                if record["file"] not in verified:
                     read_state(self.clients_folder, record)
         except DamagedError as error:
             raise DamagedError(f"Checkpoint {path} cannot be used: {error}") from error
@@ -248,7 +248,7 @@ class Checkpoints:
         """
         for left in (self.folder / ".new", self.folder / ".old", self.index.folder / ".new"):
             remove(left)
-        verified = {*checkpoint.clients.values(), *checkpoint.client_state.values()}
+        verified = {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.client_state.values())}
         for path in self.paths():
             round = round_named(path.name) or 0
             try:
