@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from lightning_fed import __version__
 
@@ -37,6 +38,10 @@ SUBCOMMANDS = {
     "serve": "lead a study whose data stay at their sites",
     "join": "take part in one, with data that stay here",
 }
+"""A new one has a line here, and ``run(args)`` in a file of its name in ``cli/``."""
+
+OF_FEDERATION = {"fit", "validate", "test", "export"}
+"""Those that are methods of :class:`lightning_fed.Federation`: ``cli/fit.py`` has all of them."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -54,24 +59,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
             question = nearest(args[0], SUBCOMMANDS)
             raise FederationError(f"there is no command {args[0]!r}{question}; there are {', '.join(SUBCOMMANDS)}.")
-        if args[0] == "sweep":
-            from lightning_fed.cli.sweep import run
-        elif args[0] == "report":
-            from lightning_fed.cli.report import run
-        elif args[0] == "runs":
-            from lightning_fed.cli.runs import run
-        elif args[0] == "completion":
-            from lightning_fed.cli.completion import run
-        elif args[0] == "configs":
-            from lightning_fed.cli.configs import run
-        elif args[0] == "serve":
-            from lightning_fed.cli.serve import run
-        elif args[0] == "join":
-            from lightning_fed.cli.join import run
-        else:
-            if sys.stderr.isatty():  # a moment in which nothing else can be said
-                print("Loading PyTorch and Lightning…", file=sys.stderr)
-            from lightning_fed.cli.fit import run
+        own = args[0] in SUBCOMMANDS.keys() - OF_FEDERATION
+        if not own and sys.stderr.isatty():  # a moment in which nothing else can be said
+            print("Loading PyTorch and Lightning…", file=sys.stderr)
+        run = import_module(f"lightning_fed.cli.{args[0] if own else 'fit'}").run
         with lines_shown():
             run(args)
     except FederationError as error:

@@ -333,10 +333,10 @@ class Run:
                     self.store,
                     self._merged,
                     best,
-                    self.client_state,
-                    self.made_with,
-                    self.target,
-                    self._target.reached if self._target else {},
+                    client_state=self.client_state,
+                    settings=self.made_with,
+                    target=self.target,
+                    reached=self._target.reached if self._target else {},
                 )
             self._merged = {}
 

@@ -138,7 +138,18 @@ class Checkpoints:
             self._write_index(store, last_rounds, client_state)
             written = write_state(aside / SERVER_FILE, server)
             rows, names = history[self._round - round :], dict(self._names)
-            manifest = Manifest(round, identity, threads, written, names, rows, best, target, reached or {}, dict(settings or {}))
+            manifest = Manifest(
+                round,
+                identity,
+                threads,
+                server=written,
+                index=names,
+                rows=rows,
+                best=best,
+                target=target,
+                reached=reached or {},
+                settings=dict(settings or {}),
+            )
             write_manifest(aside / "manifest.json", manifest)
             for folder in (self.clients_folder, self.index.folder, self.run_folder, aside):
                 if folder.is_dir():
