@@ -54,8 +54,8 @@ class Run:
         settings: of the federation.
         folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
             the first round has been: a run that is refused leaves nothing.
-        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run, or if it is
-            only read.
+        temporary_folder: makes the folder for clients' states that exceed their memory; called if there is no folder of the run,
+            or if it is only read.
         checkpoint: where to go on from.
         reading: whether the run is only looked at, and nothing is written to its folder, where another process may play it.
     """
@@ -69,7 +69,7 @@ class Run:
         settings: RunSettings,
         *,
         folder: Callable[[], Path | None],
-        scratch: Callable[[], Path],
+        temporary_folder: Callable[[], Path],
         checkpoint: Checkpoint | None = None,
         reading: bool = False,
     ) -> None:
@@ -99,7 +99,7 @@ class Run:
         self.threads = torch.get_num_threads()
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
-        states = self.checkpoints.clients_folder if self.checkpoints and not reading else scratch()
+        states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
         self._written = (self.folder or states, states)
         self.store = ClientStore(states, settings.store_limit)
         self.client_state = ClientStore(states, settings.store_limit, "server")

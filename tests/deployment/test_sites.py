@@ -186,8 +186,8 @@ def test_a_reply_that_comes_too_late_leaves_no_trace(name: str, capsys: pytest.C
     fault = Once(name, delay)
     link = linked(name, fault)
     federation = fit(name, link, patience={"quorum": 0.5})
-    [(ticket, answer)] = late
-    link.answers[ticket] = answer
+    [(message_id, answer)] = late
+    link.answers[message_id] = answer
     client, round = fault.which
     assert_same_as_here(federation, link, here(name, lost=(client, round)))
     assert federation.run.history[1]["round/failed_clients"] == 1
@@ -280,7 +280,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
         {"model.class_path": "Tiny", "seed_everything": 1, "model.init_args.mu": 0.5}, STUDY.versions | {"torch": "1.0"}
     )
     link = linked("FedAvg")
-    link.sites[1] = new_site("FedAvg", 1, study=other)
+    link.sites[1] = new_site("FedAvg", 1, settings=other)
     message = (
         r"^The site of client 1 cannot take part: this is another study: model.init_args.mu is 0.5 at the site and 'not set' at "
         r"the server; seed_everything is 1 at the site and 0 at the server; torch is '1.0' at the site "
@@ -296,7 +296,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"study": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
+        ({"settings": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
         ({"data": "00000000"}, "the data are others than those that this run began with"),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_site_that_comes_back_as_another_is_refused(changed: dict[str, Any], m
     """With another study, or with other data than it has described."""
 
     def come_back(client: int, answer: Answering) -> Broken:
-        link.sites[client] = site = new_site("PFedLoRA", client, study=changed.get("study", STUDY))
+        link.sites[client] = site = new_site("PFedLoRA", client, settings=changed.get("settings", STUDY))
         site._data = changed.get("data", site._data)
         return Broken("nobody answers at the site")
 
