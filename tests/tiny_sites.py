@@ -61,7 +61,7 @@ class Memory(Link):
         self.away: set[int] = set()
         self.sent: list[tuple[int, dict[str, Any], State]] = []
         self.answers: dict[str, bytes | Broken | None] = {}
-        self.global_parameters: list[tuple[dict[str, Any], State]] = []
+        self.answered: list[tuple[dict[str, Any], State]] = []
 
     def online(self) -> Collection[int]:
         return self.sites.keys() - self.away
@@ -77,7 +77,7 @@ class Memory(Link):
         answer = self.answers[message_id]
         if isinstance(answer, bytes):
             with suppress(FederationError):  # which the server has to see itself
-                self.global_parameters.append(unpack(answer, "The test's"))
+                self.answered.append(unpack(answer, "The test's"))
         return answer
 
 

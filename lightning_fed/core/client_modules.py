@@ -83,6 +83,7 @@ def unbuilt_copy(module: M) -> M:
     copied._trainer, copied.is_built = None, False
     copied.progress, copied._phase, copied.running_phases = Progress(), None, []
     copied.moments, copied._schedules, copied.resume, copied.answers = {}, {}, Resume(), Answers()
+    copied.task = copy.deepcopy(module.task)  # whose loss is a module: in train mode or not, and on a device, with its owner
     return copied
 
 

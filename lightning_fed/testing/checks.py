@@ -33,7 +33,7 @@ class RoundStates(FederationCallback):
     """Keeps who took part in each round, and everybody's private state after it."""
 
     def __init__(self) -> None:
-        self.eligible_clients: list[set[int]] = []
+        self.cohorts: list[set[int]] = []
         self.states: list[dict[int, State]] = []
         self._arrived: set[int] = set()
 
@@ -43,7 +43,7 @@ class RoundStates(FederationCallback):
 
     def on_round_end(self, run: RunView) -> None:
         """Note the round, in copies."""
-        self.eligible_clients.append(self._arrived)
+        self.cohorts.append(self._arrived)
         self._arrived = set()
         kept = states_of(run).items()
         self.states.append({client: {name: tensor.clone() for name, tensor in state.items()} for client, state in kept})
@@ -302,10 +302,10 @@ def another_seed_gives_other_numbers(subject: Subject, folder: Path) -> None:
 def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Path) -> None:
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
-    [before, after], [_, participants] = watch.states, watch.participants
+    [before, after], [_, cohort] = watch.states, watch.cohorts
     expected = 1 if federation.run.model.centralized else 2
-    assert len(participants) == expected, f"{len(participants)} clients trained in the second round, expected {expected}."
-    absent = before.keys() - participants
+    assert len(cohort) == expected, f"{len(cohort)} clients trained in the second round, expected {expected}."
+    absent = before.keys() - cohort
     assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."
     for client in sorted(before):
         moved = unequal(before[client], after[client])
@@ -318,8 +318,8 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
 def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> None:
     """Being measured leaves nothing behind."""
     _, watch = subject.varied  # in which all are measured after the first round
-    assert len(watch.participants[0]) < len(subject.new_data().clients), "Everybody took part in the first round: nobody is absent."
-    strangers = sorted(watch.states[0].keys() - watch.participants[0])
+    assert len(watch.cohorts[0]) < len(subject.new_data().clients), "Everybody took part in the first round: nobody is absent."
+    strangers = sorted(watch.states[0].keys() - watch.cohorts[0])
     kept = {client: listed(sorted(watch.states[0][client])) for client in strangers}
     assert not kept, f"After round 1 something is stored of clients that have only been measured: {kept}."
 

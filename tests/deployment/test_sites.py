@@ -101,7 +101,7 @@ def test_private_states_do_not_leave_their_site(name: str) -> None:
     crossed |= {name for _, tensors in link.received for name in tensors}
     assert crossed or name == "Standalone"
     assert not crossed & {name for state in private for name in state}
-    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.global_parameters)]
+    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.answered)]
     messages = [tensor.numpy().tobytes() for tensors in payloads for tensor in tensors.values()]
     numbers = [tensor for state in private for tensor in state.values() if len(tensor.unique()) > 3]
     assert numbers or not private
@@ -572,7 +572,7 @@ def test_what_goes_wrong_at_a_site_is_told_there(capsys: pytest.CaptureFixture[s
         fit("FedAvg", link, participation=1.0)
     told = capsys.readouterr()
     assert told.err.count("ValueError: no such patient: Mary Miller") == 2
-    assert not any("Miller" in str(head) for head, _ in link.global_parameters)
+    assert not any("Miller" in str(head) for head, _ in link.answered)
 
 
 def test_a_site_reads_no_message_that_names_a_folder() -> None:
