@@ -71,7 +71,9 @@ class ServerUpdate:
         return combined
 
     def state_dict(self) -> State:
-        """What is kept from round to round (moments, say): a part of the checkpoint. Default: nothing."""
+        """What is kept from round to round (moments, say): a part of the checkpoint. A checkpoint is held against it before a run
+        goes on, so that names, shapes and dtypes are the same from the beginning. Default: nothing.
+        """
         return {}
 
     def load_state_dict(self, state: State) -> None:
@@ -216,15 +218,15 @@ class Server:
         Args:
             run_on_server: has the engine do something with each of some models, which are taken and handed on one at a time.
                 ``predict_public``: the update's state has ``outputs``, what the model says of each example of the public data,
-                ``(M, C)``. ``train_on_public``: it has trained :meth:`.FederatedModule.server_phases` on the public data, and the
-                state is the model. The metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is measured
-                on everybody's data.
+                ``(M, C)``. ``train_on_public``: it has trained :meth:`.PublicDistillation.server_phases` on the public data, and
+                the state is the model. The metrics have its ``steps`` and ``flops``. ``evaluate``: the metrics have what is
+                measured on everybody's data.
         """
         return {}
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
-        """What a client whose update arrived is sent once more in this round, after :meth:`learn`: it trains its
-        :meth:`.FederatedModule.public_phases` on the public data and sends nothing. Default: None, it has no lesson.
+        """What a client whose update arrived is sent once more in this round, after :meth:`train_on_public`: it trains its
+        :meth:`.PublicDistillation.public_phases` on the public data and sends nothing. Default: None, it trains no more.
         """
         return None
 

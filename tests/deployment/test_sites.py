@@ -98,7 +98,7 @@ def test_private_states_do_not_leave_their_site(name: str) -> None:
     private = [state for site in link.sites.values() for state in kept_at(site).values()]
     assert bool(private) == new_method(name).for_client(link.sites[0].info).has_private_state
     crossed = {name.partition("/")[2] for _, _, tensors in link.sent for name in tensors}
-    crossed |= {name for _, tensors in link.received for name in tensors}
+    crossed |= {name for _, tensors in link.answered for name in tensors}
     assert crossed or name == "Standalone"
     assert not crossed & {name for state in private for name in state}
     payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.answered)]
