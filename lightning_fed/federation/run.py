@@ -276,7 +276,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------- models, for elsewhere
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is now, with the server's broadcast loaded, and adapted if it is measured so."""
+        """A client's model as it is now, with the server's broadcast loaded, and fine-tuned if it is measured so."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         if not self.data.at_hand:
