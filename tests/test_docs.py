@@ -160,10 +160,10 @@ def test_the_method_of_the_guide_passes_the_tests_of_the_guide(fedavgm: type[Fed
 @pytest.fixture
 def my_server(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The file of docs/server.md."""
-    module = ModuleType("my_server")
-    monkeypatch.setitem(sys.modules, "my_server", module)
+    module = ModuleType("my_lab")
+    monkeypatch.setitem(sys.modules, "my_lab", module)
     code = "\n\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "server.md").read_text(), re.DOTALL))
-    exec(compile(code, "my_server.py", "exec"), vars(module))
+    exec(compile(code, "my_lab.py", "exec"), vars(module))
     return module
 
 
