@@ -14,6 +14,7 @@ from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linke
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
+from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
@@ -567,6 +568,7 @@ def test_what_goes_wrong_at_a_site_is_told_there(capsys: pytest.CaptureFixture[s
     for site in link.sites.values():
         site._worker.template = Failing(Net, CLASSES, momentum)
         site._worker.template.configure_model()
+        site._worker.clients = ClientModules(site._worker.template, 0)
         site._worker._modules.clear()
     with pytest.raises(FederationError, match=r"was lost \(ValueError, of which the site's log says more\), and 2 of 3"):
         fit("FedAvg", link, participation=1.0)
@@ -583,9 +585,9 @@ def test_a_site_reads_no_message_that_names_a_folder() -> None:
         (head, "names the run '../../elsewhere', expected 32 hexadecimal digits"),
         (
             head | {"run": "0" * 32, "verb": "train_on_public"},
-            "asks a site to 'learn', expected fit, evaluate or compute_statistics",
+            "asks a site to 'train_on_public', expected fit, evaluate or compute_statistics",
         ),
-        (head | {"run": "0" * 32, "round": 1, "last_round": -1, "num_clients": 3}, "has since = -1, expected a number from 0"),
+        (head | {"run": "0" * 32, "round": 1, "last_round": -1, "num_clients": 3}, "has last_round = -1, expected a number from 0"),
         (head | {"client": 2}, "this is the site of client 0, not of client 2"),
     ):
         answer, _ = unpack(site.answer(pack(wrong)), "The site's")
