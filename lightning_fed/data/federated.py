@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, LoneExample, SharedTensors, count, join, take
+from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, SingleExample, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
@@ -92,7 +92,7 @@ class FederatedDataModule(L.LightningDataModule):
         val_share: ClosedUnitInterval = 0.1,
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
-        single_example: LoneExample = "join",
+        single_example: SingleExample = "join",
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
     ) -> None:
@@ -105,7 +105,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.val_share: float = val_share
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
-        self.single_example: LoneExample = single_example
+        self.single_example: SingleExample = single_example
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         check_options(self)
@@ -352,7 +352,7 @@ def check_options(data: FederatedDataModule) -> None:
     sizes = {"num_clients": data.given_num_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
     for name, size in sizes.items():
         require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
-    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(LoneExample)}
+    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
