@@ -35,7 +35,7 @@ from lightning_fed import FederatedModule, Federation
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.data import IID, FederatedDataModule, InMemory
 from lightning_fed.engines import Engine, InProcess, Processes, Ray
-from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.methods import FedAvg, PF2LoRA, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, TransformerClassifier
 
@@ -139,7 +139,7 @@ def play_side_by_side(clients: int, rounds: int, cores: int) -> float:
 def _play_share(clients: int, rounds: int, together: Any, found: Any) -> None:
     torch.set_num_threads(1)
     loop = BareLoop(OVERHEAD["cnn"], clients)
-    with lasting_heap():
+    with retained_memory():
         loop.round()
         for _ in range(rounds):
             together.wait()

@@ -39,7 +39,7 @@ def require(condition: bool, message: str) -> None:
         raise FederationError(message)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, in one line that is not too long; with its kind where the message alone is no sentence."""
     said = " ".join(str(error).split())
     said = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"

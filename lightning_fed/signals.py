@@ -33,12 +33,12 @@ def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
-    def received(number: int, frame: FrameType | None) -> None:
+    def caught(number: int, frame: FrameType | None) -> None:
         restore()
         handle(number)
 
     for number in before:
-        signal.signal(number, received)
+        signal.signal(number, caught)
     try:
         yield
     finally:
@@ -53,14 +53,14 @@ def stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
+    caught: list[int] = []
 
     def stop(number: int) -> None:
-        received.append(number)
+        caught.append(number)
         raise _Stop
 
     try:
         with first_signal(stop):
             yield
     except _Stop:
-        raise (KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()) from None
+        raise (KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()) from None

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -11,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import CLASSES, TINY_BERT, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same
+from tiny import CLASSES, TINY_BERT, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same, sgd
 from tiny_texts import save_tokenizer
 
 from lightning_fed.cli.dry_run import check_start, read
-from lightning_fed.core.aggregation import WeightedMean
-from lightning_fed.core.module import FederatedModule
+from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Server, WeightedMean
 from lightning_fed.data import Digits
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
@@ -155,3 +155,61 @@ def test_the_method_of_the_guide_passes_the_tests_of_the_guide(fedavgm: type[Fed
     assert (names, len(checks)) == ("check", len(CHECKS))
     for check in checks:
         namespace["test_fedavgm"](check)
+
+
+@pytest.fixture
+def my_server(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The file of docs/server.md."""
+    module = ModuleType("my_lab")
+    monkeypatch.setitem(sys.modules, "my_lab", module)
+    code = "\n\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "server.md").read_text(), re.DOTALL))
+    exec(compile(code, "my_lab.py", "exec"), vars(module))
+    return module
+
+
+def test_the_robust_rule_of_the_page_leaves_out_the_extremes(my_server: ModuleType) -> None:
+    updates = [({"w": torch.tensor([value, -value]), "n": torch.tensor(3)}, 1.0) for value in (1.0, 2.0, 3.0, 6.0, 1e9)]
+    merged = my_server.trimmed_mean(iter(updates), updates[0][0])
+    assert same(merged, {"w": torch.tensor([11 / 3, -11 / 3]), "n": torch.tensor(3)})
+    assert my_server.trimmed_mean(iter([]), updates[0][0]) == {}
+    with pytest.raises(FederationError, match="got 2 updates, expected more than 2"):
+        my_server.trimmed_mean(iter(updates[:2]), updates[0][0])
+
+
+def test_the_privacy_of_the_page_clips_and_hides(my_server: ModuleType) -> None:
+    mechanism = my_server.GaussianMechanism(["w"], clip_norm=1.0, noise_multiplier=2.0)
+    state = {"w": torch.full((2,), 5.0), "n": torch.tensor(1)}
+    far, near = ({"w": state["w"] + torch.tensor(change), "n": torch.tensor(9)} for change in ([3.0, 4.0], [0.3, 0.4]))
+    torch.testing.assert_close(mechanism.clip(far, state), {"w": torch.tensor([5.6, 5.8]), "n": torch.tensor(9)})
+    torch.testing.assert_close(mechanism.clip(near, state), near)
+    torch.manual_seed(0)
+    wide = {"w": torch.zeros(40_000), "n": torch.tensor(1)}
+    noisy = mechanism.add_noise(wide, wide, clients=4)
+    assert noisy["w"].std().item() == pytest.approx(2.0 * 1.0 / 4, rel=0.02)
+    assert noisy["n"] == 1
+
+
+def test_momentum_on_the_server_is_the_method_of_the_guide(my_server: ModuleType, fedavgm: type[FederatedModule]) -> None:
+    """An optimizer of PyTorch, and FedAvgM's two lines."""
+
+    class ByTorch(FedAvg):
+        def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+            server = super().configure_server(clients)
+            parameters = {name: server.state[name] for name, _ in self.named_parameters()}
+            server.update = my_server.OptimizerStep(parameters, partial(torch.optim.SGD, lr=1.0, momentum=0.9))
+            return server
+
+    expected = fit(fedavgm(NoisyNet, CLASSES, 0.9, optimizer=momentum)).run.server.state
+    torch.testing.assert_close(fit(ByTorch(NoisyNet, CLASSES, momentum)).run.server.state, expected)
+
+
+def test_a_run_with_all_parts_goes_on_as_if_it_had_not_been_stopped(my_server: ModuleType) -> None:
+    """What the optimizer keeps is in the checkpoint."""
+    method = partial(my_server.PrivateFedAvgM, Net, CLASSES, sgd)
+    whole = fit(method(), rounds=4)
+    fit(method(), rounds=2, run_dir="runs")
+    stopped = new_federation(4, evaluate_every=0, run_dir="runs")
+    stopped.fit(method(), new_data(3, 120), ckpt_path="last")
+    assert same(whole.run.server.state_dict(), stopped.run.server.state_dict())
+    assert any(name.endswith("/momentum_buffer") for name in whole.run.server.state_dict())
+    assert not same(whole.run.server.state, fit(FedAvg(Net, CLASSES, sgd), rounds=4).run.server.state)

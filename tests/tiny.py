@@ -21,7 +21,7 @@ from lightning_fed.storage.checkpoint import Checkpoints
 from lightning_fed.storage.client_store import read_state
 from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
-from lightning_fed.testing.compare import assert_same, kept_states, private_states, same, without_seconds
+from lightning_fed.testing.compare import assert_same, private_states, same, server_client_states, without_seconds
 from lightning_fed.testing.toys import (
     CLASSES,
     PIXELS,
@@ -47,13 +47,13 @@ __all__ = [
     "Shuffled",
     "WideNet",
     "assert_same",
-    "kept_states",
     "momentum",
     "new_data",
     "new_federation",
     "new_trainer",
     "private_states",
     "same",
+    "server_client_states",
     "sgd",
     "without_seconds",
 ]

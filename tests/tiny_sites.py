@@ -31,12 +31,12 @@ def data_of(name: str, num_clients: int = 3) -> Any:
 
 
 def new_site(
-    name: str, client: int, folder: Path | str = "sites", study: VerbSettings = STUDY, seed: int = 0, **options: Any
+    name: str, client: int, folder: Path | str = "sites", settings: VerbSettings = STUDY, seed: int = 0, **options: Any
 ) -> Site:
     """The site of one of three clients, as if it had been started now."""
     spec = WorkerSpec(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
     with quiet_lightning():
-        return Site(spec, client, study, Path(folder) / str(client))
+        return Site(spec, client, settings, Path(folder) / str(client))
 
 
 Fault = Callable[[int, dict[str, Any], Callable[[], bytes]], "bytes | Broken | None"]
@@ -61,7 +61,7 @@ class Memory(Link):
         self.away: set[int] = set()
         self.sent: list[tuple[int, dict[str, Any], State]] = []
         self.answers: dict[str, bytes | Broken | None] = {}
-        self.global_parameters: list[tuple[dict[str, Any], State]] = []
+        self.answered: list[tuple[dict[str, Any], State]] = []
 
     def online(self) -> Collection[int]:
         return self.sites.keys() - self.away
@@ -69,15 +69,15 @@ class Memory(Link):
     def send(self, client: int, message: bytes, seconds: float) -> str:
         head, tensors = unpack(message, "The test's")
         self.sent.append((client, head, tensors))
-        ticket = str(len(self.sent))
-        self.answers[ticket] = self.fault(client, head, partial(self.sites[client].answer, message))
-        return ticket
+        message_id = str(len(self.sent))
+        self.answers[message_id] = self.fault(client, head, partial(self.sites[client].answer, message))
+        return message_id
 
-    def poll(self, ticket: str) -> bytes | Broken | None:
-        answer = self.answers[ticket]
+    def poll(self, message_id: str) -> bytes | Broken | None:
+        answer = self.answers[message_id]
         if isinstance(answer, bytes):
             with suppress(FederationError):  # which the server has to see itself
-                self.global_parameters.append(unpack(answer, "The test's"))
+                self.answered.append(unpack(answer, "The test's"))
         return answer
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-import lightning_fed.cli.study
+import lightning_fed.cli.verb_settings
 import lightning_fed.deployment.flower.node
 import lightning_fed.deployment.site  # noqa: F401 - imported once, for all sites
 from lightning_fed.__main__ import main

@@ -16,8 +16,8 @@ from pathlib import Path
 import lightning_fed
 
 MODULES = (
-    *("core.aggregation", "core.client_state", "core.measured", "core.messages", "core.schedules"),
-    *("experiments.report", "federation.run", "storage.export"),
+    *("core.aggregation", "core.client_modules", "core.messages", "core.schedules"),
+    *("experiments.report", "federation.run", "federation.settings", "federation.turns", "storage.export"),
 )
 """Modules beside the packages from which a method or a callback imports."""
 

@@ -24,7 +24,7 @@ KINDS = {
     "a network each": "A network each, guided by the others",
     "a part stays": "A part of the network stays with its client",
     "architectures": "Networks of different architectures",
-    "model_size": "Clients of different model_size",
+    "model_size": "Clients with models of different sizes",
     "fine-tuning": "Transformers, fine-tuned by small parts",
     "references": "References: what sharing has to beat",
 }

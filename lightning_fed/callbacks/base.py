@@ -22,7 +22,7 @@ class RunView(Protocol):
         rounds: how many there are.
         seed: the run's seed.
         method: name of the method.
-        metric: name of the monitored metric metric.
+        metric: name of the monitored metric.
         target: value of the monitored metric that is waited for; None: there is none.
         evaluate_every: after how many rounds clients are measured; 0: after the last one.
         cohort_size: how many clients take part in a round.

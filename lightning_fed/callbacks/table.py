@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
-from lightning_fed.storage.disk import make_way, naming
+from lightning_fed.storage.disk import move_aside, naming
 
 
 class MetricsTable(FederationCallback):
@@ -68,7 +68,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with naming(path):
         aside.write_text(_lines([dict(zip(columns, columns, strict=True)), *rows], columns), newline="")
     if path.is_dir():
-        make_way(path)
+        move_aside(path)
     aside.replace(path)
 
 

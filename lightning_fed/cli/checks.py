@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_fed.cli.refusals import BASES, known
-from lightning_fed.errors import FederationError, told
+from lightning_fed.errors import FederationError, error_text
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
 from lightning_fed.parameters import parameters_of
 
@@ -63,7 +63,9 @@ def refuse_settings(value: Namespace, key: str) -> None:
         elif issubclass(kind, LRScheduler):
             kind(torch.optim.SGD(parameter, lr=0.1), **settings)
     except Exception as error:
-        raise FederationError(f"{key.replace('.init_args', '')}: {kind.__name__} takes no such settings: {told(error)}") from error
+        raise FederationError(
+            f"{key.replace('.init_args', '')}: {kind.__name__} takes no such settings: {error_text(error)}"
+        ) from error
 
 
 def refuse_nulls(value: Any, key: str) -> None:

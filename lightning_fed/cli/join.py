@@ -16,7 +16,7 @@ from lightning_fed.errors import require
 from lightning_fed.signals import Terminated, stopped_by_signals
 
 if TYPE_CHECKING:  # which waits for torch
-    from lightning_fed.cli.study import StudyCLI
+    from lightning_fed.cli.verb_settings import VerbCLI
     from lightning_fed.core.module import FederatedModule
 
 log = logging.getLogger(__name__)
@@ -64,16 +64,16 @@ def run(args: Sequence[str]) -> None:
     )
 
     from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.study import StudyCLI
+    from lightning_fed.cli.verb_settings import VerbCLI
 
     try:
-        quietly(lambda: StudyCLI(rest, lambda cli: join(cli, given)))
+        quietly(lambda: VerbCLI(rest, lambda cli: join(cli, given)))
     except (KeyboardInterrupt, Terminated) as ended:
         print(f"lightning-fed: the site of client {given.client} has left. To come back: the same command.", file=sys.stderr)
         raise SystemExit(130 if isinstance(ended, KeyboardInterrupt) else 143) from None
 
 
-def join(cli: "StudyCLI", given: Namespace) -> None:
+def join(cli: "VerbCLI", given: Namespace) -> None:
     """Build what ``fit`` would, for one client, and answer a server's messages until the process is ended.
 
     Args:
@@ -91,7 +91,7 @@ def join(cli: "StudyCLI", given: Namespace) -> None:
     if given.output:
         refuse_others(given.output)
     if not given.partitioned:
-        data.asked_clients, data.partition = 1, IID()  # all that is here is this client's
+        data.given_num_clients, data.partition = 1, IID()  # all that is here is this client's
     federation.engine = InProcess(given.threads)
     with stopped_by_signals(), federation._surroundings():
         own = OneClient(data, client if given.partitioned else 0, client)
@@ -102,7 +102,7 @@ def join(cli: "StudyCLI", given: Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         spec = WorkerSpec(model, own, federation.new_trainer, federation.seed)
         keep = partial(_export, cli, given) if given.output else None
-        site = Site(spec, client, cli.study, folder / "states", keep)
+        site = Site(spec, client, cli.settings, folder / "states", keep)
         answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)
 
 
@@ -112,7 +112,7 @@ def _supernode(given: Namespace, path: Path) -> list[str]:
     return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
 
 
-def _export(cli: "StudyCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
+def _export(cli: "VerbCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
     """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
     from lightning_fed.storage.export.folder import write
 

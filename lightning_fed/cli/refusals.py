@@ -79,11 +79,11 @@ def shorten(message: str, options: Collection[str] = ()) -> str:
     found = [key for key, _ in groupby(re.findall(r'Parser key "([^"]+)":', message))]
     keys = [key for place, key in enumerate(found) if key not in found[:place]]
     lines = list(dict.fromkeys(map(_plain, message.splitlines())))
-    told = "; ".join(line for line in lines if line and not line.startswith(_NOISE))
-    told = _in_words(told or _expected(message, lines) or " ".join(message.split()), _given(message))
-    told = _with_names(told, message, keys, options)
-    told = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", told)
-    return f"{'.'.join(keys)}: {told}" if keys else told
+    text = "; ".join(line for line in lines if line and not line.startswith(_NOISE))
+    text = _in_words(text or _expected(message, lines) or " ".join(message.split()), _given(message))
+    text = _with_names(text, message, keys, options)
+    text = re.sub(rf"(\S{{{LONGEST}}})\S+", r"\1…", text)
+    return f"{'.'.join(keys)}: {text}" if keys else text
 
 
 def _plain(line: str) -> str:
@@ -118,48 +118,48 @@ def _expected(message: str, lines: Iterable[str]) -> str:
     return f"got {value or 'something else'}, expected {' or '.join(kinds)}" if kinds else ""
 
 
-def _in_words(told: str, value: str) -> str:
+def _in_words(text: str, value: str) -> str:
     """Python's sentences about values as those of a configuration."""
-    if told.startswith("does not conform"):
-        told = f"{value} {told}"  # of a union, the value stands elsewhere
-    told = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", told)
-    told = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", told)
+    if text.startswith("does not conform"):
+        text = f"{value} {text}"  # of a union, the value stands elsewhere
+    text = re.sub(r"Expected a dot import path string: (\S+?)(?=;|$)", r"there is no '\1'", text)
+    text = re.sub(r"(int|float)\(\) argument must be .* not 'NoneType'", "got null, expected a number", text)
     not_numbers = r"(invalid literal for int\(\) with base 10|could not convert string to \w+)"
-    told = re.sub(rf"{not_numbers}: '?None'?", "got null, expected a number", told)
-    told = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", told)
-    told = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", told)
+    text = re.sub(rf"{not_numbers}: '?None'?", "got null, expected a number", text)
+    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"got \1, expected a whole number", text)
+    text = re.sub(r"could not convert string to float: (.*)", r"got \1, expected a number", text)
     no_class = r"Expected an import path or a subclass spec, but got (.*?)(?=\. Got value|;|$)(\. Got value: [^;]*)?"
-    told = re.sub(no_class, r"got \1, expected the name of a class", told)
-    told = re.sub(r"Unable to load config (['\"])(.*?)\1(; Unable.*)?", r"got '\2', expected options by name", told)
-    told = re.sub(r"Problems parsing config: ", "The configuration is not YAML: ", told)
-    told = re.sub(r'; in "<unicode string>",', ", in", told)
+    text = re.sub(no_class, r"got \1, expected the name of a class", text)
+    text = re.sub(r"Unable to load config (['\"])(.*?)\1(; Unable.*)?", r"got '\2', expected options by name", text)
+    text = re.sub(r"Problems parsing config: ", "The configuration is not YAML: ", text)
+    text = re.sub(r'; in "<unicode string>",', ", in", text)
     return "; ".join(
-        dict.fromkeys(part for part in told.split("; ") if not re.match(r"expected string or bytes-like object", part))
+        dict.fromkeys(part for part in text.split("; ") if not re.match(r"expected string or bytes-like object", part))
     )
 
 
-def _with_names(told: str, message: str, keys: list[str], options: Collection[str]) -> str:
+def _with_names(text: str, message: str, keys: list[str], options: Collection[str]) -> str:
     """With the names that are known, and the one that is nearest to what was given."""
-    if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", told):
+    if wrong := re.search(r"Option '([^']+)' is not accepted(?! by)", text):
         path = _whose(message, wrong[0])
         # a method may have settled an option of its base
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
-        told = told.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
-        told += hint(wrong[1], OPTIONS) or nearest(wrong[1].partition(".")[0], names)
+        text = text.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
+        text += hint(wrong[1], OPTIONS) or nearest(wrong[1].partition(".")[0], names)
         if short in BASES:
-            told += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
-    elif wrong := re.search(r"not accept option '([^']+)'", told):
-        told += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options)
-    elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", told):
-        told += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options, "--")
-    elif "expected the name of a" in told:
+            text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
+    elif wrong := re.search(r"not accept option '([^']+)'", text):
+        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options)
+    elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
+        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options, "--")
+    elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
-        told += nearest(given[0], ["class_path", "init_args"]) if given else ""
-    if keys and ("there is no" in told or "has no attribute" in told) and (names := known(keys[-1].rpartition(".")[2])):
-        wrong = re.search(r"there is no '([^']*)'", told)
-        told += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
-    return f"{told}; {HELP}" if "unrecognized arguments" in told or "not accept" in told else told
+        text += nearest(given[0], ["class_path", "init_args"]) if given else ""
+    if keys and ("there is no" in text or "has no attribute" in text) and (names := known(keys[-1].rpartition(".")[2])):
+        wrong = re.search(r"there is no '([^']*)'", text)
+        text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
+    return f"{text}; {HELP}" if "unrecognized arguments" in text or "not accept" in text else text
 
 
 def _whose(message: str, what: str) -> str:

@@ -12,7 +12,7 @@ from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
 
 if TYPE_CHECKING:  # which waits for torch
-    from lightning_fed.cli.study import StudyCLI
+    from lightning_fed.cli.verb_settings import VerbCLI
 
 TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
 Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
@@ -56,12 +56,12 @@ def run(args: Sequence[str]) -> None:
     check_certificates(given.certificates)
 
     from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.study import StudyCLI
+    from lightning_fed.cli.verb_settings import VerbCLI
 
-    quietly(lambda: StudyCLI(rest, lambda cli: serve(cli, given, keys)))
+    quietly(lambda: VerbCLI(rest, lambda cli: serve(cli, given, keys)))
 
 
-def serve(cli: "StudyCLI", given: Namespace, keys: Sequence[Path]) -> None:
+def serve(cli: "VerbCLI", given: Namespace, keys: Sequence[Path]) -> None:
     """``fit`` with turns at sites.
 
     Args:
@@ -79,11 +79,11 @@ def serve(cli: "StudyCLI", given: Namespace, keys: Sequence[Path]) -> None:
     data = DataAtSites(cli.datamodule)
     data.refuse_what_needs_them(cli.model)
     kwargs = cli._prepare_subcommand_kwargs("fit") | {"datamodule": data}
-    study, federation = cli.study, cli.federation
+    settings, federation = cli.settings, cli.federation
     with tempfile.TemporaryDirectory() as scratch:
         home = (federation.run_dir or Path(scratch)) / "flower"
         with linked(given.certificates, keys, given.host, given.port, home) as link:
-            federation.engine = Sites(link, len(keys), study, wait=given.wait, deadline=given.deadline, quorum=given.quorum)
+            federation.engine = Sites(link, len(keys), settings, wait=given.wait, deadline=given.deadline, quorum=given.quorum)
             federation.fit(**kwargs)
     if given.output:
         run = federation.run

@@ -39,10 +39,10 @@ class RoundState(ClientStates, Protocol):
         """Drop all states."""
 
 
-def move(arrived: RoundState, kept: ClientStates, round: int) -> None:
+def move(arrived: RoundState, states: ClientStates, round: int) -> None:
     """Keep what arrived in a round, now that all of it is there."""
     for client in arrived:
-        kept.put(client, arrived.get(client), round)
+        states.put(client, arrived.get(client), round)
     arrived.clear()
 
 

@@ -31,7 +31,7 @@ class FineTuning:
     when: Literal["always", "last"] = "always"
     optimizer: OptimizerCallable | None = None
 
-    def length(self) -> dict[str, int]:
+    def length(self) -> dict[str, Any]:
         """Epochs or steps of the phase; empty for none."""
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
         lengths = {"epochs": epochs, "steps": self.steps}

@@ -71,7 +71,9 @@ class ServerUpdate:
         return combined
 
     def state_dict(self) -> State:
-        """What is kept from round to round (moments, say): a part of the checkpoint. Default: nothing."""
+        """What is kept from round to round (moments, say): a part of the checkpoint. A checkpoint is held against it before a run
+        goes on, so that names, shapes and dtypes are the same from the beginning. Default: nothing.
+        """
         return {}
 
     def load_state_dict(self, state: State) -> None:
@@ -224,7 +226,7 @@ class Server:
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
         """What a client whose update arrived is sent once more in this round, after :meth:`train_on_public`: it trains its
-        :meth:`.PublicDistillation.public_phases` on the public data and sends nothing. Default: None, nothing.
+        :meth:`.PublicDistillation.public_phases` on the public data and sends nothing. Default: None, it trains no more.
         """
         return None
 

@@ -33,7 +33,7 @@ INPUT = "input"
 EXAMPLE = "example"
 """Name, among the inputs, of the number of the example that a row belongs to, shape (N,). A network drops it."""
 
-LoneExample = Literal["join", "drop", "keep"]
+SingleExample = Literal["join", "drop", "keep"]
 """What becomes of an example that would be alone in the last training batch, see :func:`batches_of`."""
 
 ROUND_UP = 8
@@ -101,7 +101,7 @@ def trimmed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {name: inputs[name][:, :kept].contiguous() for name in same}
 
 
-def batches_of(order: Tensor, batch_size: int, single_example: LoneExample) -> list[Tensor]:
+def batches_of(order: Tensor, batch_size: int, single_example: SingleExample) -> list[Tensor]:
     """Indices cut into batches.
 
     Batch norm cannot learn from one value per channel. So where one example would be left for the last batch, it can ``join`` the
@@ -121,7 +121,7 @@ def batches_of(order: Tensor, batch_size: int, single_example: LoneExample) -> l
     return batches
 
 
-def num_batches(examples: int, batch_size: int, single_example: LoneExample) -> int:
+def num_batches(examples: int, batch_size: int, single_example: SingleExample) -> int:
     """How many batches :func:`batches_of` makes."""
     full, rest = divmod(examples, batch_size)
     alone = rest == 1 and full > 0 and single_example != "keep"
@@ -145,11 +145,11 @@ class ShuffledBatches(Sampler[Tensor]):
         single_example: what becomes of an example that would be alone in the last batch.
     """
 
-    def __init__(self, indices: Tensor, batch_size: int, seed: int, single_example: LoneExample = "join") -> None:
+    def __init__(self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join") -> None:
         self.indices = indices
         self.batch_size = batch_size
         self.seed = seed
-        self.single_example: LoneExample = single_example
+        self.single_example: SingleExample = single_example
         self.epoch = 0
         self.position = 0  # how many batches of the epoch were played
         self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
@@ -229,7 +229,7 @@ class SharedTensors(Dataset[Batch]):
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
-    def shuffled(self, indices: Tensor, batch_size: int, seed: int, single_example: LoneExample = "join") -> DataLoader[Batch]:
+    def shuffled(self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join") -> DataLoader[Batch]:
         """A loader for training."""
         sampler = ShuffledBatches(indices, batch_size, seed, single_example)
         return ResumableLoader(self, sampler=sampler, **self._options())

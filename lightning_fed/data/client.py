@@ -8,7 +8,7 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import Batch, BatchTransform, LoneExample, SharedTensors
+from lightning_fed.data.batches import Batch, BatchTransform, SharedTensors, SingleExample
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.tasks.task import TaskName
 
@@ -40,7 +40,7 @@ class ClientDataModule(L.LightningDataModule):
         eval_batch_size: int,
         order_seed: int,
         score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
-        single_example: LoneExample = "join",
+        single_example: SingleExample = "join",
         num_classes: int | None = None,
         problem: TaskName | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class ClientDataModule(L.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.order_seed = order_seed
         self.score = score
-        self.single_example: LoneExample = single_example
+        self.single_example: SingleExample = single_example
         self.num_classes = num_classes
         self.problem = problem
 

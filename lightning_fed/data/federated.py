@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, LoneExample, SharedTensors, count, join, take
+from lightning_fed.data.batches import EXAMPLE, Batch, BatchTransform, Inputs, SharedTensors, SingleExample, count, join, take
 from lightning_fed.data.checked import check_labels, checked_pools, refuse_no_numbers
 from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
@@ -92,12 +92,12 @@ class FederatedDataModule(L.LightningDataModule):
         val_share: ClosedUnitInterval = 0.1,
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
-        single_example: LoneExample = "join",
+        single_example: SingleExample = "join",
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
     ) -> None:
         super().__init__()
-        self.asked_clients: int | None = num_clients
+        self.given_num_clients: int | None = num_clients
         self.partition: Partitioner = ClassesPerClient(2) if partition is None else partition
         self.batch_size: int = batch_size
         self.eval_batch_size: int = eval_batch_size
@@ -105,7 +105,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.val_share: float = val_share
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
-        self.single_example: LoneExample = single_example
+        self.single_example: SingleExample = single_example
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         check_options(self)
@@ -176,7 +176,7 @@ class FederatedDataModule(L.LightningDataModule):
     def num_clients(self) -> int:
         """How many clients there are. With a natural partition, the data are loaded to know it."""
         if not self.partition.is_natural:
-            return self.asked_clients or NUM_CLIENTS
+            return self.given_num_clients or NUM_CLIENTS
         if not self._splits:
             self._loaded()
         return len(self._splits)
@@ -310,14 +310,14 @@ class FederatedDataModule(L.LightningDataModule):
             roles = roles_of_sets(len(groups), num_train, self.validation())[owned]
         shares, holders = Shares(self.val_share, self.test_share or 0.0), self.partition.holders(self.column)
         if holders is None:
-            splits = deal(groups[owned], roles, shares, self.partition, self.asked_clients or NUM_CLIENTS, self.seed)
+            splits = deal(groups[owned], roles, shares, self.partition, self.given_num_clients or NUM_CLIENTS, self.seed)
         else:
             require(
                 len(holders) == len(groups),
                 f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: "
                 "give one name per example.",
             )
-            given = self.partition.min_examples, self.asked_clients, self.seed
+            given = self.partition.min_examples, self.given_num_clients, self.seed
             self.client_names, splits = divide_by_name(holders[owned], roles, shares, *given)
         return [Split(*(owned[part] for part in split)) for split in splits]
 
@@ -349,10 +349,10 @@ class FederatedDataModule(L.LightningDataModule):
 
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
-    sizes = {"num_clients": data.asked_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
+    sizes = {"num_clients": data.given_num_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
     for name, size in sizes.items():
         require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
-    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(LoneExample)}
+    choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")

@@ -25,7 +25,7 @@ from lightning_fed.deployment.wire import (
     counted,
     frozen_checksum,
     pack,
-    said,
+    read_field,
     unpack,
     unpack_update,
 )
@@ -62,7 +62,7 @@ class _Message(Generic[T]):
     read: Callable[[dict[str, Any], State, str], T]
     ends: float
     tries: int = 0
-    ticket: str | None = None  # while it is under way
+    message_id: str | None = None  # while it is under way
     answer: T | None = None
     failure: str | None = None
     trouble: str = ""  # that it has had so far
@@ -73,7 +73,7 @@ class _Message(Generic[T]):
 
     def take(self, answer: bytes | Broken) -> None:
         """Read what came, and see whether it is to be asked for again."""
-        self.ticket = None
+        self.message_id = None
         if isinstance(answer, Broken):
             self.trouble = escaped(answer.why)
             self.tries -= answer.away
@@ -83,12 +83,12 @@ class _Message(Generic[T]):
                 head, tensors = unpack(answer, whose)
                 if counted(head, "client", whose) != self.client:
                     raise FederationError(f"{whose} message is of client {head['client']}.")
-                kind = said(head, "answer", str, whose)
+                kind = read_field(head, "answer", str, whose)
                 if kind == "refused":  # which a second time would be refused, too
-                    self.failure = escaped(said(head, "why", str, whose))
+                    self.failure = escaped(read_field(head, "why", str, whose))
                     return
                 if kind == "failed":
-                    self.trouble = f"{escaped(said(head, 'why', str, whose))}, of which the site's log says more"
+                    self.trouble = f"{escaped(read_field(head, 'why', str, whose))}, of which the site's log says more"
                 else:
                     self.answer = self.read(head, tensors, whose)
                     return
@@ -105,7 +105,7 @@ class Sites(Engine):
     Args:
         link: carries messages.
         count: how many clients there are, each with a site of its own.
-        study: what must be the same at all sites.
+        settings: what must be the same at all sites.
         wait: seconds until all sites must be online and have said what they have, at the start.
         deadline: seconds that the turns of a phase of a round may take; a turn that takes longer is lost.
         quorum: share of a phase's turns that must arrive; below it the run ends.
@@ -116,13 +116,13 @@ class Sites(Engine):
         self,
         link: Link,
         count: int,
-        study: VerbSettings,
+        settings: VerbSettings,
         wait: float = 600,
         deadline: float = 3600,
         quorum: float = 1.0,
         poll: float = 0.5,
     ) -> None:
-        self.link, self.count, self.study = link, count, study
+        self.link, self.count, self.settings = link, count, settings
         self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
         self._sites: list[Described] = []
         self._opened: tuple[str, ClientStore, Worker] | None = None
@@ -141,7 +141,7 @@ class Sites(Engine):
             raise FederationError(f"The engine Sites got {type(data).__name__}, but data are at the sites: give DataAtSites(data).")
         ends = time.monotonic() + self.wait
         self._wait_for_all(ends)
-        question = {"ask": "describe", **self.study.head}
+        question = {"ask": "describe", **self.settings.head}
         asked = [_Message(k, partial(pack, question | {"client": k}), self._read_description, ends) for k in range(self.count)]
         self._sites = []
         for message in asked:
@@ -225,7 +225,7 @@ class Sites(Engine):
             turn, last_round=turn.last_round if client in states else 0
         )  # without a private state there is nothing to start from
         held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
-        return Errand(run, turn, held, data, self._frozen).pack(self.study)
+        return Errand(run, turn, held, data, self._frozen).pack(self.settings)
 
     def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
         return Described.unpacked(head, whose)
@@ -241,7 +241,7 @@ class Sites(Engine):
             )
         monitor = (f"test/{template.monitor}",) if info.num_test else ()
         for name in {"fit": ("flops",), "compute_statistics": ("batches",), "evaluate": monitor}.get(turn.verb, ()):
-            said(update.metrics, name, float, whose)
+            read_field(update.metrics, name, float, whose)
         check_form(update)
         for metrics in (template.val_metrics, template.test_metrics):
             for name, metric in metrics.items(copy_state=False):
@@ -263,11 +263,11 @@ class Sites(Engine):
     # ---------------------------------------------------------------------------------------------------------------- waiting
 
     def _wait_for_all(self, ends: float) -> None:
-        said_before: list[int] = []
+        reported: list[int] = []
         while missing := sorted(set(range(self.count)) - set(self.link.online())):
-            if missing != said_before:
+            if missing != reported:
                 log.info(f"Waiting for the sites of clients {', '.join(map(str, missing))}.")
-                said_before = missing
+                reported = missing
             if time.monotonic() > ends:
                 raise FederationError(
                     f"The sites of clients {', '.join(map(str, missing))} were not online within {self.wait:g} seconds: is "
@@ -286,17 +286,17 @@ class Sites(Engine):
     def _see_to(self, messages: Collection[_Message[Any]]) -> None:
         """Send what has to be sent, take what has come, give up what takes too long."""
         undone = [message for message in messages if not message.is_done]
-        online = self.link.online() if any(message.ticket is None for message in undone) else ()
+        online = self.link.online() if any(message.message_id is None for message in undone) else ()
         for message in undone:
             if (left := message.ends - time.monotonic()) <= 0:
                 message.failure = message.trouble or "no answer in time"
-            elif message.ticket is None:
+            elif message.message_id is None:
                 if message.client in online:
                     message.tries += 1
-                    message.ticket = self.link.send(message.client, message.pack(), left)
+                    message.message_id = self.link.send(message.client, message.pack(), left)
                 else:
                     message.trouble = message.trouble or "its site was not online"
-            elif (answer := self.link.poll(message.ticket)) is not None:
+            elif (answer := self.link.poll(message.message_id)) is not None:
                 message.take(answer)
 
 

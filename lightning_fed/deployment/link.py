@@ -29,8 +29,8 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, client: int, message: bytes, seconds: float) -> str:
-        """Send a message, which is of use for so long; returns a ticket for its answer."""
+        """Send a message, which is of use for so long; returns an id, under which to ask for the answer."""
 
     @abstractmethod
-    def poll(self, ticket: str) -> bytes | Broken | None:
+    def poll(self, message_id: str) -> bytes | Broken | None:
         """The answer, handed out once; None: not yet."""

@@ -105,7 +105,7 @@ class Site:
     Args:
         spec: makes the worker; its data have the one client.
         client: its number.
-        study: what the server must have, too.
+        settings: what the server must have, too.
         folder: where private states are kept.
         keep: what to do with the client's model each time that it has been measured, given the round: the model as it was measured.
     """
@@ -114,13 +114,13 @@ class Site:
         self,
         spec: WorkerSpec,
         client: int,
-        study: VerbSettings,
+        settings: VerbSettings,
         folder: Path,
         keep: Callable[[FederatedModule, int], None] | None = None,
     ) -> None:
         self.client = client
         self._keep = keep
-        self.study = study
+        self.settings = settings
         self.store = SiteStore(folder)
         self.info = spec.data.client(client).info
         self._data = spec.data.fingerprint()
@@ -134,7 +134,7 @@ class Site:
         try:
             head, tensors = unpack(message, "The server's")
             self._refuse_others(counted(head, "client", "The server's"))
-            self.study.refuse_other(head)
+            self.settings.refuse_other(head)
             if head.get("ask") == "describe":
                 return Described(self.info, self._data).pack()
             errand = Errand.unpacked(head, tensors)

@@ -66,7 +66,7 @@ def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
     return head, tensors
 
 
-def said(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> T:
+def read_field(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> T:
     """An entry of a head. Raises :class:`FederationError` if it is of another type, or not there."""
     value = head.get(key)
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
@@ -78,7 +78,7 @@ def said(head: Mapping[str, Any], key: str, kind: type[T], whose: str) -> T:
 
 def counted(head: Mapping[str, Any], key: str, whose: str) -> int:
     """A number from 0 of a head, such as arrays and floats can hold."""
-    if not is_count(number := said(head, key, int, whose)):
+    if not is_count(number := read_field(head, key, int, whose)):
         raise FederationError(f"{whose} message has {key} = {shown(number)}, expected a number from 0.")
     return number
 
@@ -109,7 +109,9 @@ class VerbSettings:
         Raises:
             FederationError: naming the keys that differ.
         """
-        theirs = VerbSettings(said(head, "settings", dict, "The server's"), said(head, "versions", dict, "The server's"))
+        theirs = VerbSettings(
+            read_field(head, "settings", dict, "The server's"), read_field(head, "versions", dict, "The server's")
+        )
         different = [
             f"{key} is {mine.get(key, 'not set')!r} at the site and {its.get(key, 'not set')!r} at the server"
             for mine, its in ((self.settings, theirs.settings), (self.versions, theirs.versions))
@@ -170,10 +172,10 @@ class Errand:
     data: str
     frozen: str
 
-    def pack(self, study: VerbSettings) -> bytes:
+    def pack(self, settings: VerbSettings) -> bytes:
         """As a message."""
         turn, broadcast = self.turn, self.turn.broadcast
-        head = {"ask": "turn", **study.head, "run": self.run, "held": self.held}
+        head = {"ask": "turn", **settings.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
         head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "model_size": broadcast.model_size}
         head |= {name: getattr(turn, name) for name in ("verb", "round", "last_round", "evaluate", "fine_tune")}
@@ -184,12 +186,13 @@ class Errand:
     def unpacked(cls, head: Mapping[str, Any], tensors: State) -> "Errand":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         whose = "The server's"
-        run, held, verb = said(head, "run", str, whose), said(head, "held", list, whose), said(head, "verb", str, whose)
+        run, held = read_field(head, "run", str, whose), read_field(head, "held", list, whose)
+        verb = read_field(head, "verb", str, whose)
         if not re.fullmatch("[0-9a-f]{32}", run):  # it becomes the name of a folder
             raise FederationError(f"{whose} message names the run {shown(run)}, expected 32 hexadecimal digits.")
         if verb not in ("fit", "evaluate", "compute_statistics"):
             raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or compute_statistics.")
-        model_size = None if head.get("model_size") is None else said(head, "model_size", float, whose)
+        model_size = None if head.get("model_size") is None else read_field(head, "model_size", float, whose)
         counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "last_round")}
         client = ClientInfo(counts["client"], 0, 0, 0, (), model_size, counts["num_clients"])
         parts: dict[str, State] = {"state": {}, "statistics": {}}
@@ -203,12 +206,12 @@ class Errand:
             client,
             counts["round"],
             Broadcast(parts["state"], model_size, parts["statistics"]),
-            said(head, "evaluate", bool, whose),
+            read_field(head, "evaluate", bool, whose),
             counts["last_round"],
-            said(head, "fine_tune", bool, whose),
+            read_field(head, "fine_tune", bool, whose),
         )
         rounds = tuple(number for number in held if type(number) is int)
-        return cls(run, turn, rounds, said(head, "data", str, whose), said(head, "frozen", str, whose))
+        return cls(run, turn, rounds, read_field(head, "data", str, whose), read_field(head, "frozen", str, whose))
 
 
 # ----------------------------------------------------------------------------------------------------------------- answers
@@ -236,7 +239,7 @@ class Described:
     def unpacked(cls, head: Mapping[str, Any], whose: str) -> "Described":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         sizes = [counted(head, name, whose) for name in ("client", "num_train", "num_val", "num_test")]
-        labels, data = said(head, "labels", list, whose), said(head, "data", str, whose)
+        labels, data = read_field(head, "labels", list, whose), read_field(head, "data", str, whose)
         if not all(map(is_count, labels)) or sum(labels) != sizes[1] or sizes[1] == 0:
             raise FederationError(f"{whose} message has labels = {shown(labels)} of {sizes[1]} training examples.")
         if len(data) > 100 or not data.isprintable():
@@ -258,7 +261,7 @@ def pack_update(update: ClientUpdate, keeps: bool) -> bytes:
 
 def unpack_update(head: Mapping[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
     """What :func:`pack_update` packed. Raises :class:`FederationError` for anything else; what is in it has not been checked."""
-    metrics = said(head, "metrics", dict, whose)
-    values = {name: said(metrics, name, float, whose) for name in metrics}
+    metrics = read_field(head, "metrics", dict, whose)
+    values = {name: read_field(metrics, name, float, whose) for name in metrics}
     update = ClientUpdate(counted(head, "client", whose), counted(head, "num_examples", whose), tensors, values)
-    return update, said(head, "keeps", bool, whose)
+    return update, read_field(head, "keeps", bool, whose)

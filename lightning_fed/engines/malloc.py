@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 @contextmanager
-def lasting_heap() -> Iterator[None]:
+def retained_memory() -> Iterator[None]:
     """Let glibc keep the memory that PyTorch frees on the CPU, until the run ends.
 
     A step asks for the activations and gradients again that the step before has freed. glibc gives the larger of them back to the
@@ -23,7 +23,7 @@ def lasting_heap() -> Iterator[None]:
 
     Where the C library is another one nothing is done, nor where the environment says how it is to be.
     """
-    if platform.libc_ver()[0] != "glibc" or _told():
+    if platform.libc_ver()[0] != "glibc" or _is_configured():
         yield
         return
     libc = ctypes.CDLL(None)
@@ -39,6 +39,6 @@ def lasting_heap() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-def _told() -> bool:
+def _is_configured() -> bool:
     named = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
     return bool(named) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")

@@ -205,7 +205,7 @@ def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
     return min(jobs, key=lambda worker: len(jobs[worker]))
 
 
-def _start_again(pool: WorkerPool, worker: int, jobs: dict[int, deque[Job]], died: WorkerDeath) -> None:
+def _start_again(pool: WorkerPool, worker: int, jobs: dict[int, deque[Job]], death: WorkerDeath) -> None:
     own = jobs[worker]
     first = own[0]
     first.deaths += 1
@@ -213,8 +213,8 @@ def _start_again(pool: WorkerPool, worker: int, jobs: dict[int, deque[Job]], die
         own.clear()
         verb = VERBS[first.turn.verb]
         raise FederationError(
-            f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {died.how}: "
-            f"{died.remedy or pool.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
+            f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {death.how}: "
+            f"{death.remedy or pool.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
             "this round."
         )
     if pool.replace(worker):

@@ -94,15 +94,15 @@ class OutputsPass(L.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> int:
         """Take a batch in; returns its number. Each output goes to its row: pieces put together in the end are in memory twice."""
         x, _ = self.module.unpack(batch)
-        said: Tensor = self.module(x)
+        outputs: Tensor = self.module(x)
         self.flops.note(self.module, "predict", batch, _predict)
         if self.outputs is None:
-            size = 4 * self.examples * said[0].numel()  # in float32
-            wide = torch.promote_types(said.dtype, torch.float32)
+            size = 4 * self.examples * outputs[0].numel()  # in float32
+            wide = torch.promote_types(outputs.dtype, torch.float32)
             dtype = wide if size <= self.module.public_table_limit else torch.bfloat16
-            self.outputs = torch.empty(self.examples, *said.shape[1:], dtype=dtype)
-        self.outputs[self._seen : self._seen + len(said)] = said
-        self._seen += len(said)
+            self.outputs = torch.empty(self.examples, *outputs.shape[1:], dtype=dtype)
+        self.outputs[self._seen : self._seen + len(outputs)] = outputs
+        self._seen += len(outputs)
         return batch_idx
 
     def result(self) -> Tensor:

@@ -19,7 +19,7 @@ from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.best_on_validation import BestOnValidation
 from lightning_fed.engines.post_training import PostTrainingPass
-from lightning_fed.engines.preflight.shape_mismatch import misfit
+from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
@@ -182,7 +182,7 @@ class Worker:
             except (RuntimeError, IndexError) as error:
                 if trainer.global_step > 0 or isinstance(error, OutOfMemoryError):
                     raise
-                raise misfit(error, module, data) from error
+                raise shape_error(error, module, data) from error
             module.progress.phase = None
         if trainer.global_step == 0:
             raise FederationError(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Pipe, ReusedBlocks
-from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
@@ -66,7 +66,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                     gc.collect()  # Trainers and modules refer to each other
                     run.close()
                 elif isinstance(message, Packed):
-                    run.enter_context(lasting_heap())
+                    run.enter_context(retained_memory())
                     worker = RemoteWorker(message, room=ReusedBlocks())
                 else:
                     if message.broadcast is not None:

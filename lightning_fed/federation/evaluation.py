@@ -79,19 +79,19 @@ class Evaluation:
 
         self.results = {}
         tuned: dict[int, Metrics] = {}  # where clients are measured as they are, too
-        of_models: Metrics = {}
+        of_server: Metrics = {}
         for turn, update in self._carry_out(turns()):
             check_form(update)
             if update.client == SERVER:
                 name = next(name for name, model in models.items() if model is turn.broadcast)
                 of_data = {column: value for column, value in update.metrics.items() if column.startswith(("val/", "test/"))}
-                of_models |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
+                of_server |= {f"{name}/{column.replace('/', '_')}": value for column, value in of_data.items()}
             else:
                 (tuned if turn.fine_tune and not always else self.results)[update.client] = update.metrics
         spent = [result["fine_tune/flops"] for result in (*self.results.values(), *tuned.values()) if "fine_tune/flops" in result]
         costs = {"fine_tune/flops": sum(spent)} if spent else {}
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
-        return of_clients | private_shares(self.results.values()) | of_models | costs
+        return of_clients | private_shares(self.results.values()) | of_server | costs
 
     def refresh_statistics(self, round_number: int, last_rounds: Mapping[int, int]) -> None:
         """Statistics of the models as they are after a round, once, where the method's models have any."""

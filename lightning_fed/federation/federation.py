@@ -33,7 +33,7 @@ from lightning_fed.callbacks import (
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
-from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
@@ -313,7 +313,7 @@ class Federation:
                     self.new_trainer,
                     self.settings,
                     folder=folder,
-                    scratch=self._scratch_folder,
+                    temporary_folder=self._temporary_folder,
                     checkpoint=checkpoint,
                     reading=reading,
                 )
@@ -346,13 +346,13 @@ class Federation:
         """What is so while anything of a run happens."""
         with ExitStack() as stack:
             if stack.enter_context(only_run()):
-                for surrounding in (quiet_lightning(), no_second_traceback(), lasting_heap()):
+                for surrounding in (quiet_lightning(), no_second_traceback(), retained_memory()):
                     stack.enter_context(surrounding)
             stack.enter_context(isolated())
             stack.enter_context(torch_threads(self.engine.threads))
             yield
 
-    def _scratch_folder(self) -> Path:
+    def _temporary_folder(self) -> Path:
         """A folder that goes when this object does: the private states can be asked for until then."""
         stack = ExitStack()
         path = stack.enter_context(temporary_folder())
@@ -371,10 +371,10 @@ class Federation:
         checkpoint, passed_over = load_checkpoint(path)
         for problem in passed_over:
             log.warning(f"{problem}. Continuing from round {checkpoint.manifest.round}.")
-        if lost := checkpoint.lost:
-            rounds = ", ".join(map(str, lost[:3])) + ", …" * (len(lost) > 3)
+        if missing := checkpoint.missing_rounds:
+            rounds = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
             log.warning(
-                f"{checkpoint.run_folder} has lost the metrics of {len(lost)} rounds ({rounds}): its table goes on without them."
+                f"{checkpoint.run_folder} has lost the metrics of {len(missing)} rounds ({rounds}): its table goes on without them."
             )
         return checkpoint
 

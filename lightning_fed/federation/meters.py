@@ -62,7 +62,7 @@ class TrafficMeter:
 
     @staticmethod
     def _zero() -> Metrics:
-        return {f"traffic/{way}_{unit}": 0.0 for way in ("down", "up") for unit in ("parameters", "bytes")}
+        return {f"traffic/{direction}_{unit}": 0.0 for direction in ("down", "up") for unit in ("parameters", "bytes")}
 
     def down(self, client: int, broadcast: Broadcast) -> None:
         """Count what a participant receives."""
@@ -74,9 +74,9 @@ class TrafficMeter:
         if update.client >= 0:
             self._count("up", update)
 
-    def _count(self, way: str, payload: Broadcast | ClientUpdate) -> None:
-        self._round[f"traffic/{way}_parameters"] += count_floats(payload.state)
-        self._round[f"traffic/{way}_bytes"] += count_bytes(payload.state)
+    def _count(self, direction: str, payload: Broadcast | ClientUpdate) -> None:
+        self._round[f"traffic/{direction}_parameters"] += count_floats(payload.state)
+        self._round[f"traffic/{direction}_bytes"] += count_bytes(payload.state)
 
     def collect(self) -> Metrics:
         """Traffic since the last call."""

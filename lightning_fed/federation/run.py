@@ -53,8 +53,8 @@ class Run:
         settings: of the federation.
         folder: gives the run's folder, and makes it if need be; None keeps nothing. It is asked when all that can be refused before
             the first round has been: a run that is refused leaves nothing.
-        scratch: makes the folder for clients' states that exceed their memory; asked if there is no folder of the run, or if it is
-            only read.
+        temporary_folder: makes the folder for clients' states that exceed their memory; called if there is no folder of the run,
+            or if it is only read.
         checkpoint: where to go on from.
         reading: whether the run is only looked at, and nothing is written to its folder, where another process may play it.
     """
@@ -68,7 +68,7 @@ class Run:
         settings: RunSettings,
         *,
         folder: Callable[[], Path | None],
-        scratch: Callable[[], Path],
+        temporary_folder: Callable[[], Path],
         checkpoint: Checkpoint | None = None,
         reading: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class Run:
         self.threads = torch.get_num_threads()
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
-        states = self.checkpoints.clients_folder if self.checkpoints and not reading else scratch()
+        states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
         self._written = (self.folder or states, states)
         self.store = ClientStore(states, settings.store_limit)
         self.client_state = ClientStore(states, settings.store_limit, "server")
@@ -275,7 +275,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------- models, for elsewhere
 
     def client_module(self, client: int) -> FederatedModule:
-        """A client's model as it is now, with the server's broadcast loaded, and adapted if it is measured so."""
+        """A client's model as it is now, with the server's broadcast loaded, and fine-tuned if it is measured so."""
         if not 0 <= client < len(self.clients):
             raise FederationError(f"There is no client {client}: ids go from 0 to {len(self.clients) - 1}.")
         if not self.data.at_hand:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_fed.errors import FederationError, place_of, told
+from lightning_fed.errors import FederationError, error_text, place_of
 
 Maker = Callable[..., nn.Module]
 
@@ -87,7 +87,7 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
             raise  # inside the factory, whose author will want to see where
         refused = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
         verb = "cannot be called" if refused else "builds no network"
-        raise FederationError(f"backbone: {title(make)} {verb} with {_listed(named) or args}: {told(error)}") from error
+        raise FederationError(f"backbone: {title(make)} {verb} with {_listed(named) or args}: {error_text(error)}") from error
 
 
 def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:

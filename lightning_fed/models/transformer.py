@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.errors import FederationError, told
+from lightning_fed.errors import FederationError, error_text
 from lightning_fed.formatting import nearest
 from lightning_fed.models.backbone import Backbone
 from lightning_fed.models.factory import name_of, names_a
@@ -202,7 +202,7 @@ def built(auto: Any, config: dict[str, Any], settings: dict[str, Any], attention
     except Exception as error:
         wrong = [f"{name} {config[name]!r}" for name in at_fault(config, lambda given: build(given | settings))]
         what = f"config has {' and '.join(wrong)}" if wrong else "config"
-        raise FederationError(f"{what}: no {kind} can be built of it: {told(error)}") from error
+        raise FederationError(f"{what}: no {kind} can be built of it: {error_text(error)}") from error
     default, code = known[kind](), inspect.getsource(sys.modules[type(model).__module__])
     for name in config.keys() - {"model_type"}:
         if not hasattr(default, name) and not re.search(rf"\b{re.escape(name)}\b", code):  # some are known to the network alone

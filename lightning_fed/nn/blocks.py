@@ -101,21 +101,21 @@ class Blocks:
             found += [block.any() for block in differs.split(self._length[name])]
         return torch.stack(found).cpu()
 
-    def cut(self, parameters: Tensors, kept: Tensor) -> Tensors:
+    def cut(self, parameters: Tensors, keep: Tensor) -> Tensors:
         """Of each parameter, the values of the blocks that are kept, in a row."""
-        return {name: tensor.flatten()[self.spread(name, kept, tensor.shape).flatten()] for name, tensor in parameters.items()}
+        return {name: tensor.flatten()[self.spread(name, keep, tensor.shape).flatten()] for name, tensor in parameters.items()}
 
-    def filled(self, parts: Tensors, kept: Tensor, rest: Tensors) -> Tensors:
+    def filled(self, parts: Tensors, keep: Tensor, rest: Tensors) -> Tensors:
         """The inverse of :meth:`cut`: parameters, with what was not kept taken from others."""
         whole = {}
         for name, part in parts.items():
             flat = rest[name].flatten().clone()
-            flat[self.spread(name, kept, rest[name].shape).flatten()] = part
+            flat[self.spread(name, keep, rest[name].shape).flatten()] = part
             whole[name] = flat.view(rest[name].shape)
         return whole
 
-    def parts(self, parameters: Tensors, kept: Tensor) -> Tensors:
+    def parts(self, parameters: Tensors, keep: Tensor) -> Tensors:
         """Tensors, on the meta device, of the shapes that :meth:`cut` gives."""
-        sizes = torch.tensor(self.sizes) * kept
+        sizes = torch.tensor(self.sizes) * keep
         counts = {name: int(sizes[self._place[name]].sum()) for name in parameters}
         return {name: torch.empty(counts[name], dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()}

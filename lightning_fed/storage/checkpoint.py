@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.client_store import FILE, ClientStore, FileRecord, read_state, write_state
-from lightning_fed.storage.disk import make_way, naming, remove, sync_folder
+from lightning_fed.storage.disk import move_aside, naming, remove, sync_folder
 from lightning_fed.storage.index import CLIENTS, ClientEntry, Index, number_of
 from lightning_fed.storage.index import NAME as INDEX_NAME
 from lightning_fed.storage.manifest import SERVER_FILE, Best, Manifest, Metrics, Setting, read_manifest, round_named, write_manifest
@@ -56,7 +56,7 @@ class Checkpoint:
         }
 
     @property
-    def lost(self) -> list[int]:
+    def missing_rounds(self) -> list[int]:
         """Rounds whose metrics are lost."""
         return sorted(set(range(1, self.manifest.round)) - {int(row["round"]) for row in self.history})
 
@@ -164,7 +164,7 @@ class Checkpoints:
         if self._later:
             self._forget_rows()
         final = self.path(round)
-        make_way(final)
+        move_aside(final)
         with naming(final):
             aside.rename(final)
         sync_folder(self.folder)

@@ -83,7 +83,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def make_way(path: Path) -> None:
+def move_aside(path: Path) -> None:
     """Move what somebody else has put in a place where we have to write to another name, and say so."""
     if os.path.lexists(path):
         names = (path.with_name(f"{path.name}.other{number}") for number in itertools.count(1))

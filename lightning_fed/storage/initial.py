@@ -4,7 +4,7 @@ from pathlib import Path
 
 import safetensors.torch
 
-from lightning_fed.errors import FederationError, told
+from lightning_fed.errors import FederationError, error_text
 from lightning_fed.storage.run_folder import load_checkpoint
 from lightning_fed.tensors import State
 
@@ -30,7 +30,7 @@ def initial_network(path: Path) -> tuple[State, str | None]:
             return safetensors.torch.load(path.read_bytes()), None
         except Exception as error:  # of several kinds: of the file, of the format, of a dtype that PyTorch lacks, of a shape
             raise FederationError(
-                f"init_from: could not read {path} ({told(error)}): give a file in the safetensors format."
+                f"init_from: could not read {path} ({error_text(error)}): give a file in the safetensors format."
             ) from error
     try:
         checkpoint, _ = load_checkpoint(path)

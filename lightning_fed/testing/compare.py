@@ -34,7 +34,7 @@ def states_of(run: RunView) -> dict[int, State]:
     return {client.id: dict(run.store.get(client.id)) for client in run.clients if client.id in run.store}
 
 
-def kept_states(federation: Federation) -> dict[int, State]:
+def server_client_states(federation: Federation) -> dict[int, State]:
     """What the server keeps for each client."""
     return {client: dict(federation.run.client_state.get(client)) for client in federation.run.client_state}
 
@@ -53,7 +53,7 @@ def unequal_ends(one: Federation, other: Federation) -> list[str]:
     differing = [f"{name} of the server" for name in unequal(one.run.server.state_dict(), other.run.server.state_dict())]
     kinds: list[tuple[str, Callable[[Federation], dict[int, State]]]] = [
         ("{} of client {}", private_states),
-        ("{} that the server keeps for client {}", kept_states),
+        ("{} that the server keeps for client {}", server_client_states),
     ]
     for said, states in kinds:
         ours, theirs = states(one), states(other)

@@ -40,7 +40,7 @@ class Written:
 
 def played(table: MetricsTable, rounds: int, measured: int | None = None) -> Iterator[int]:
     """Lets a table follow rounds of which one is measured."""
-    run: Any = SimpleNamespace(folder=Path(), history=[], monitor=lambda kind: "nothing")
+    run: Any = SimpleNamespace(folder=Path(), history=[], monitored=lambda kind: "nothing")
     table.on_fit_start(run)
     for round in range(1, rounds + 1):
         run.history.append({"round": float(round), "loss": 0.5 * round} | ({"accuracy": 0.25} if round == measured else {}))

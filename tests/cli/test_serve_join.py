@@ -150,7 +150,7 @@ def test_a_configuration_that_differs_is_refused_with_its_keys(
     told = "The site of client 1 cannot take part: this is another study: data.batch_size is 8 at the site and 64 at the server; "
     assert told + "model.epochs is 2 at the site and 1 at the server." in capsys.readouterr().err
     other = join(1, "--data.init_args.val_share", "0.2", "--trainer.accelerator", "auto", "--federation.rounds", "9")
-    assert other.study == sites[0].study
+    assert other.settings == sites[0].settings
 
 
 def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve: Any) -> None:
@@ -158,7 +158,7 @@ def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve:
     serve([join(client, "--partitioned") for client in (0, 1)])
     first, second = Path("runs/version_0/checkpoints/round_000001"), Path("runs/version_0/checkpoints/round_000002")
     begin = [join(0, "--federation.init_from", str(path)) for path in (first, second, second.absolute())]
-    one, two, same_two = (site.study.settings["federation.init_from"] for site in begin)
+    one, two, same_two = (site.settings.settings["federation.init_from"] for site in begin)
     assert one != two == same_two
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import CLASSES, Net, assert_same_end, final_kept, kept_states, new_data, new_federation, same, sgd
+from tiny import CLASSES, Net, assert_same_end, final_kept, new_data, new_federation, same, server_client_states, sgd
 
 import lightning_fed.core.client_state
 from lightning_fed.core.client_state import Vectors, common_bits, flatten, mixtures, squared_distances, squared_norms, unflatten
@@ -89,7 +89,7 @@ def test_the_limit_of_memory_changes_nothing() -> None:
 def test_without_a_run_folder_it_is_kept_all_the_same() -> None:
     federation = new_federation(2, evaluate_every=0, store_limit_mb=1e-6)
     federation.fit(Remembering(Net, CLASSES, sgd), new_data(3, 120))
-    assert kept_states(federation).keys() == {0, 1, 2}
+    assert server_client_states(federation).keys() == {0, 1, 2}
 
 
 # ----------------------------------------------------------------------------------------------------------------- arithmetic

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import lightning_fed.methods
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ByColumn, InMemory, Partitioner, ShuffledBatches
-from lightning_fed.data.batches import LoneExample, batches_of, num_batches
+from lightning_fed.data.batches import SingleExample, batches_of, num_batches
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.turn_loop import QUIET
@@ -67,7 +67,7 @@ def data_of(*sizes: int, **options: Any) -> InMemory:
 
 @pytest.mark.parametrize(("examples", "size"), SIZES)
 @pytest.mark.parametrize("single_example", ["join", "drop", "keep"])
-def test_as_many_batches_as_the_loader_says(examples: int, size: int, single_example: LoneExample) -> None:
+def test_as_many_batches_as_the_loader_says(examples: int, size: int, single_example: SingleExample) -> None:
     batches = [batch for batch in batches_of(torch.arange(examples), size, single_example) if len(batch)]
     assert (
         len(batches)
@@ -127,7 +127,7 @@ class Counting(L.Callback):
 
 
 @pytest.mark.parametrize(("single_example", "sizes"), [("join", [16, 17]), ("drop", [16, 16]), ("keep", [16, 16, 1])])
-def test_steps_and_epochs_are_counted_as_they_are_done(single_example: LoneExample, sizes: list[int]) -> None:
+def test_steps_and_epochs_are_counted_as_they_are_done(single_example: SingleExample, sizes: list[int]) -> None:
     client, counting = data_of(single_example=single_example).client(1), Counting()
     module = new_method("FedAvg")
     assert module.for_client(client.info).num_epochs(len(client.train_dataloader())) == 1
@@ -140,7 +140,7 @@ def test_steps_and_epochs_are_counted_as_they_are_done(single_example: LoneExamp
 def test_flops_are_those_of_the_examples() -> None:
     """A linear network's are proportional to them."""
 
-    def flops(single_example: LoneExample, *sizes: int) -> float:
+    def flops(single_example: SingleExample, *sizes: int) -> float:
         federation = new_federation(1)
         return federation.fit(new_method("FedAvg"), data_of(*sizes, single_example=single_example))[-1]["compute/flops"]
 

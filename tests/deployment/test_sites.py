@@ -14,6 +14,7 @@ from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linke
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
+from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
@@ -98,10 +99,10 @@ def test_private_states_do_not_leave_their_site(name: str) -> None:
     private = [state for site in link.sites.values() for state in kept_at(site).values()]
     assert bool(private) == new_method(name).for_client(link.sites[0].info).has_private_state
     crossed = {name.partition("/")[2] for _, _, tensors in link.sent for name in tensors}
-    crossed |= {name for _, tensors in link.received for name in tensors}
+    crossed |= {name for _, tensors in link.answered for name in tensors}
     assert crossed or name == "Standalone"
     assert not crossed & {name for state in private for name in state}
-    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.global_parameters)]
+    payloads = [*(tensors for *_, tensors in link.sent), *(tensors for _, tensors in link.answered)]
     messages = [tensor.numpy().tobytes() for tensors in payloads for tensor in tensors.values()]
     numbers = [tensor for state in private for tensor in state.values() if len(tensor.unique()) > 3]
     assert numbers or not private
@@ -186,8 +187,8 @@ def test_a_reply_that_comes_too_late_leaves_no_trace(name: str, capsys: pytest.C
     fault = Once(name, delay)
     link = linked(name, fault)
     federation = fit(name, link, patience={"quorum": 0.5})
-    [(ticket, answer)] = late
-    link.answers[ticket] = answer
+    [(message_id, answer)] = late
+    link.answers[message_id] = answer
     client, round = fault.which
     assert_same_as_here(federation, link, here(name, lost=(client, round)))
     assert federation.run.history[1]["round/failed_clients"] == 1
@@ -280,7 +281,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
         {"model.class_path": "Tiny", "seed_everything": 1, "model.init_args.mu": 0.5}, STUDY.versions | {"torch": "1.0"}
     )
     link = linked("FedAvg")
-    link.sites[1] = new_site("FedAvg", 1, study=other)
+    link.sites[1] = new_site("FedAvg", 1, settings=other)
     message = (
         r"^The site of client 1 cannot take part: this is another study: model.init_args.mu is 0.5 at the site and 'not set' at "
         r"the server; seed_everything is 1 at the site and 0 at the server; torch is '1.0' at the site "
@@ -296,7 +297,7 @@ def test_a_site_with_another_study_is_refused_before_its_first_turn(capsys: pyte
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"study": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
+        ({"settings": VerbSettings({"seed_everything": 7}, STUDY.versions)}, "this is another study"),
         ({"data": "00000000"}, "the data are others than those that this run began with"),
     ],
 )
@@ -304,7 +305,7 @@ def test_a_site_that_comes_back_as_another_is_refused(changed: dict[str, Any], m
     """With another study, or with other data than it has described."""
 
     def come_back(client: int, answer: Answering) -> Broken:
-        link.sites[client] = site = new_site("PFedLoRA", client, study=changed.get("study", STUDY))
+        link.sites[client] = site = new_site("PFedLoRA", client, settings=changed.get("settings", STUDY))
         site._data = changed.get("data", site._data)
         return Broken("nobody answers at the site")
 
@@ -567,12 +568,13 @@ def test_what_goes_wrong_at_a_site_is_told_there(capsys: pytest.CaptureFixture[s
     for site in link.sites.values():
         site._worker.template = Failing(Net, CLASSES, momentum)
         site._worker.template.configure_model()
+        site._worker.clients = ClientModules(site._worker.template, 0)
         site._worker._modules.clear()
     with pytest.raises(FederationError, match=r"was lost \(ValueError, of which the site's log says more\), and 2 of 3"):
         fit("FedAvg", link, participation=1.0)
     told = capsys.readouterr()
     assert told.err.count("ValueError: no such patient: Mary Miller") == 2
-    assert not any("Miller" in str(head) for head, _ in link.global_parameters)
+    assert not any("Miller" in str(head) for head, _ in link.answered)
 
 
 def test_a_site_reads_no_message_that_names_a_folder() -> None:
@@ -583,9 +585,9 @@ def test_a_site_reads_no_message_that_names_a_folder() -> None:
         (head, "names the run '../../elsewhere', expected 32 hexadecimal digits"),
         (
             head | {"run": "0" * 32, "verb": "train_on_public"},
-            "asks a site to 'learn', expected fit, evaluate or compute_statistics",
+            "asks a site to 'train_on_public', expected fit, evaluate or compute_statistics",
         ),
-        (head | {"run": "0" * 32, "round": 1, "last_round": -1, "num_clients": 3}, "has since = -1, expected a number from 0"),
+        (head | {"run": "0" * 32, "round": 1, "last_round": -1, "num_clients": 3}, "has last_round = -1, expected a number from 0"),
         (head | {"client": 2}, "this is the site of client 0, not of client 2"),
     ):
         answer, _ = unpack(site.answer(pack(wrong)), "The site's")

@@ -14,7 +14,7 @@ import resource, sys, types
 
 sys.modules["lightning_fed.engines"] = package = types.ModuleType("engines")
 package.__path__ = ["lightning_fed/engines"]  # the file alone: the package gathers engines, which import torch
-from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.malloc import retained_memory
 
 MIB = 2**20
 
@@ -33,7 +33,7 @@ def resident():
 
 step()
 outside = faults()
-with lasting_heap():
+with retained_memory():
     faults(3)  # until everything has found its place
     inside, held = faults(), resident()
 print(outside, inside, held, resident(), faults())

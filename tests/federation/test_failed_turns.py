@@ -58,10 +58,10 @@ class Watch(FederationCallback):
         self.privates: list[dict[int, State]] = []
         self.client_state: list[dict[int, State]] = []
         self.last_rounds: list[dict[int, int]] = []
-        self.global_parameters: list[int] = []
+        self.arrived: list[int] = []
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        self.global_parameters.append(update.client)
+        self.arrived.append(update.client)
 
     def on_round_end(self, run: RunView) -> None:
         self.servers.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
@@ -107,10 +107,10 @@ def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) 
     federation, engine, watch = losing(name)
     _, before, after, later = watch.servers
     assert same(before, after)
-    for states in (watch.privates, watch.kept):
+    for states in (watch.privates, watch.client_state):
         assert states[1].keys() == states[2].keys()
         assert all(same(states[1][client], state) for client, state in states[2].items())
-    assert watch.since[1] == watch.since[2]
+    assert watch.last_rounds[1] == watch.last_rounds[2]
     row = federation.run.history[2]
     assert row["round/failed_clients"] == federation.run.cohort_size
     assert row["traffic/up_bytes"] == row["compute/flops"] == 0
@@ -121,7 +121,7 @@ def test_a_round_in_which_nobody_arrives_leaves_everything_as_it_was(name: str) 
     assert row["traffic/down_bytes"] == federation.run.history[3]["traffic/down_bytes"] - of_lessons  # it was sent all the same
     assert not any(column.startswith("train/") for column in row)
     assert all(math.isfinite(value) for value in row.values())
-    assert watch.since[3] == dict.fromkeys(everybody(name), 4)
+    assert watch.last_rounds[3] == dict.fromkeys(everybody(name), 4)
     if federation.run.model.shared_names() and not federation.run.model.centralized:
         assert not same(after, later)
 
@@ -135,8 +135,8 @@ def test_who_is_lost_keeps_its_private_state(name: str) -> None:
     before, after = watch.privates[0], watch.privates[1]
     assert before.keys() == after.keys() <= everybody(name)
     assert {client for client in before if not same(before[client], after[client])} == before.keys() - {one}
-    assert watch.since[0] == dict.fromkeys(everybody(name), 1)
-    assert watch.since[1] == {one: 1} | dict.fromkeys(others, 2)
+    assert watch.last_rounds[0] == dict.fromkeys(everybody(name), 1)
+    assert watch.last_rounds[1] == {one: 1} | dict.fromkeys(others, 2)
     assert {(turn.round, turn.last_round) for turn in engine.turns if turn.client.id == one and turn.verb == "fit"} == {
         (1, 0),
         (2, 1),
@@ -144,7 +144,7 @@ def test_who_is_lost_keeps_its_private_state(name: str) -> None:
         (4, 1),
     }
     assert [row.get("round/failed_clients", 0) for row in federation.run.history] == [0, 1, len(everybody(name)), 0]
-    assert watch.received == [*sorted(everybody(name)), *others, *sorted(everybody(name))]
+    assert watch.arrived == [*sorted(everybody(name)), *others, *sorted(everybody(name))]
 
 
 # ---------------------------------------------------------------------------------------------------------- what is merged

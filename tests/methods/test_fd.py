@@ -12,12 +12,12 @@ from tiny import (
     NoisyNet,
     Recording,
     WideNet,
-    kept_states,
     momentum,
     new_data,
     new_federation,
     private_states,
     same,
+    server_client_states,
     sgd,
 )
 from tiny_loops import batches
@@ -378,7 +378,7 @@ def test_a_stopped_run_goes_on_with_its_teachers() -> None:
         stopped = new_federation(rounds, "runs", participation=0.7, evaluate_every=1)
         stopped.fit(model(), new_data(3, 120), ckpt_path="last")
     assert_same_networks(whole, stopped)
-    ours, theirs = kept_states(whole), kept_states(stopped)
+    ours, theirs = server_client_states(whole), server_client_states(stopped)
     assert all(same(ours[client], theirs[client]) for client in ours)
 
 

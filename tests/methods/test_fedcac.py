@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, kept_states, momentum, new_data, new_federation, private_states, same, sgd
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    momentum,
+    new_data,
+    new_federation,
+    private_states,
+    same,
+    server_client_states,
+    sgd,
+)
 from tiny_loops import batches
 from tiny_rounds import UniformFedAvg
 from torch import Tensor
@@ -272,7 +284,7 @@ def test_a_stopped_run_goes_on_with_what_is_customized() -> None:
         stopped = new_federation(rounds, "runs", participation=0.7, evaluate_every=1)
         stopped.fit(model(), new_data(3, 120), ckpt_path="last")
     assert whole.run.results == stopped.run.results
-    ours, theirs = kept_states(whole), kept_states(stopped)
+    ours, theirs = server_client_states(whole), server_client_states(stopped)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[client], theirs[client]) and ours[client].keys() == {CRITICAL, VALUES} for client in ours)
 
@@ -294,7 +306,7 @@ def test_the_mask_is_of_what_training_changed() -> None:
 
 def test_without_training_nothing_is_critical() -> None:
     federation = fit(FedCAC(Net, CLASSES, epochs=0))
-    assert not any(state[CRITICAL].any() for state in kept_states(federation).values())
+    assert not any(state[CRITICAL].any() for state in server_client_states(federation).values())
 
 
 def test_batch_norm_stays_with_its_client() -> None:

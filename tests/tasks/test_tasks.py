@@ -365,10 +365,10 @@ def test_the_data_say_what_is_predicted_unless_the_module_was_told() -> None:
     module = FedPer(MLP)
     assert fit(module, data, rounds=1).run.metric == "rmse"
     assert fit(FedPer(Net), new_data(2), rounds=1).run.metric == "accuracy"
-    assert module.task == "multiclass"  # the module itself has not learned it
+    assert module.task.name == "multiclass"  # the module itself has not learned it
     alone = FedPer(MLP)
     new_trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(alone, data.client(0))
-    assert alone.task == alone.hparams["task"] == "regression"
+    assert alone.task.name == alone.hparams["task"] == "regression"
     with pytest.raises(FederationError, match=r"FedProto got task 'regression', but prototypes are those of classes"):
         fit(FedProto(MLP), data, rounds=1)
     with pytest.raises(FederationError, match=r"FedHM got task 'regression', but its mask of absent classes"):

@@ -36,21 +36,21 @@ class Prototypes(FederatedModule):
     def build(self) -> None:
         super().build()
         width = self.backbone.cuts["features"]
-        self.global_parameters = BufferDict({"mean": torch.zeros(CLASSES, width), "count": torch.zeros(CLASSES)}, persistent=False)
+        self.prototypes = BufferDict({"mean": torch.zeros(CLASSES, width), "count": torch.zeros(CLASSES)}, persistent=False)
 
     def shared_names(self) -> set[str]:
         return set()
 
     def payload(self) -> State:
-        return {f"prototypes/{name}": tensor for name, tensor in self.global_parameters.items()}
+        return {f"prototypes/{name}": tensor for name, tensor in self.prototypes.items()}
 
     def load_payload(self, payload: State) -> None:
-        self.global_parameters.update({name.removeprefix("prototypes/"): tensor for name, tensor in payload.items()})
+        self.prototypes.update({name.removeprefix("prototypes/"): tensor for name, tensor in payload.items()})
 
     def client_loss(self, batch: Any) -> Tensor:
         x, y = batch
         features = self.backbone.encode(x)
-        far = (features - self.global_parameters["mean"][y]).square().mean(dim=1) * (self.global_parameters["count"][y] > 0)
+        far = (features - self.prototypes["mean"][y]).square().mean(dim=1) * (self.prototypes["count"][y] > 0)
         return cross_entropy(self.backbone.classify(features), y) + far.mean()
 
     def post_training_step(self, batch: Any) -> State:
@@ -63,7 +63,7 @@ class Prototypes(FederatedModule):
 
     def after_training(self, reviewed: State) -> None:
         mean = reviewed["sum"] / reviewed["count"].clamp(min=1)[:, None]
-        self.global_parameters.update({"mean": mean, "count": reviewed["count"]})
+        self.prototypes.update({"mean": mean, "count": reviewed["count"]})
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         return ProtoServer(self.update_state())

@@ -42,7 +42,7 @@ class LazyImages(LazyInputs):
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
         images = []
         for row in rows.tolist():
-            with told_of_image(f"the image {self.place(row)}"):
+            with image_errors(f"the image {self.place(row)}"):
                 images.append(resized(self.image(row), self.size))
         return torch.stack(images)
 
@@ -75,7 +75,7 @@ class ImagePaths(LazyImages):
 
 
 @contextmanager
-def told_of_image(what: str) -> Iterator[None]:
+def image_errors(what: str) -> Iterator[None]:
     """Say of what Pillow cannot read which image it is: none, one that is cut off, or one too large to be meant.
 
     Args:

@@ -17,7 +17,7 @@ from lightning_fed.data.checked import as_labels, checked_inputs, pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
-from lightning_fed.errors import FederationError, require, told
+from lightning_fed.errors import FederationError, error_text, require
 from lightning_fed.options import PositiveInt
 
 
@@ -264,7 +264,9 @@ def resize(images: Tensor, size: int) -> Tensor:
         try:
             images = interpolate(images, (size, size), mode="bilinear", antialias=True)
         except RuntimeError as error:  # more pixels than there is memory for, or than can be counted
-            raise FederationError(f"image_size is {size}, of which {len(images)} images cannot be made: {told(error)}") from error
+            raise FederationError(
+                f"image_size is {size}, of which {len(images)} images cannot be made: {error_text(error)}"
+            ) from error
     return images.expand(-1, 3, -1, -1)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.hub import load_from_hub, optional
-from lightning_fed.data.vision.decode import told_of_image
+from lightning_fed.data.vision.decode import image_errors
 from lightning_fed.errors import FederationError, require
 
 IMAGE_COLUMNS = ("img", "image")
@@ -118,7 +118,7 @@ def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor
     for row, file in enumerate(files):
         if not file:
             raise FederationError(f"{place(row)}, has no image: leave the row out.")
-        with told_of_image(f"{place(row)}, as {' or '.join(FORMATS)}"):
+        with image_errors(f"{place(row)}, as {' or '.join(FORMATS)}"):
             pixels.append(np.asarray(Image.open(BytesIO(file), formats=FORMATS).convert("RGB")))
     sizes = sorted({image.shape[:2] for image in pixels})
     require(len(sizes) == 1, f"Images have {len(sizes)} sizes, such as {sizes[:2]}, but must have one.")

@@ -49,13 +49,13 @@ def nodes(grid: Grid, body: bytes) -> tuple[dict[str, Any], bytes]:
 
 def send(grid: Grid, body: bytes, node: int, seconds: float) -> tuple[dict[str, Any], bytes]:
     """Send a message to a node."""
-    [ticket] = grid.push_messages([Message(recorded(body), node, "query", ttl=seconds)])
-    return {"ticket": ticket}, b""
+    [message_id] = grid.push_messages([Message(recorded(body), node, "query", ttl=seconds)])
+    return {"message_id": message_id}, b""
 
 
-def poll(grid: Grid, body: bytes, node: int, ticket: str) -> tuple[dict[str, Any], bytes]:
+def poll(grid: Grid, body: bytes, node: int, message_id: str) -> tuple[dict[str, Any], bytes]:
     """The reply to a message, if it is there: one at a time, for each is read into memory."""
-    found = list(grid.pull_messages([ticket]))
+    found = list(grid.pull_messages([message_id]))
     if not found:
         return {}, b""
     [reply] = found

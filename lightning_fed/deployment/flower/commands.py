@@ -124,7 +124,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
     return {**os.environ, **SILENT, "PATH": path} | ({} if home is None else {"FLWR_HOME": str(home)})
 
 
-def told(command: Sequence[str], home: Path | None = None) -> str:
+def shell_line(command: Sequence[str], home: Path | None = None) -> str:
     """A command as one can type it."""
     settings = SILENT | ({} if home is None else {"FLWR_HOME": str(home)})
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(command)])
@@ -148,7 +148,7 @@ def refuse_taken(host: str, port: int) -> None:
 
 def carry_out(command: Sequence[str], home: Path) -> None:
     """Print a command, and wait until it has done its work. Raises :class:`FederationError` with what it says, if it fails."""
-    logger.info(told(command, home))
+    logger.info(shell_line(command, home))
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
@@ -166,7 +166,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, home: Path | None = None) -> None:
         self.command, self.log, self.home = command, log, home
-        logger.info(f"{told(command, home)}  # what it prints is in {log}")
+        logger.info(f"{shell_line(command, home)}  # what it prints is in {log}")
         leash = [sys.executable, "-m", __name__, *command]
         with log.open("ab") as output:
             self._process = subprocess.Popen(

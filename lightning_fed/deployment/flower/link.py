@@ -45,26 +45,26 @@ class FlowerLink(Link):
         """Through the SuperLink, which keeps it until the site fetches it, or so many seconds have passed."""
         node = self._nodes[client]
         answer, _ = self._ask("send", message, node=node, seconds=seconds)
-        if "ticket" not in answer:
-            ticket = f"failed-{next(self._failures)}"
-            self._failed[ticket] = answer.get("broken", "Flower did not take the message")
-            return ticket
-        self._sent_to[answer["ticket"]] = node
-        return str(answer["ticket"])
+        if "message_id" not in answer:
+            message_id = f"failed-{next(self._failures)}"
+            self._failed[message_id] = answer.get("broken", "Flower did not take the message")
+            return message_id
+        self._sent_to[answer["message_id"]] = node
+        return str(answer["message_id"])
 
-    def poll(self, ticket: str) -> bytes | Broken | None:
+    def poll(self, message_id: str) -> bytes | Broken | None:
         """From the SuperLink, which has it until it is asked for."""
-        if ticket in self._failed:
-            return Broken(self._failed.pop(ticket))
-        answer, content = self._ask("poll", node=self._sent_to[ticket], ticket=ticket)
+        if message_id in self._failed:
+            return Broken(self._failed.pop(message_id))
+        answer, content = self._ask("poll", node=self._sent_to[message_id], message_id=message_id)
         if not answer:
             return None
-        del self._sent_to[ticket]
+        del self._sent_to[message_id]
         return Broken(answer["broken"], answer["away"]) if "broken" in answer else content
 
-    def _ask(self, deed: str, body: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, deed: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
         try:
-            self._app.send_bytes(json.dumps({"do": deed, **asked}).encode())
+            self._app.send_bytes(json.dumps({"do": deed, **arguments}).encode())
             self._app.send_bytes(body)
             return json.loads(self._app.recv_bytes()), self._app.recv_bytes()
         except (EOFError, OSError) as error:

@@ -38,7 +38,7 @@ class SuperNode:
         self._child: commands.Child | None = None
         self._again = 0.0  # when it may be started
         if by_hand:
-            log.info(f"{commands.told(self.command)}  # is for another user to run")
+            log.info(f"{commands.shell_line(self.command)}  # is for another user to run")
             self._again = float("inf")
 
     def see_to(self) -> None:

@@ -46,7 +46,7 @@ def tokens_of(inputs: Inputs) -> Tensor | None:
     return tokens if isinstance(tokens, Tensor) and tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32) else None
 
 
-def misfit(error: Exception, module: FederatedModule, data: ClientDataModule) -> FederationError:
+def shape_error(error: Exception, module: FederatedModule, data: ClientDataModule) -> FederationError:
     """What to say of an error in the very first step of a training: what the network was given, and where it failed."""
     return FederationError(
         f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, said "

@@ -61,7 +61,7 @@ class Cluster:
         log_to_driver: whether what Ray and the workers print is printed here.
 
     Attributes:
-        is_lost: whether it is there no more: it must not be asked for anything.
+        is_gone: whether it is there no more: it must not be asked for anything.
 
     Raises:
         FederationError: if there is no answer, or none that is of use.
@@ -73,7 +73,7 @@ class Cluster:
         self._environment = dict(os.environ)
         self._raylet: socket.socket | None = None
         self._head, self._next_look = "", 0.0
-        self.is_lost = False
+        self.is_gone = False
         if not self._ours:
             self._watch()
             return
@@ -113,7 +113,7 @@ class Cluster:
         self._next_look = time.monotonic() + 1
 
     def _refuse(self, why: str) -> NoReturn:
-        self.is_lost = True
+        self.is_gone = True
         raise FederationError(f"{why}. The last checkpoint is from before this round: continue with --ckpt_path last.")
 
     def _watch(self) -> None:

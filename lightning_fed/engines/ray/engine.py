@@ -285,7 +285,7 @@ class _Actors(WorkerPool):
         self.drop(list(self._members))
         while self._reserved:
             reserved = self._reserved.pop()
-            if not self._cluster.is_lost:
+            if not self._cluster.is_gone:
                 self._ray.util.remove_placement_group(reserved)
         self.broadcasts.clear()
         self._ordered = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.messages import Broadcast
-from lightning_fed.engines.malloc import lasting_heap
+from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.ray.cluster import the_package
 from lightning_fed.engines.remote_worker import Failure, RemoteWorker
@@ -66,7 +66,7 @@ class RayWorker:
         numerics.set()
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_lightning())
-        self._quiet.enter_context(lasting_heap())
+        self._quiet.enter_context(retained_memory())
         self._worker = RemoteWorker(spec, room=Carried)
         self._broadcast = 0, Broadcast({})
 

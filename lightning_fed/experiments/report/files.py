@@ -19,7 +19,7 @@ CLIENTS = ("client", "test")
 RECORD = ("method", "setting", "status", "folder", "command", "error", "versions", "commit", "machine")
 """Columns of ``cells.csv`` that need not be numbers."""
 
-ASKED: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
+NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
 """Settings that a report asks for."""
 
 
@@ -80,7 +80,7 @@ def read_settings(run: Path) -> Settings:
         settings = flat(read_yaml(path))
     except RecursionError:
         raise FederationError(f"{path} is nested without end: give folders as runs have written them.") from None
-    for key, kind in ASKED.items():
+    for key, kind in NEEDED_SETTINGS.items():
         if not isinstance(settings.get(key), kind):
             raise FederationError(
                 f"{path} has {key} = {str(settings.get(key))[:40]!r}, expected {kind.__name__}: give folders as runs wrote them."

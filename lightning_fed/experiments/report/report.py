@@ -132,15 +132,15 @@ def report_on(
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:
     """What to report: what was given, else what the sweeps say. Raises :class:`FederationError` if they say different things."""
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for root, sweep in sweeps.items():
         for key, value in vars(sweep.report).items():
-            if key not in given and said.setdefault(key, value) != value:
+            if key not in given and found.setdefault(key, value) != value:
                 raise FederationError(
-                    f"The sweep of {root} reports {key} {value!r}, another one {said[key]!r}: say which, as an option, or "
+                    f"The sweep of {root} reports {key} {value!r}, another one {found[key]!r}: say which, as an option, or "
                     "report them apart."
                 )
-    return ReportOptions(**(said | dict(given)))
+    return ReportOptions(**(found | dict(given)))
 
 
 def _gathered(table: pd.DataFrame, columns: pd.Series, name: str) -> pd.DataFrame:

@@ -106,7 +106,7 @@ def _table(
         row += [Entry(spread(group[view] * scale), method in best[view]) for view in headers]
         if len(by_method) > 1:
             other = "–" if method == reference else "another measure"
-            row.append(Entry(said_of(apart[method], scale) if method in apart else other))
+            row.append(Entry(difference_text(apart[method], scale) if method in apart else other))
         row += [Entry(cost(group)) for cost in costs.values()]
         if theirs:
             row.append(Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK)
@@ -212,7 +212,7 @@ def spread(values: pd.Series) -> str:
     return f"{known.mean():.2f}" + (f" ± {known.std(ddof=1):.2f}" if len(known) > 1 else "")
 
 
-def said_of(apart: Difference, scale: float) -> str:
+def difference_text(apart: Difference, scale: float) -> str:
     """A difference, its interval, and whether it is one."""
     if isnan(apart.mean):
         return "no seed in common"

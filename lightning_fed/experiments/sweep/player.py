@@ -136,11 +136,11 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
     """
     waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
-    received: list[int] = []
-    with first_signal(received.append):  # what starts processes must not be left in the middle of it
+    caught: list[int] = []
+    with first_signal(caught.append):  # what starts processes must not be left in the middle of it
         try:
             with progress:
-                while (waiting or playing) and not received:
+                while (waiting or playing) and not caught:
                     while waiting and len(playing) < workers:
                         job = waiting.popleft()
                         attempt = attempted(job, facts)
@@ -163,8 +163,8 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
             for attempt in playing:
                 attempt.conclude()
             write_cells(table, jobs)
-        if received:
-            raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated()
+        if caught:
+            raise KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()
 
 
 def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:

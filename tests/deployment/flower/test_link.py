@@ -43,14 +43,14 @@ NODES = ({"nodes": {"key of 1": 71, "key of a stranger": 99}}, b"")
 
 
 def test_sites_are_known_by_their_keys(linked: Any) -> None:
-    link, asked = linked(NODES, ({"ticket": "t"}, b""), ({}, b""), ({"reply": True}, b"answer"))
+    link, asked = linked(NODES, ({"message_id": "t"}, b""), ({}, b""), ({"reply": True}, b"answer"))
     assert set(link.online()) == {1}
     assert link.send(1, b"question", 60.0) == "t"
     assert link.poll("t") is None
     assert link.poll("t") == b"answer"
     assert asked[1:3] == [
         {"do": "send", "node": 71, "seconds": 60.0, "body": b"question"},
-        {"do": "poll", "node": 71, "ticket": "t", "body": b""},
+        {"do": "poll", "node": 71, "message_id": "t", "body": b""},
     ]
 
 
@@ -58,7 +58,7 @@ def test_what_goes_wrong_on_the_way_is_told(linked: Any) -> None:
     link, _ = linked(
         NODES,
         ({"broken": "HTTPError: 500", "away": False}, b""),
-        ({"ticket": "t"}, b""),
+        ({"message_id": "t"}, b""),
         ({"broken": "Node Unavailable", "away": True}, b""),
     )
     link.online()

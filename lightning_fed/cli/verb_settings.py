@@ -26,7 +26,7 @@ OF_TRAINER = (
 """What of the Trainer decides what is computed, and not where."""
 
 
-class StudyCLI(FederationCLI):
+class VerbCLI(FederationCLI):
     """The command line of ``fit``, with whose objects something else is done.
 
     Args:
@@ -34,7 +34,7 @@ class StudyCLI(FederationCLI):
         do: what is done, given this.
     """
 
-    def __init__(self, args: Sequence[str], do: Callable[["StudyCLI"], None]) -> None:
+    def __init__(self, args: Sequence[str], do: Callable[["VerbCLI"], None]) -> None:
         self._do = do
         super().__init__(["fit", *args])
 
@@ -48,16 +48,16 @@ class StudyCLI(FederationCLI):
         return federation
 
     @property
-    def study(self) -> VerbSettings:
+    def settings(self) -> VerbSettings:
         """What must be the same everywhere."""
         given = flat(self.dumped())
         blocks = ("model", SEED, *(f"trainer.{name}" for name in OF_TRAINER))
-        settings = {key: value for key, value in given.items() if within(key, blocks)}
-        settings |= {f"data.{name}": plainly(getattr(self.datamodule, name)) for name in OF_DATA}
+        found = {key: value for key, value in given.items() if within(key, blocks)}
+        found |= {f"data.{name}": plainly(getattr(self.datamodule, name)) for name in OF_DATA}
         if (path := self.federation.init_from) is not None:
             network, _ = initial_network(path)
-            settings["federation.init_from"] = f"{crc32(pack({}, dict(sorted(network.items())))):08x}"
-        return VerbSettings.of(settings)
+            found["federation.init_from"] = f"{crc32(pack({}, dict(sorted(network.items())))):08x}"
+        return VerbSettings.of(found)
 
 
 def plainly(value: Any) -> Any:
