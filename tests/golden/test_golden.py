@@ -128,6 +128,8 @@ class TestOptions:
         assert "fine_tuning: only in head (None)" in said(capsys, recorded("head", options={"a.yaml": leaves}))
         table = {"absent": {"adapt_epochs": 0, "fine_tuning": None}}
         assert compare.report(compare.Side(Path("base")), recorded("with_table", table, options={"a.yaml": leaves}), ["case"])
+        one_of = {"absent": {"adapt_epochs": [0, None], "fine_tuning": None}}
+        assert compare.report(compare.Side(Path("base")), recorded("one_of", one_of, options={"a.yaml": leaves}), ["case"])
         given = {"a.yaml": leaves | {"model.init_args.fine_tuning": 3}}
         assert not compare.report(compare.Side(Path("base")), recorded("other", table, options=given), ["case"])
 
