@@ -241,7 +241,7 @@ def test_what_later_rounds_left_is_dropped_when_there_is_a_new_checkpoint(checkp
     assert continued.load(later).history == history(3)
     assert client_files() == referred_to(continued)
     found = continued.load(older)
-    assert (found.manifest, found.history, found.since) == (chosen.manifest, chosen.history, chosen.since)
+    assert (found.manifest, found.history, found.last_rounds) == (chosen.manifest, chosen.history, chosen.last_rounds)
 
 
 def test_an_older_checkpoint_that_is_damaged_goes_when_a_run_is_continued(checkpoints: Checkpoints, store: ClientStore) -> None:
@@ -314,7 +314,7 @@ def test_an_index_file_is_of_so_many_clients(checkpoints: Checkpoints) -> None:
     assert before.manifest.index.keys() == after.manifest.index.keys() == {-1, 0, 1, 2}
     assert {k for k in after.manifest.index if after.manifest.index[k] != before.manifest.index[k]} == {0, 2}
     assert {number: len(own) for number, own in after.entries.items()} == {-1: 1, 0: CLIENTS, 1: CLIENTS, 2: 1}
-    assert after.since == dict.fromkeys(everybody, 1) | {2 * CLIENTS: 2, 0: 2}
+    assert after.last_rounds == dict.fromkeys(everybody, 1) | {2 * CLIENTS: 2, 0: 2}
     assert after.clients.keys() == {-1, 0, 2 * CLIENTS}
 
 
