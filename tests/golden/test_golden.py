@@ -16,7 +16,7 @@ from words import Renames, deep, flat
 import lightning_fed.methods
 
 OPTIONS = {"model.class_path": "lightning_fed.methods.FedAvg", "model.init_args.adapt_epochs": 0, "model.init_args.epochs": 2}
-COLUMNS, ROW = ["round", "train/local_loss", "round/failed_clients"], ["1.0", "0.5", "1.0"]
+COLUMNS, ROW = ["round", "train/local_loss", "round/lost"], ["1.0", "0.5", "1.0"]
 
 
 def recorded(folder: str, renames: dict[str, Any] | None = None, **changed: Any) -> compare.Side:
@@ -81,7 +81,7 @@ class TestTables:
     def test_a_missing_column_is_seen(self, capsys: pytest.CaptureFixture[str]) -> None:
         table = {"here/metrics.csv": {"columns": COLUMNS[:2], "rows": [ROW[:2]]}}
         out = said(capsys, recorded("head", tables=table))
-        assert "here/metrics.csv/columns: only in base ['round/failed_clients'], only in head []" in out
+        assert "here/metrics.csv/columns: only in base ['round/lost'], only in head []" in out
 
     def test_so_is_another_order_and_another_digit(self, capsys: pytest.CaptureFixture[str]) -> None:
         table = {"here/metrics.csv": {"columns": [COLUMNS[k] for k in (1, 0, 2)], "rows": [["0.5000000000000001", "1.0", "1.0"]]}}
@@ -92,7 +92,7 @@ class TestTables:
     def test_one_that_has_another_name_is_known(self, capsys: pytest.CaptureFixture[str]) -> None:
         renamed = {"here/metrics.csv": {"columns": [*COLUMNS[:2], "round/failed_clients"], "rows": [ROW]}}
         assert "round/failed_clients" in said(capsys, recorded("head", tables=renamed))
-        table = {"metrics": [["round/failed_clients", "round/failed_clients"]]}
+        table = {"metrics": [["round/lost", "round/failed_clients"]]}
         assert compare.report(compare.Side(Path("base")), recorded("with_table", table, tables=renamed), ["case"])
 
     def test_seconds_are_noise(self) -> None:
@@ -128,6 +128,8 @@ class TestOptions:
         assert "fine_tuning: only in head (None)" in said(capsys, recorded("head", options={"a.yaml": leaves}))
         table = {"absent": {"adapt_epochs": 0, "fine_tuning": None}}
         assert compare.report(compare.Side(Path("base")), recorded("with_table", table, options={"a.yaml": leaves}), ["case"])
+        one_of = {"absent": {"adapt_epochs": [0, None], "fine_tuning": None}}
+        assert compare.report(compare.Side(Path("base")), recorded("one_of", one_of, options={"a.yaml": leaves}), ["case"])
         given = {"a.yaml": leaves | {"model.init_args.fine_tuning": 3}}
         assert not compare.report(compare.Side(Path("base")), recorded("other", table, options=given), ["case"])
 

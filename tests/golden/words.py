@@ -53,7 +53,8 @@ class Renames:
 
     def is_absent(self, option: str, value: Any) -> bool:
         """Whether an option is as good as not there."""
-        return any(has(option, name) and value == nothing for name, nothing in self.absent.items())
+        nothings = [nothing for name, nothing in self.absent.items() if has(option, name)]
+        return any(value in nothing if isinstance(nothing, list) else value == nothing for nothing in nothings)
 
     def is_left_out(self, name: str) -> bool:
         """Whether something, given by its original name, is not compared."""

@@ -115,12 +115,12 @@ def test_what_is_measured_is_the_personal_model() -> None:
 
 
 def test_it_starts_from_the_initial_model_or_from_the_first_broadcast() -> None:
-    """Client 0 does not take part at first: it is measured with a copy, and nothing is stored."""
+    """Who did not take part yet is measured with a copy, buffers included, and nothing is stored."""
     data = new_data(3, 120)
     for start in ("initial", "first_broadcast"):
         engine = Recording()
         federation = new_federation(1, participation=0.5, evaluate_every=1, engine=engine)
-        federation.fit(Ditto(Net, CLASSES, start=start, optimizer=sgd), data)
+        federation.fit(Ditto(NoisyNet, CLASSES, start=start, optimizer=sgd), data)
         [absent, *_] = {0, 1, 2} - {turn.client.id for turn in engine.turns if turn.verb == "fit"}
         initial, now = engine.turns[0].broadcast.state, federation.run.server.state_dict()
         expected = initial if start == "initial" else now

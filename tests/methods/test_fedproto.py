@@ -268,6 +268,13 @@ def with_prototypes(**options: Any) -> FedProto:
     return module.eval()
 
 
+def test_what_an_earlier_broadcast_brought_is_not_known_any_more() -> None:
+    module = with_prototypes(predict="prototypes")
+    module.load_broadcast(Broadcast({f"{PROTOTYPE}2": torch.full((6,), 2.0)}))
+    with torch.no_grad():
+        assert (module(torch.randn(20, 3, 4, 4)).argmax(1) == 2).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_nearest_prototype_is_predicted(dtype: torch.dtype) -> None:
     """In the precision of the run."""
