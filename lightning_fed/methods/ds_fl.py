@@ -145,7 +145,7 @@ class DSFL(PublicDistillation):
 
     def payload(self) -> State:
         """What the client's model says of the open examples, once it was asked."""
-        return self.said
+        return self.public_predictions
 
     def load_payload(self, payload: State) -> None:
         """Take what is to be learned, and what the client is to speak about."""

@@ -201,7 +201,7 @@ class Consensus:
     disagreed: Tensor
 
 
-def confidence(logits: Tensor, confidence: Confidence) -> Tensor:
+def confidence_weights(logits: Tensor, confidence: Confidence) -> Tensor:
     r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal where nobody prefers any class.
 
     Args:
@@ -220,7 +220,7 @@ def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
         logits: of K clients, ``(K, n, C)``.
         confidence: see :class:`FedET`.
     """
-    weights = confidence(logits, confidence)
+    weights = confidence_weights(logits, confidence)
     labels = torch.einsum("kn,knc->nc", weights, logits).argmax(dim=1)
     against = logits.argmax(dim=2) != labels
     weights = weights * against

@@ -149,12 +149,12 @@ class FedDF(EnsembleModule):
         states = {place: self.drawn(place, clients).shared_state() for place in sorted({0, *groups.values()})}
         names = {0: "global"} if len(states) == 1 else names_of(self.backbone_factories, states)
         below = 1.2 / self.num_classes if self.drop_worst else None
-        said = partial(said_by, loss=self.distill_loss, temperature=self.temperature)
+        outputs_of = partial(teacher_outputs, loss=self.distill_loss, temperature=self.temperature)
         table = f"{TARGETS}{self.distill_loss}"
-        return DistillingServer(states, groups, names, self.weighting, self.distill_steps, table, said, below)
+        return DistillingServer(states, groups, names, self.weighting, self.distill_steps, table, outputs_of, below)
 
 
-def said_by(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
+def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
     r"""What of one teacher's logits ``(M, C)`` is averaged over the teachers: themselves, divided by T; or probabilities, with
     :math:`\sum_c p_c \log p_c` as one more column.
     """
@@ -175,7 +175,7 @@ class DistillingServer(EnsembleServer):
         weighting: within an architecture.
         steps: of each student.
         table: the name under which that mean is sent to a student.
-        said: what of a teacher's logits is averaged.
+        outputs_of: what of a teacher's logits is averaged.
         drop_below: the accuracy on validation data that makes a teacher; None: all are.
     """
 
@@ -187,12 +187,12 @@ class DistillingServer(EnsembleServer):
         weighting: Literal["examples", "uniform"],
         steps: int,
         table: str,
-        said: Callable[[Tensor], Tensor],
+        outputs_of: Callable[[Tensor], Tensor],
         drop_below: float | None,
     ) -> None:
         super().__init__(states, groups, names, weighting, min(states), steps)
         self.table = table
-        self.public_predictions = said
+        self.outputs_of = outputs_of
         self.drop_below = drop_below
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
@@ -202,7 +202,7 @@ class DistillingServer(EnsembleServer):
         teachers = self._teachers(run_on_server)
         row = {"server/teachers": float(len(teachers)), "server/steps": 0.0, "server/flops": 0.0}
         if teachers:
-            flops = self.hear(teachers, run_on_server, self.said)
+            flops = self.hear(teachers, run_on_server, self.outputs_of)
             equal = torch.full((1, len(teachers)), 1 / len(teachers), dtype=torch.float64)
             mean = mixtures(self.heard(teachers), equal, self.dtype)[0].view(self.shape)
             row |= self.teach(list(self.states), {self.table: mean}, run_on_server)
