@@ -24,7 +24,6 @@ from lightning_fed.core import (
     WeightedMean,
     check_fits,
     check_payload,
-    default_optimizer,
 )
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
@@ -73,8 +72,6 @@ class DSFL(PublicDistillation):
         distill_epochs: epochs of distillation in a round, of clients and server.
         distill_batch_size: public examples in a step of it.
         distill_optimizer: how it steps, fresh in each round. None: ``optimizer``.
-        optimizer: how a client steps on its own data. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
@@ -97,11 +94,9 @@ class DSFL(PublicDistillation):
         distill_epochs: NonNegativeInt = 5,
         distill_batch_size: PositiveInt = 100,
         distill_optimizer: OptimizerCallable | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.aggregation: Aggregation = aggregation
@@ -110,7 +105,7 @@ class DSFL(PublicDistillation):
         self.order: Order = order
         self.distill_epochs = distill_epochs
         self.public_batch_size = distill_batch_size
-        self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
+        self.distill_optimizer = distill_optimizer or self.optimizer
         self.public_predictions: State = {}
         self.labels: Tensor | None
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
+from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -21,7 +21,6 @@ from lightning_fed.core import (
     Server,
     State,
     WeightedMean,
-    default_optimizer,
 )
 from lightning_fed.core.client_state import BLOCK
 from lightning_fed.methods.families.classifiers import needs_classifier
@@ -71,12 +70,7 @@ class FedET(EnsembleModule):
         distill_steps: steps of the large model in each round. The paper: 128.
         distill_batch_size: public examples in a step.
         distill_optimizer: of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
-        table_limit_mb: size in MiB up to which what a client's model says of all public data is in float32; what is larger is in
-            bfloat16.
-        weighting: how updates are weighted, those of one architecture and all heads: ``uniform`` or by ``examples``.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.EnsembleModule`. Heads are weighted as updates are, by ``weighting``.
 
     Raises:
         FederationError: for a task that is not about classes, for heads of different shape, and where there are no public data.
@@ -99,24 +93,9 @@ class FedET(EnsembleModule):
         distill_steps: NonNegativeInt = 128,
         distill_batch_size: PositiveInt = 64,
         distill_optimizer: OptimizerCallable = default_large_optimizer,
-        table_limit_mb: PositiveFloat = 1024.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            num_classes,
-            distill_steps,
-            distill_batch_size,
-            distill_optimizer,
-            table_limit_mb,
-            weighting,
-            optimizer=optimizer,
-            epochs=epochs,
-            **kwargs,
-        )
+        super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.diversity = diversity
         self.confidence: Confidence = confidence

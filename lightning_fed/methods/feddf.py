@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, default_optimizer, mixtures
+from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
@@ -54,12 +54,7 @@ class FedDF(EnsembleModule):
         patience: after how many steps that made it no better a student is done. The authors: 1,000. None: after all of them.
         drop_worst: whether teachers that know little are left out: those whose accuracy on all validation data is below 1.2 times
             that of chance. If nobody is left, the averages stay as they are.
-        table_limit_mb: size in MiB up to which what a teacher says of all public data, and the mean of it, is in float32; what is
-            larger is in bfloat16.
-        weighting: how updates of one architecture are weighted: ``uniform``, as in the authors' code, or by ``examples``.
-        optimizer: how a client steps. Default: SGD, lr 0.01; the authors: lr 0.1.
-        epochs: local epochs per round; the authors: 40.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.EnsembleModule`. The authors: 40 ``epochs`` with SGD, lr 0.1.
 
     Raises:
         FederationError: for a task that is not about classes, and where there are no public data.
@@ -78,24 +73,9 @@ class FedDF(EnsembleModule):
         validate_every: PositiveInt = 100,
         patience: PositiveInt | None = 1_000,
         drop_worst: bool = False,
-        table_limit_mb: PositiveFloat = 1024.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            num_classes,
-            distill_steps,
-            distill_batch_size,
-            distill_optimizer,
-            table_limit_mb,
-            weighting,
-            optimizer=optimizer,
-            epochs=epochs,
-            **kwargs,
-        )
+        super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.distill_clip = distill_clip
         self.temperature = temperature
         self.distill_loss: DistillLoss = distill_loss

@@ -19,7 +19,6 @@ from lightning_fed.core import (
     State,
     WeightedMean,
     check_fits,
-    default_optimizer,
 )
 from lightning_fed.errors import require
 from lightning_fed.methods.families.mutual_learning import SHARED, TwinModule
@@ -28,7 +27,7 @@ from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""
@@ -62,11 +61,9 @@ class FedKD(TwinModule):
         hidden: weight of H; the paper: 1. With 0 there is no W.
         detach: whether each network learns from its own loss alone, as above. If not, :math:`L_t + L_s` is minimised as it is
             written, through a and through what both say, and with H twice, as in the authors' code.
-        optimizer: of the mentor. Default: SGD, lr 0.01.
         mentee_optimizer: of the mentee. Default: the same as ``optimizer``.
         projection_optimizer: of W. Default: the same as ``optimizer``.
-        epochs: local epochs per round.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the mentor's.
     """
 
     dynamic_payload = True
@@ -82,13 +79,11 @@ class FedKD(TwinModule):
         distillation: NonNegativeFloat = 1.0,
         hidden: NonNegativeFloat = 1.0,
         detach: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
         mentee_optimizer: OptimizerCallable | None = None,
         projection_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, mentee, optimizer, mentee_optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, mentee, mentee_optimizer, **kwargs)
         for name, share in (("energy_start", energy_start), ("energy_end", energy_end)):
             if not 0 < share <= 1:
                 raise FederationError(f"{name} is {share}: give a share of the energy in (0, 1].")
@@ -96,7 +91,7 @@ class FedKD(TwinModule):
         self.distillation = distillation
         self.hidden = hidden
         self.detach = detach
-        self.projection_optimizer = projection_optimizer or optimizer
+        self.projection_optimizer = projection_optimizer or self.optimizer
         self._change: State = {}
 
     def check_task(self) -> None:

@@ -6,11 +6,11 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import FederationError, default_optimizer
+from lightning_fed.core import FederationError
 from lightning_fed.methods.families.mutual_learning import TwinModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class FML(TwinModule):
@@ -32,10 +32,9 @@ class FML(TwinModule):
         meme: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         alpha: weight :math:`\alpha` of the personal network's own loss; 1 is exactly Standalone. The authors' code: 0.5.
         beta: weight :math:`\beta` of the meme's own loss; 1 is FedAvg of the meme, with equal weights. The authors' code: 0.5.
-        optimizer: of the personal network. Default: SGD, lr 0.01; the authors' code adds momentum 0.9 and weight decay 5e-4.
         meme_optimizer: of the meme. Default: the same as ``optimizer``.
-        epochs: local epochs per round; the authors' code: 5.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the personal network's. The authors' code: 5 ``epochs`` with SGD,
+            lr 0.01, momentum 0.9, weight decay 5e-4.
     """
 
     def __init__(
@@ -45,12 +44,10 @@ class FML(TwinModule):
         meme: BackboneFactory | None = None,
         alpha: ClosedUnitInterval = 0.5,
         beta: ClosedUnitInterval = 0.5,
-        optimizer: OptimizerCallable = default_optimizer,
         meme_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, meme, optimizer, meme_optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, meme, meme_optimizer, **kwargs)
         for name, weight in (("alpha", alpha), ("beta", beta)):
             if not 0 <= weight <= 1:
                 raise FederationError(f"{name} is {weight}: give a weight in [0, 1].")

@@ -18,11 +18,10 @@ from lightning_fed.core import (
     Server,
     ServerUpdate,
     State,
-    default_optimizer,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
@@ -51,8 +50,6 @@ class SCAFFOLD(KeepsGlobalParameters):
             with momentum, weight decay or clipping that is no gradient. ``"I"``: the gradient at :math:`x` over all the client's
             data, one pass more (with the batch-norm statistics that training left).
         server_lr: :math:`\eta_g`; 1 in the paper's experiments.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`. Gradients are clipped, with option I, when they are corrected.
     """
 
@@ -64,16 +61,14 @@ class SCAFFOLD(KeepsGlobalParameters):
         num_classes: PositiveInt | None = None,
         option: Literal["I", "II"] = "II",
         server_lr: PositiveFloat = 1.0,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.option = option
         self.server_lr = server_lr
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
-            check_plain_sgd(optimizer, self.gradient_clip)
+            check_plain_sgd(self.optimizer, self.gradient_clip)
 
     # ------------------------------------------------------------------------------------------------------------ the state
 

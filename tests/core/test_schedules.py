@@ -56,7 +56,7 @@ def rates(module: Any, epochs: int, **options: Any) -> tuple[list[tuple[str, flo
 
 
 def fedrep(interval: str) -> FedRep:
-    return FedRep(Net, 4, sgd, head_epochs=2, epochs=1, lr_scheduler=halved, lr_interval=interval)  # type: ignore[arg-type]
+    return FedRep(Net, 4, optimizer=sgd, head_epochs=2, epochs=1, lr_scheduler=halved, lr_interval=interval)  # type: ignore[arg-type]
 
 
 def test_over_steps_it_begins_anew_with_each_phase() -> None:

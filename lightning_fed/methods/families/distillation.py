@@ -19,7 +19,6 @@ from lightning_fed.core import (
     State,
     Vectors,
     check_payload,
-    default_optimizer,
 )
 from lightning_fed.methods.families.grouped_adapters import GroupServer
 from lightning_fed.models import Backbones
@@ -42,9 +41,7 @@ class EnsembleModule(PublicDistillation):
         distill_optimizer: of a student, fresh in each round.
         table_limit_mb: size in MiB up to which what a teacher says of all public data, and what is made of it, is in float32; what
             is larger is in bfloat16.
-        weighting: how updates of one architecture are weighted.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
+        weighting: how updates of one architecture are weighted: ``uniform``, as in FedDF's code, or by ``examples``.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
@@ -63,11 +60,9 @@ class EnsembleModule(PublicDistillation):
         distill_optimizer: OptimizerCallable,
         table_limit_mb: PositiveFloat = 1024.0,
         weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.distill_steps = distill_steps
         self.public_batch_size = distill_batch_size

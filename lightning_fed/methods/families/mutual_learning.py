@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.core import FederatedModule, Phase, default_optimizer
+from lightning_fed.core import FederatedModule, Phase
 from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
 from lightning_fed.nn.joint_optimizer import Share, jointly
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 from lightning_fed.seeding import branched
 
 T = TypeVar("T")
@@ -27,9 +27,7 @@ class TwinModule(FederatedModule):
         backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         shared: the network that travels; None: the first of ``backbone``.
-        optimizer: of the private network.
-        shared_optimizer: of the shared one. Default: the same as ``optimizer``.
-        epochs: local epochs per round.
+        shared_optimizer: of the shared network. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -41,14 +39,12 @@ class TwinModule(FederatedModule):
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
         shared: BackboneFactory | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
         shared_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
-        self.shared_optimizer = shared_optimizer or optimizer
+        self.shared_optimizer = shared_optimizer or self.optimizer
         self.check_task()
 
     def check_task(self) -> None:
