@@ -242,8 +242,8 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> State:
-    r""":math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j} n_k^j` over those who sent one of class j, with equal weights
-    where no counts travel. Where nobody did, the former one stays.
+    r""":math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j} n_k^j` over those who sent one of class j, with
+    equal weights where no counts travel. Where nobody did, the former one stays.
     """
     mean, known = EntryMean({"prototypes": state["prototypes"]}), state["known"]
     for update, _ in updates:

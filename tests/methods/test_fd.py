@@ -86,9 +86,8 @@ def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> Non
 def teachers(server: DistillationServer, client: ClientInfo) -> dict[int, Tensor]:
     """What a client is taught, by label."""
     state = server.broadcast(client).state
-    return dict(
-        zip(present_classes(OUTPUTS, state, CLASSES).nonzero().flatten().tolist(), state.get(ROWS, torch.empty(0)), strict=True)
-    )
+    labels = present_classes(OUTPUTS, state, CLASSES).nonzero().flatten().tolist()
+    return dict(zip(labels, state.get(ROWS, torch.empty(0)), strict=True))
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_the_stream_is_that_of_seed_round_and_client() -> None:
             super().on_fit_start()
             seeds.append(self.trainer.datamodule.order_seed)  # type: ignore[attr-defined]
 
-    federation.fit(Noted(Net, CLASSES, sgd), new_data(3, 120))
+    federation.fit(Noted(Net, CLASSES, optimizer=sgd), new_data(3, 120))
     assert len(seeds) == len(set(seeds)) == 12  # three clients train and adapt in two rounds
 
 

@@ -246,7 +246,7 @@ def test_networks_of_other_widths_are_refused() -> None:
 
 
 def test_traffic() -> None:
-    """Of two of 10 classes and 500 features: 1,000 floats, ten bits and two counts up; 5,000 and ten bits down, once all are known."""
+    """Of two of 10 classes and 500 features: 1,000 floats, ten bits and two counts up; in the end 5,000 and ten bits down."""
     labels = torch.arange(10).repeat(30)
     images = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
     data = InMemory(images, labels, 10, num_clients=5, partition=ClassesPerClient(2), batch_size=60)

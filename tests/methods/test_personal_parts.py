@@ -113,7 +113,7 @@ class AllHead(FedPer):
 def test_fedper_lies_between_fedavg_and_standalone() -> None:
     network = fixed(Net)
     assert same(
-        fit(NoHead(network, CLASSES, momentum)).run.server.state_dict(),
+        fit(NoHead(network, CLASSES, optimizer=momentum)).run.server.state_dict(),
         fit(FedAvg(network, CLASSES, momentum)).run.server.state_dict(),
     )
     ours, alone = (private_states(fit(method(network, CLASSES, optimizer=momentum))) for method in (AllHead, Standalone))
