@@ -44,7 +44,7 @@ def default_large_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 class FedET(EnsembleModule):
     r"""Small networks on the clients train a large one on the server, which learns on public data what they agree on, and a little
-    of what the others say.
+    of what the others predict.
 
     A client trains its architecture's model as in FedAvg. Of each public example x the clients' models give logits :math:`s_k`, and
     how sure each is, the variance of its logits over the classes, :math:`v_k`. The server's large model minimises
@@ -108,7 +108,7 @@ class FedET(EnsembleModule):
     # ------------------------------------------------------------------------------------------------------- the large model
 
     def build(self) -> None:
-        """The network, and room for what it is taught."""
+        """The network, and room for what it learns from."""
         super().build()
         needs_classifier(self.backbone, "FedET lets models agree on a class for each example")
         for name in ("labels", "others", "disagreed"):
@@ -268,20 +268,20 @@ class LargeServer(EnsembleServer):
         return row
 
     def _distill(self, teachers: Sequence[int], run_on_server: RunOnServer) -> dict[str, float]:
-        flops = self.hear(teachers, run_on_server)
+        flops = self.collect_predictions(teachers, run_on_server)
         rows, classes = self.shape
-        heard, at_once = self.heard(teachers), max(1, BLOCK // (classes * len(teachers)))
+        outputs, at_once = self.predictions(teachers), max(1, BLOCK // (classes * len(teachers)))
         labels, disagreed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
         others = torch.empty(self.shape, dtype=self.dtype) if self.diverse else None
         for start in range(0, rows, at_once):
             stop = min(start + at_once, rows)
-            said = heard.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
-            found = self.choose(said)
+            logits = outputs.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
+            found = self.choose(logits)
             labels[start:stop], disagreed[start:stop] = found.labels, found.disagreed
             if others is not None:
                 others[start:stop] = found.others
         targets = {LABELS: labels} if others is None else {LABELS: labels, OTHERS: others, DISAGREED: disagreed}
         row = {"server/teachers": float(len(teachers)), "server/disagreement": float(disagreed.double().mean())}
-        row |= self.teach([SERVER], targets, run_on_server)
+        row |= self.distill([SERVER], targets, run_on_server)
         row["server/flops"] += flops
         return row

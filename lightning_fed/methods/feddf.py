@@ -25,8 +25,8 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""FedAvg among clients of one architecture, after which each architecture's model learns on public data what all clients'
-    models say of them.
+    r"""FedAvg among clients of one architecture, after which each architecture's model is distilled on public data from all
+    clients' models.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises
@@ -88,12 +88,12 @@ class FedDF(EnsembleModule):
     # ------------------------------------------------------------------------------------------------------------ a student
 
     def build(self) -> None:
-        """The network, and room for what the teachers say."""
+        """The network, and room for the teachers' outputs."""
         super().build()
         self.register_buffer("targets", None, persistent=False)
 
     def load_payload(self, payload: State) -> None:
-        """Take what the teachers say of each public example, ``(M, …)``."""
+        """Take the teachers' outputs for each public example, ``(M, …)``."""
         self.targets = payload.get(f"{TARGETS}{self.distill_loss}")
 
     def server_phases(self) -> list[Phase]:
@@ -115,11 +115,11 @@ class FedDF(EnsembleModule):
         """How far a student is from its teachers on a batch of numbered examples."""
         x, numbers = self.unpack(batch)
         assert self.targets is not None
-        said, logits = widened(self.targets[numbers]), self(x) / self.temperature
+        teacher, logits = widened(self.targets[numbers]), self(x) / self.temperature
         if self.distill_loss == "avg_logits":
-            return divergence(said, logits)
+            return divergence(teacher, logits)
         # The mean over k of KL(p_k || q) is the cross-entropy with the mean p_k, plus what does not depend on q: the last column.
-        return cross_entropy(logits, said[:, :-1]) + said[:, -1].mean()
+        return cross_entropy(logits, teacher[:, :-1]) + teacher[:, -1].mean()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A mean and a student for each architecture. This module's own tensors are those of the first; the others are drawn on the
@@ -146,7 +146,7 @@ def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Te
 
 
 class DistillingServer(EnsembleServer):
-    """Averages within each architecture, then lets each average learn from the mean of what all that were sent say.
+    """Averages within each architecture, then lets each average learn from the mean output of all models that were sent.
 
     Args:
         states: the initial models, by the number of their architecture.
@@ -176,16 +176,16 @@ class DistillingServer(EnsembleServer):
         self.drop_below = drop_below
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Let the averages learn: one teacher is in memory at a time, and one table of what they all say."""
+        """Let the averages learn: one teacher is in memory at a time, and the table of their mean."""
         if not self.steps:
             return {}
         teachers = self._teachers(run_on_server)
         row = {"server/teachers": float(len(teachers)), "server/steps": 0.0, "server/flops": 0.0}
         if teachers:
-            flops = self.hear(teachers, run_on_server, self.outputs_of)
+            flops = self.collect_predictions(teachers, run_on_server, self.outputs_of)
             equal = torch.full((1, len(teachers)), 1 / len(teachers), dtype=torch.float64)
-            mean = mixtures(self.heard(teachers), equal, self.dtype)[0].view(self.shape)
-            row |= self.teach(list(self.states), {self.table: mean}, run_on_server)
+            mean = mixtures(self.predictions(teachers), equal, self.dtype)[0].view(self.shape)
+            row |= self.distill(list(self.states), {self.table: mean}, run_on_server)
             row["server/flops"] += flops
         self.round_state.clear()
         return row

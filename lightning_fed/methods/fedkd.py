@@ -21,7 +21,7 @@ from lightning_fed.core import (
     check_fits,
 )
 from lightning_fed.errors import require
-from lightning_fed.methods.families.mutual_learning import SHARED, TwinModule
+from lightning_fed.methods.families.mutual_learning import SHARED, MutualLearningModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
@@ -33,7 +33,7 @@ MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""
 
 
-class FedKD(TwinModule):
+class FedKD(MutualLearningModule):
     r"""A large private mentor and a small shared mentee distil each other; low-rank changes of the mentee travel.
 
     With t the mentor, s the mentee, and the batch's :math:`a = \mathrm{CE}_t + \mathrm{CE}_s`, a client minimises at once
@@ -41,7 +41,7 @@ class FedKD(TwinModule):
     .. math:: L_t = \mathrm{CE}_t + \frac{\mathrm{KL}(p_s \Vert p_t)}{a} + H, \quad
         L_s = \mathrm{CE}_s + \frac{\mathrm{KL}(p_t \Vert p_s)}{a} + H, \quad H = \frac{\mathrm{MSE}(h_t, W h_s)}{a},
 
-    each for its own network, with what the other one says, and a, as constants: while both networks are bad they teach little. h is
+    each for its own network, with the other one's probabilities, and a, as constants: bad networks distil little. h is
     the input of the head, W a private matrix, which learns from H once.
 
     A client sends how the mentee has changed in its turn; the server sends how it has changed by their mean, everybody counting the
@@ -60,7 +60,7 @@ class FedKD(TwinModule):
         distillation: weight of the KL terms; the paper: 1.
         hidden: weight of H; the paper: 1. With 0 there is no W.
         detach: whether each network learns from its own loss alone, as above. If not, :math:`L_t + L_s` is minimised as it is
-            written, through a and through what both say, and with H twice, as in the authors' code.
+            written, through a and through both networks' probabilities, and with H twice, as in the authors' code.
         mentee_optimizer: of the mentee. Default: the same as ``optimizer``.
         projection_optimizer: of W. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the mentor's.
@@ -95,7 +95,7 @@ class FedKD(TwinModule):
         self._change: State = {}
 
     def check_task(self) -> None:
-        """What is taught is divided by cross-entropies."""
+        """What is distilled is divided by cross-entropies."""
         super().check_task()
         self.task.need_cross_entropy(
             type(self).__name__,
@@ -164,8 +164,8 @@ class FedKD(TwinModule):
         loss = own = self.criterion(mentor, y) + self.criterion(mentee, y)
         scale = (own.detach() if self.detach else own).clamp(min=torch.finfo(own.dtype).eps)
         if self.distillation > 0:
-            said = (mentor.detach(), mentee.detach()) if self.detach else (mentor, mentee)
-            loss = loss + self.distillation * (divergence(said[1], mentor) + divergence(said[0], mentee)) / scale
+            peers = (mentor.detach(), mentee.detach()) if self.detach else (mentor, mentee)
+            loss = loss + self.distillation * (divergence(peers[1], mentor) + divergence(peers[0], mentee)) / scale
         if self.projection is not None and h_t is not None:
             times = 1 if self.detach else 2
             loss = loss + times * self.hidden * mse_loss(self.projection(h_s), h_t) / scale

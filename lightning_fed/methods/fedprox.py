@@ -45,6 +45,4 @@ class FedProx(KeepsGlobalParameters):
         loss = self.client_loss(batch)
         if self.mu == 0:
             return loss
-        own = dict(self.named_parameters())
-        names, anchors = zip(*self.global_parameters.items(), strict=True)
-        return loss + self.mu * half_squared_distance((own[name] for name in names), anchors)
+        return loss + self.mu * half_squared_distance(self.learning().values(), self.global_parameters.values())

@@ -7,13 +7,13 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.core import FederationError
-from lightning_fed.methods.families.mutual_learning import TwinModule
+from lightning_fed.methods.families.mutual_learning import MutualLearningModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import PositiveInt
 
 
-class FML(TwinModule):
+class FML(MutualLearningModule):
     r"""A personal network of any architecture and a small shared one, the meme, learn from the client's data and from each other.
 
     With p the personal network's probabilities and q the meme's, a client minimises on each batch, at once,
@@ -21,8 +21,8 @@ class FML(TwinModule):
     .. math:: L_{personal} = \alpha\,\mathrm{CE}(p, y) + (1-\alpha)\,\mathrm{KL}(q \,\Vert\, p), \qquad
         L_{meme} = \beta\,\mathrm{CE}(q, y) + (1-\beta)\,\mathrm{KL}(p \,\Vert\, q),
 
-    each for its own network: what the other one says is a constant. KL is summed over the classes, the mean over the batch. Both
-    gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
+    each for its own network: the other one's probabilities are constants. KL is summed over the classes, the mean over the batch.
+    Both gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
     average; the personal network stays, and is what a client predicts with. Monitored: accuracy after aggregation (it equals that
     before).
 
@@ -58,10 +58,10 @@ class FML(TwinModule):
         """The sum of both losses of a batch; its gradient is that of each for its own network."""
         x, y = self.unpack(batch)
         personal, meme = self.both(lambda network: network(x))
-        return self.taught(personal, y, meme, self.alpha) + self.taught(meme, y, personal, self.beta)
+        return self.mutual_loss(personal, y, meme, self.alpha) + self.mutual_loss(meme, y, personal, self.beta)
 
-    def taught(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
-        """The loss of one network, given what the other one says. What has no weight is left out.
+    def mutual_loss(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
+        """The loss of one network, given the other one's logits. What has no weight is left out.
 
         Args:
             logits: of the network, ``(B, C)``.

@@ -1,7 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -78,7 +77,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
         self.own_control = BufferDict(zeros)  # c_k
         self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then Δc
-        self.learning = list(zeros)
 
     def shared_names(self) -> set[str]:
         """The network; the client's control variate stays."""
@@ -101,8 +99,7 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     def corrected_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, whose gradient is corrected by a term of value zero: so it is right at any precision."""
-        own = self.learnable()
-        terms = [((self.control[name] - self.own_control[name]) * own[name]).sum() for name in self.learning]
+        terms = [((self.control[name] - self.own_control[name]) * p).sum() for name, p in self.learning().items()]
         correction = torch.stack(terms).sum()
         return self.client_loss(batch) + (correction - correction.detach())
 
@@ -112,9 +109,7 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     def post_training_step(self, batch: Any) -> State:
         """Option I: the gradient at x of a batch, summed over its examples."""
-        if self.option == "II":
-            return {}
-        with torch.enable_grad(), self._as_received() as point:
+        with torch.enable_grad(), self.at_global_parameters() as point:
             grads = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
         size = len(self.unpack(batch)[1])
         examples = torch.tensor(float(size), device=self.device)
@@ -128,8 +123,7 @@ class SCAFFOLD(KeepsGlobalParameters):
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
         """Find the new control variate."""
-        own = self.learnable()
-        for name, now in own.items():
+        for name, now in self.learning().items():
             before, control = self.own_control[name], self.control[name]
             if self.option == "I":
                 after = reviewed[name] / reviewed["examples"]
@@ -137,23 +131,6 @@ class SCAFFOLD(KeepsGlobalParameters):
                 after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
             control.copy_(after - before)
             before.copy_(after)
-
-    def learnable(self) -> dict[str, nn.Parameter]:
-        """What learns, by name."""
-        return {name: p for name, p in self.named_parameters() if name in self.own_control}
-
-    @contextmanager
-    def _as_received(self) -> Iterator[dict[str, nn.Parameter]]:
-        """The parameters, with the values that the server sent."""
-        own = self.learnable()
-        now = {name: p.detach().clone() for name, p in own.items()}
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(self.global_parameters[name])
-        yield own
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(now[name])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and adds up control variates."""

@@ -1,4 +1,4 @@
-"""Clients with two networks that teach each other: one of any architecture, which stays, and one of everybody's, which travels."""
+"""Clients with two networks that learn from each other: one of any architecture, which stays, and a shared one, which travels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ SHARED = "shared."
 """What the names of the shared network's tensors begin with."""
 
 
-class TwinModule(FederatedModule):
+class MutualLearningModule(FederatedModule):
     """What FML and FedKD have in common: both networks learn from each batch at once, each with an optimizer of its own.
 
     The private network learns as if it were alone: the shared one draws what it draws (dropout) from a random stream of its own,
@@ -48,7 +48,7 @@ class TwinModule(FederatedModule):
         self.check_task()
 
     def check_task(self) -> None:
-        """What is taught are probabilities of classes."""
+        """What is distilled are probabilities of classes."""
         self.task.need_classes(
             type(self).__name__,
             "its networks teach each other what probability each class has: "
