@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.server import Combine, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
-    from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
+    from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
 _HOMES = {
     "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
@@ -64,7 +64,7 @@ _HOMES = {
     "core.server": ("Combine", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
-    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits"),
+    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits", "widened"),
 }
 """Where each name is at home."""
 
@@ -117,6 +117,7 @@ __all__ = [
     "unpack_bits",
     "unpack_rows",
     "weighted_mean",
+    "widened",
 ]
 
 

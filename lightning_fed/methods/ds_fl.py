@@ -113,8 +113,6 @@ class DSFL(PublicDistillation):
         """What is exchanged are probabilities of classes."""
         self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     @property
     def is_servers(self) -> bool:
         """Whether this is the server's own model."""
@@ -151,8 +149,6 @@ class DSFL(PublicDistillation):
             like = torch.empty(len(self.public_examples), self.num_classes, device="meta")
             check_fits({LABELS: self.labels}, {LABELS: like}, "The payload for DSFL")
             self.labels = self.labels.to(self.device)
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     def public_phases(self) -> list[Phase]:
         """Distillation, where there are labels."""

@@ -85,8 +85,6 @@ class FD(FederatedModule):
         """The teachers are probabilities of classes."""
         self.task.need_cross_entropy("FD", "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     def build(self) -> None:
         """The client's network, and room for its teachers and for what is counted."""
         super().build()
@@ -111,8 +109,6 @@ class FD(FederatedModule):
         if payload:
             check_fits(payload, expected_rows(OUTPUTS, payload, self.teachers), "The payload for FD")
             self.teachers.copy_(unpack_rows(OUTPUTS, payload, self.teachers)[0])
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, with the teacher's term; the outputs are added up."""

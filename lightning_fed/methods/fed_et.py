@@ -21,10 +21,11 @@ from lightning_fed.core import (
     Server,
     State,
     WeightedMean,
+    widened,
 )
 from lightning_fed.core.client_state import BLOCK
 from lightning_fed.methods.families.classifiers import needs_classifier
-from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -105,8 +106,6 @@ class FedET(EnsembleModule):
     def _factory(self) -> Any:
         return (self.server_factories or self.backbone_factories)[0] if self.place == SERVER else super()._factory
 
-    # ------------------------------------------------------------------------------------------------------- the large model
-
     def build(self) -> None:
         """The network, and room for what it learns from."""
         super().build()
@@ -138,8 +137,6 @@ class FedET(EnsembleModule):
         count = torch.tensor(len(there)) if self.average == "batch" else there.sum().clamp(min=1)
         return loss + self.diversity * (each * there).sum() / count
 
-    # ------------------------------------------------------------------------------------------------------------ the server
-
     def head_names(self) -> tuple[str, ...]:
         """Names of the last layer's tensors, as they travel: its weight, and its bias if it has one."""
         own = self.backbone.head_names()
@@ -162,7 +159,8 @@ class FedET(EnsembleModule):
                 )
         names = {SERVER: "global"} | names_of(self.backbone_factories, states.keys() - {SERVER})
         choose = partial(consensus, confidence=self.confidence)
-        return LargeServer(states, groups, names, self.weighting, self.distill_steps, heads, choose, self.diversity > 0)
+        ensemble = states, groups, names, self.weighting, SERVER, self.distill_steps
+        return LargeServer(*ensemble, heads=heads, choose=choose, diverse=self.diversity > 0)
 
 
 @dataclass(frozen=True)
@@ -212,28 +210,16 @@ class LargeServer(EnsembleServer):
     """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
 
     Args:
-        states: the initial models, by the number of their architecture; :data:`.SERVER` is the large one's.
-        groups: which one each client has, by id.
-        names: of the models.
-        weighting: within an architecture, and of the heads.
-        steps: of the large model.
+        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's number, ``weighting`` that of the heads, too.
         heads: names of each architecture's last layer, in one order.
         choose: what clients' logits ``(K, n, C)`` say together.
         diverse: whether what those say who disagree is wanted.
     """
 
     def __init__(
-        self,
-        states: Mapping[int, State],
-        groups: Mapping[int, int],
-        names: Mapping[int, str],
-        weighting: Literal["examples", "uniform"],
-        steps: int,
-        heads: Mapping[int, Sequence[str]],
-        choose: Callable[[Tensor], Consensus],
-        diverse: bool,
+        self, *args: Any, heads: Mapping[int, Sequence[str]], choose: Callable[[Tensor], Consensus], diverse: bool
     ) -> None:
-        super().__init__(states, groups, names, weighting, SERVER, steps)
+        super().__init__(*args)
         self.heads = heads
         self.choose = choose
         self.diverse = diverse

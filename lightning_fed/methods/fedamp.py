@@ -97,8 +97,6 @@ class FedAMP(FederatedModule):
         self.start = start
         self.is_drawn = False  # to a cloud model; trained alone, a client has none
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     def build(self) -> None:
         """The network, and room for the cloud model's parameters: at first the network's own."""
         super().build()
@@ -131,8 +129,6 @@ class FedAMP(FederatedModule):
         if self.start == "cloud":
             self.load_state_dict(sent, strict=False)
 
-    # --------------------------------------------------------------------------------------------------------- the training
-
     def step_size(self, round: int) -> float:
         r""":math:`\alpha_k` of a round, counted from 1."""
         return self.alpha * self.alpha_decay ** ((round - 1) // self.alpha_every)
@@ -148,8 +144,7 @@ class FedAMP(FederatedModule):
 
     def proximal_term(self) -> Tensor:
         r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the parameters that learn."""
-        own = self.learning()
-        distance = half_squared_distance(own.values(), (self.cloud[name] for name in own))
+        distance = half_squared_distance(self.learning().values(), self.cloud.values())
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
     @torch.no_grad()
@@ -166,30 +161,6 @@ class FedAMP(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Keeps everybody's latest parameters, and mixes them."""
         return CloudServer(self.update_state(), self.step_size, self.sigma, self.self_weight, self.simplex)
-
-
-def attentive(distances: Tensor, others: Tensor, alpha: float, sigma: float) -> Tensor:
-    r"""FedAMP's weights of the others, :math:`\frac{\alpha}{\sigma} e^{-d / \sigma}`.
-
-    Args:
-        distances: squared, ``(m, n)``.
-        others: for each of m clients, who of n counts as another, ``(m, n)`` booleans.
-        alpha: :math:`\alpha_k`.
-        sigma: :math:`\sigma`.
-    """
-    return (alpha / sigma * torch.exp(-distances / sigma)).where(others, 0.0)
-
-
-def heuristic(cosines: Tensor, others: Tensor, self_weight: float, sigma: float) -> Tensor:
-    """HeurFedAMP's weights of the others; they are zero where there are none.
-
-    Args:
-        cosines: ``(m, n)``.
-        others: see :func:`attentive`.
-        self_weight: what is left for the client itself.
-        sigma: how much cosines count.
-    """
-    return (1 - self_weight) * (sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)
 
 
 class CloudServer(PersonalServer):
@@ -243,11 +214,12 @@ class CloudServer(PersonalServer):
         others[range(len(rows)), rows] = False
         distances = squared_distances(vectors, rows)
         if self.self_weight is None:
-            weights = attentive(distances, others, self.step_size(self.round), self.sigma)
+            weights = (self.step_size(self.round) / self.sigma * torch.exp(-distances / self.sigma)).where(others, 0.0)
         else:
             norms = squared_norms(vectors)
-            products = (norms[rows, None] + norms - distances) / 2
-            weights = heuristic(products / (norms[rows, None] * norms).sqrt(), others, self.self_weight, self.sigma)
+            cosines = (norms[rows, None] + norms - distances) / 2 / (norms[rows, None] * norms).sqrt()
+            likeness = (self.sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)  # of nobody: zeros
+            weights = (1 - self.self_weight) * likeness
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
         return on_simplex(weights) if self.simplex else weights
 

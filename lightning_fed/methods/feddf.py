@@ -10,8 +10,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures
-from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
+from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures, widened
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -85,8 +85,6 @@ class FedDF(EnsembleModule):
         if len(self.backbone_factories) == 1:
             self.monitor_model = "global"
 
-    # ------------------------------------------------------------------------------------------------------------ a student
-
     def build(self) -> None:
         """The network, and room for the teachers' outputs."""
         super().build()
@@ -131,7 +129,8 @@ class FedDF(EnsembleModule):
         below = 1.2 / self.num_classes if self.drop_worst else None
         outputs_of = partial(teacher_outputs, loss=self.distill_loss, temperature=self.temperature)
         table = f"{TARGETS}{self.distill_loss}"
-        return DistillingServer(states, groups, names, self.weighting, self.distill_steps, table, outputs_of, below)
+        ensemble = states, groups, names, self.weighting, min(states), self.distill_steps
+        return DistillingServer(*ensemble, table=table, outputs_of=outputs_of, drop_below=below)
 
 
 def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
@@ -149,28 +148,14 @@ class DistillingServer(EnsembleServer):
     """Averages within each architecture, then lets each average learn from the mean output of all models that were sent.
 
     Args:
-        states: the initial models, by the number of their architecture.
-        groups: which one each client has, by id.
-        names: of the models.
-        weighting: within an architecture.
-        steps: of each student.
+        *args: see :class:`.EnsembleServer`.
         table: the name under which that mean is sent to a student.
         outputs_of: what of a teacher's logits is averaged.
         drop_below: the accuracy on validation data that makes a teacher; None: all are.
     """
 
-    def __init__(
-        self,
-        states: Mapping[int, State],
-        groups: Mapping[int, int],
-        names: Mapping[int, str],
-        weighting: Literal["examples", "uniform"],
-        steps: int,
-        table: str,
-        outputs_of: Callable[[Tensor], Tensor],
-        drop_below: float | None,
-    ) -> None:
-        super().__init__(states, groups, names, weighting, min(states), steps)
+    def __init__(self, *args: Any, table: str, outputs_of: Callable[[Tensor], Tensor], drop_below: float | None) -> None:
+        super().__init__(*args)
         self.table = table
         self.outputs_of = outputs_of
         self.drop_below = drop_below

@@ -103,8 +103,6 @@ class FedKD(MutualLearningModule):
             "weights), or FML.",
         )
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     def build(self) -> None:
         """Mentor, mentee and, drawn after them, W."""
         super().build()
@@ -150,8 +148,6 @@ class FedKD(MutualLearningModule):
     def export_state(self, private: bool = True) -> State:
         """Of the server: the mentee."""
         return super().export_state() if private else {name: t for name, t in self.state_dict().items() if name.startswith(SHARED)}
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     def shares(self) -> list[Share]:
         """W has an optimizer of its own, too."""
@@ -248,8 +244,8 @@ class MenteeServer(Server):
         require(min(holds) >= -1 and max(holds) < version, f"Clients held changes {holds[:20]}, of which there were {version}.")
         self.state = {name: state[name] for name in self.state}
         self.mean, self._change = {name: state[f"{CHANGE}{name}"] for name in self.mean}, None
-        self.version, self.merged = int(state["version"]), int(state["merged"])
-        self.holds = dict(zip(self.holds, state["holds"].tolist(), strict=True))
+        self.version, self.merged = version, int(state["merged"])
+        self.holds = dict(zip(self.holds, holds, strict=True))
 
 
 def energy_in_round(round: int, start: float, end: float, rounds: int) -> float:

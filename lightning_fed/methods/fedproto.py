@@ -23,6 +23,7 @@ from lightning_fed.core import (
     one_per_architecture,
     pack_rows,
     unpack_rows,
+    widened,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
@@ -99,8 +100,6 @@ class FedProto(FederatedModule):
         """Prototypes are those of classes."""
         self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
 
-    # ------------------------------------------------------------------------------------------------------- the prototypes
-
     def build(self) -> None:
         """The network, and room for the global prototypes ``(C, D)``."""
         super().build()
@@ -166,10 +165,8 @@ class FedProto(FederatedModule):
         GPU.
         """
         belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
-        features = wide(features)
+        features = widened(features)
         return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
-
-    # ---------------------------------------------------------------------------------------------------------- the learning
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of the head's logits plus λR."""
@@ -181,8 +178,6 @@ class FedProto(FederatedModule):
             return loss
         apart = (features - self.prototypes[y]).square() * self.known[y, None]
         return loss + self.lam * apart.mean()
-
-    # ------------------------------------------------------------------------------------------------------------ predicting
 
     def forward(self, x: Any) -> Tensor:
         """What a client predicts with ``(B, C)``: the head's logits, or how near the prototypes are."""
@@ -205,7 +200,7 @@ class FedProto(FederatedModule):
                 )
             known = known & torch.tensor([count > 0 for count in self.client.label_counts], device=known.device)
         exact = "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(wide(features), wide(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
+        return -torch.cdist(widened(features), widened(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
         """The usual ones, and the accuracy of the other way to predict."""
@@ -234,11 +229,6 @@ class FedProto(FederatedModule):
                     f"{name_of(self.backbone)} has {self.prototypes.shape[1]}: choose networks whose features are equally wide."
                 )
         return PrototypeServer(self.prototypes.cpu(), self.weighting)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """In float32 at least: sums and distances of halves lose digits."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> State:

@@ -67,8 +67,6 @@ class PFedSD(FederatedModule):
             "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
         )
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     def build(self) -> None:
         """The network, the personal one, and whether that has been trained."""
         super().build()
@@ -100,8 +98,6 @@ class PFedSD(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     @property
     def predictor(self) -> Backbone:

@@ -69,8 +69,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         if option == "II":
             check_plain_sgd(self.optimizer, self.gradient_clip)
 
-    # ------------------------------------------------------------------------------------------------------------ the state
-
     def build(self) -> None:
         """The network, and control variates of zero."""
         super().build()
@@ -90,8 +88,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         """Take :math:`c`."""
         self.control.update({name.removeprefix(CONTROL): tensor for name, tensor in payload.items()})
         self.total_lr = 0.0
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     def phases(self) -> list[Phase]:
         """FedAvg's, with corrected gradients."""

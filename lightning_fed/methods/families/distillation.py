@@ -100,11 +100,6 @@ class EnsembleModule(PublicDistillation):
         return self if place == 0 else self.for_client(replace(clients[0], model_size=place), torch.initial_seed())
 
 
-def widened(table: Tensor) -> Tensor:
-    """Rows of a table in float32 at least: in bfloat16 they are stored, not computed with."""
-    return table.to(torch.promote_types(table.dtype, torch.float32))
-
-
 def names_of(factories: Sequence[Any], places: Iterable[int]) -> dict[int, str]:
     """What the architectures' models are called where they are measured: ``global_<class>``, or ``global_<number>`` where that is
     not clear.
