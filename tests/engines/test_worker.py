@@ -340,7 +340,7 @@ class Asked(FedPer):
 
 def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not to measure. At first a worker finds out what a kind of step costs, on a copy that has phases of its own."""
-    engine, model = Recording(), Asked(Net, CLASSES, momentum)
+    engine, model = Recording(), Asked(Net, CLASSES, optimizer=momentum)
     federation = new_federation(3, engine=engine, evaluate_every=1)
     federation.fit(model, new_data(3, 120))
     monkeypatch.setattr(Asked, "times", 0)

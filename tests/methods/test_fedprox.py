@@ -89,7 +89,7 @@ class Quadratic(FedProx):
 @pytest.mark.parametrize("mu", [0.0, 1.0, 6.0])
 def test_a_quadratic_client_ends_between_its_optimum_and_the_start(mu: float) -> None:
     """(h w* + mu w_t) / (h + mu)."""
-    module = Quadratic(Net, CLASSES, mu, partial(torch.optim.SGD, lr=0.1), epochs=50).for_client(INFO)
+    module = Quadratic(Net, CLASSES, mu, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=50).for_client(INFO)
     with torch.no_grad():
         module.backbone.head.bias[0] = -1.0
     new_trainer(**QUIET, max_epochs=50, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
