@@ -102,3 +102,8 @@ def check_finite(state: State, what: str, remedy: str = "lower the learning rate
 
 def _and_more(names: list[str]) -> str:
     return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least: sums and distances of halves lose digits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

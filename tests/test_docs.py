@@ -73,7 +73,7 @@ def test_the_method_of_the_readme_keeps_the_head() -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     found: dict[str, Any] = {}
     exec(compile(code, "my_lab.py", "exec"), found)
-    own, fedper = (fit(method(NoisyNet, CLASSES, momentum)).run.server.state for method in (found["OwnHeads"], FedPer))
+    own, fedper = (fit(method(NoisyNet, CLASSES, optimizer=momentum)).run.server.state for method in (found["OwnHeads"], FedPer))
     assert same(own, fedper)
 
 

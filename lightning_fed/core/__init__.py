@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, weighted_mean
+    from lightning_fed.core.class_rows import check_counts, expected_rows, pack_rows, present_classes, unpack_rows
     from lightning_fed.core.client_modules import one_per_architecture
     from lightning_fed.core.client_state import (
         ClientStates,
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
         Vectors,
         at_a_time,
         common_bits,
+        each_mixture,
         flatten,
         mixtures,
-        move,
         squared_distances,
         squared_norms,
         unflatten,
@@ -26,16 +27,18 @@ if TYPE_CHECKING:
     from lightning_fed.core.global_parameters import KeepsGlobalParameters
     from lightning_fed.core.messages import PRIVATE_SHARE, RANK, Broadcast, ClientUpdate
     from lightning_fed.core.module import FederatedModule
+    from lightning_fed.core.personal_server import PersonalServer
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
     from lightning_fed.core.server import Combine, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
-    from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits
+    from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
 _HOMES = {
     "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
+    "core.class_rows": ("check_counts", "expected_rows", "pack_rows", "present_classes", "unpack_rows"),
     "core.client_modules": ("one_per_architecture",),
     "core.client_state": (
         "ClientStates",
@@ -43,9 +46,9 @@ _HOMES = {
         "Vectors",
         "at_a_time",
         "common_bits",
+        "each_mixture",
         "flatten",
         "mixtures",
-        "move",
         "squared_distances",
         "squared_norms",
         "unflatten",
@@ -54,13 +57,14 @@ _HOMES = {
     "core.fine_tuning": ("FineTuning",),
     "core.global_parameters": ("KeepsGlobalParameters",),
     "core.module": ("FederatedModule",),
+    "core.personal_server": ("PersonalServer",),
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
     "core.server": ("Combine", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
-    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits"),
+    "tensors": ("State", "check_fits", "pack_bits", "unpack_bits", "widened"),
 }
 """Where each name is at home."""
 
@@ -79,6 +83,7 @@ __all__ = [
     "FederationError",
     "FineTuning",
     "KeepsGlobalParameters",
+    "PersonalServer",
     "Phase",
     "PhasedModule",
     "Privacy",
@@ -91,22 +96,28 @@ __all__ = [
     "Vectors",
     "WeightedMean",
     "at_a_time",
+    "check_counts",
     "check_fits",
     "check_payload",
     "check_update",
     "common_bits",
     "default_optimizer",
+    "each_mixture",
+    "expected_rows",
     "flatten",
     "mean_of_updates",
     "mixtures",
-    "move",
     "one_per_architecture",
     "pack_bits",
+    "pack_rows",
+    "present_classes",
     "squared_distances",
     "squared_norms",
     "unflatten",
     "unpack_bits",
+    "unpack_rows",
     "weighted_mean",
+    "widened",
 ]
 
 

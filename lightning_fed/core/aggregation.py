@@ -67,7 +67,8 @@ class EntryMean:
         Args:
             part: tensors of at most the size of the whole's, with the same names or some of them.
             weight: of all its entries, positive.
-            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans; all by default.
+            rows: for some tensors, which rows (indices of the first dimension) are covered, as booleans, or how much each
+                counts; all the same by default.
         """
         for name, tensor in part.items():
             region = tuple(slice(size) for size in tensor.shape)

@@ -39,13 +39,6 @@ class RoundState(ClientStates, Protocol):
         """Drop all states."""
 
 
-def move(arrived: RoundState, states: ClientStates, round: int) -> None:
-    """Keep what arrived in a round, now that all of it is there."""
-    for client in arrived:
-        states.put(client, arrived.get(client), round)
-    arrived.clear()
-
-
 def flatten(state: State) -> Tensor:
     """All values of a state, tensor by tensor, ``(d,)``."""
     return torch.cat([tensor.flatten() for tensor in state.values()])
@@ -119,6 +112,12 @@ def _squared_norms(block: Tensor) -> Tensor:
 def at_a_time(length: int) -> int:
     """How many vectors of a length :func:`mixtures` should be asked for at a time: 128 MiB of float32."""
     return max(1, 4 * BLOCK // length)
+
+
+def each_mixture(vectors: Vectors, weights: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The rows of :func:`mixtures`, of which as many are in memory as there is room for."""
+    for some in weights.split(at_a_time(vectors.length)):
+        yield from mixtures(vectors, some, dtype)
 
 
 def mixtures(vectors: Vectors, weights: Tensor, dtype: torch.dtype, about: Tensor | None = None) -> Tensor:

@@ -1,8 +1,11 @@
 """Methods that compare a client's parameters with those that the server sent."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.resume import CHECKPOINT
@@ -38,6 +41,23 @@ class KeepsGlobalParameters(FederatedModule):
         """Add where the fit started from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT]["global_parameters"] = dict(self.global_parameters.items())
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """The parameters that there are copies of, by name and in the same order."""
+        return {name: parameter for name, parameter in self.named_parameters() if name in self.global_parameters}
+
+    @contextmanager
+    def at_global_parameters(self) -> Iterator[dict[str, nn.Parameter]]:
+        """In this block :meth:`learning`, which it yields, has the values of the copies."""
+        own = self.learning()
+        now = {name: parameter.detach().clone() for name, parameter in own.items()}
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(self.global_parameters[name])
+        yield own
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(now[name])
 
     def _learning_shared(self) -> dict[str, Tensor]:
         shared = self.shared_names() - self.frozen_names

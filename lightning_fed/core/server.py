@@ -109,7 +109,7 @@ class Server:
 
     round_state: RoundState
     """What is there of each client within a round: in no checkpoint. A server that keeps what arrives puts it here, and moves it
-    when all of it is there (:func:`lightning_fed.core.client_state.move`).
+    when all of it is there; see :class:`.PersonalServer`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import KeepsGlobalParameters, Phase, State, default_optimizer
+from lightning_fed.core import KeepsGlobalParameters, Phase, State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -33,11 +33,9 @@ class Ditto(KeepsGlobalParameters):
         num_classes: number of classes; None: as many as the data have.
         lam: weight :math:`\lambda`; 0 trains the personal models alone. The paper: one of {0.05, 0.1, 1, 2}.
         start: what :math:`v_k` begins as: the ``initial`` global model, or the ``first_broadcast`` that the client gets.
-        optimizer: of :math:`w`. Default: SGD, lr 0.01.
         personal_optimizer: of :math:`v_k`, fresh in each round. Default: ``optimizer``.
-        epochs: local epochs of :math:`w` per round.
         personal_epochs: local epochs of :math:`v_k` per round. Default: ``epochs``.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`; ``optimizer`` and ``epochs`` are those of :math:`w`.
     """
 
     def __init__(
@@ -46,17 +44,15 @@ class Ditto(KeepsGlobalParameters):
         num_classes: PositiveInt | None = None,
         lam: NonNegativeFloat = 0.1,
         start: Literal["initial", "first_broadcast"] = "initial",
-        optimizer: OptimizerCallable = default_optimizer,
         personal_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         personal_epochs: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.lam = lam
         self.start = start
-        self.personal_optimizer = personal_optimizer or optimizer
-        self.personal_epochs = epochs if personal_epochs is None else personal_epochs
+        self.personal_optimizer = personal_optimizer or self.optimizer
+        self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
         self._global_predicts = False
 
     def build(self) -> None:

@@ -24,7 +24,6 @@ from lightning_fed.core import (
     WeightedMean,
     check_fits,
     check_payload,
-    default_optimizer,
 )
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
@@ -32,10 +31,10 @@ from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 PROBABILITIES = "open/probabilities"
-"""What goes up: what a client's model says of the round's open examples, ``(n, C)``."""
+"""What goes up: a client's probabilities for the round's open examples, ``(n, C)``."""
 
-EXAMPLES, LABELS, TAUGHT = "open/examples", "labels/probabilities", "labels/examples"
-"""What comes down: numbers of the open examples that a client is to speak about; labels ``(n, C)``, and of what examples."""
+EXAMPLES, LABELS, LABELLED = "open/examples", "labels/probabilities", "labels/examples"
+"""What comes down: numbers of the open examples that a client is to predict; labels ``(n, C)``, and of what examples."""
 
 MODEL, ROUND = "model/", "round"
 
@@ -44,7 +43,7 @@ Order = Literal["train_then_distill", "distill_then_train"]
 
 
 class DSFL(PublicDistillation):
-    r"""Clients with different networks tell each other what these say of public examples, and all learn the sharpened mean.
+    r"""Clients with different networks exchange their predictions for public examples, and all learn the sharpened mean.
 
     The server draws ``open_size`` of the public examples, :math:`o_r`, for each round. A participant trains on its own data and
     sends its probabilities :math:`p_k(d)` of each of them. The server averages and sharpens (entropy reduction, ERA),
@@ -67,14 +66,12 @@ class DSFL(PublicDistillation):
         aggregation: ``ERA`` or ``SA``.
         temperature: T of ERA. The paper: 0.1.
         open_size: public examples in a round; where there are fewer, all of them.
-        order: ``train_then_distill``, the paper's: participants distil when the server has spoken, in the same round.
-            ``distill_then_train``: at the start of its next turn a client distils what the server said last, so that a round takes
+        order: ``train_then_distill``, the paper's: participants distil when the server has merged, in the same round.
+            ``distill_then_train``: at the start of its next turn a client distils the last labels, so that a round takes
             one message each way.
         distill_epochs: epochs of distillation in a round, of clients and server.
         distill_batch_size: public examples in a step of it.
         distill_optimizer: how it steps, fresh in each round. None: ``optimizer``.
-        optimizer: how a client steps on its own data. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
@@ -97,11 +94,9 @@ class DSFL(PublicDistillation):
         distill_epochs: NonNegativeInt = 5,
         distill_batch_size: PositiveInt = 100,
         distill_optimizer: OptimizerCallable | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.aggregation: Aggregation = aggregation
@@ -110,15 +105,13 @@ class DSFL(PublicDistillation):
         self.order: Order = order
         self.distill_epochs = distill_epochs
         self.public_batch_size = distill_batch_size
-        self.distill_optimizer = optimizer if distill_optimizer is None else distill_optimizer
+        self.distill_optimizer = distill_optimizer or self.optimizer
         self.public_predictions: State = {}
         self.labels: Tensor | None
 
     def check_task(self) -> None:
         """What is exchanged are probabilities of classes."""
         self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
-
-    # ------------------------------------------------------------------------------------------------------------ the state
 
     @property
     def is_servers(self) -> bool:
@@ -144,20 +137,18 @@ class DSFL(PublicDistillation):
         return set(self.state_dict()) if self.is_servers else set()
 
     def payload(self) -> State:
-        """What the client's model says of the open examples, once it was asked."""
-        return self.said
+        """The client's probabilities for the open examples, once it has predicted them."""
+        return self.public_predictions
 
     def load_payload(self, payload: State) -> None:
-        """Take what is to be learned, and what the client is to speak about."""
+        """Take what is to be learned, and which examples the client is to predict."""
         self.public_predictions, self.predict_public = {}, payload.get(EXAMPLES)
-        self.labels, self.public_examples = payload.get(LABELS), payload.get(TAUGHT)
+        self.labels, self.public_examples = payload.get(LABELS), payload.get(LABELLED)
         if self.labels is not None:
             assert self.public_examples is not None
             like = torch.empty(len(self.public_examples), self.num_classes, device="meta")
             check_fits({LABELS: self.labels}, {LABELS: like}, "The payload for DSFL")
             self.labels = self.labels.to(self.device)
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     def public_phases(self) -> list[Phase]:
         """Distillation, where there are labels."""
@@ -179,12 +170,12 @@ class DSFL(PublicDistillation):
         return cross_entropy(self(x), self.labels[rows])
 
     def after_training(self, reviewed: State) -> None:
-        """Turn what the model says into probabilities."""
+        """Turn logits into probabilities."""
         if OUTPUTS in reviewed:
             self.public_predictions = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """A model of the server's own, drawn on the running stream, and what it tells the clients."""
+        """A model of the server's own, drawn on the running stream, and the labels for the clients."""
         own = self.for_client(replace(clients[0], id=SERVER), torch.initial_seed())
         return OpenServer(
             own.shared_state(),
@@ -216,7 +207,7 @@ def entropy(probabilities: Tensor) -> float:
 
 
 class OpenServer(Server):
-    """Draws a round's open examples, averages what is said of them into labels, hands these on and learns them itself.
+    """Draws a round's open examples, averages the clients' probabilities into labels, hands these on and learns them itself.
 
     Args:
         state: its own model.
@@ -235,7 +226,7 @@ class OpenServer(Server):
         self.epochs = epochs
         self.labelled = 0  # the round of which the labels are
         self.examples = torch.arange(len(like), dtype=torch.int32)
-        self.labels: State = {LABELS: like, TAUGHT: self.examples}
+        self.labels: State = {LABELS: like, LABELLED: self.examples}
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Draw which examples are open."""
@@ -244,8 +235,8 @@ class OpenServer(Server):
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """Which examples are open, and the labels of the last ones for who distils first."""
-        told = self.labels if self.order == "distill_then_train" and self.labelled and self.epochs else {}
-        return Broadcast({EXAMPLES: self.examples} | told)
+        labels = self.labels if self.order == "distill_then_train" and self.labelled and self.epochs else {}
+        return Broadcast({EXAMPLES: self.examples} | labels)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Nothing: a client's network is its own."""
@@ -261,25 +252,25 @@ class OpenServer(Server):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Average, and sharpen."""
-        said = WeightedMean()
+        mean_of_all = WeightedMean()
         for update in updates:
-            said.add(update.state, 1)
-        if not (result := said.result()):
+            mean_of_all.add(update.state, 1)
+        if not (result := mean_of_all.result()):
             return {}
         mean = result[PROBABILITIES]
         labels = mean if self.temperature is None else era(mean.double(), self.temperature).to(mean.dtype)
-        self.labels = {LABELS: labels, TAUGHT: self.examples}
+        self.labels = {LABELS: labels, LABELLED: self.examples}
         self.labelled = self.round
         return {"server/entropy_before": entropy(mean), "server/entropy_after": entropy(self.labels[LABELS])}
 
     @property
-    def has_spoken(self) -> bool:
+    def has_labels(self) -> bool:
         """Whether there are labels of this round to be learned."""
         return self.labelled == self.round and self.epochs > 0
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Train its own model on the labels."""
-        if not self.has_spoken:
+        if not self.has_labels:
             return {}
         row = {}
         for update in run_on_server("train_on_public", [Broadcast(self.state | self.labels, SERVER)]):
@@ -291,7 +282,7 @@ class OpenServer(Server):
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
         """The labels, for who distils in the same round."""
-        return Broadcast(self.labels) if self.order == "train_then_distill" and self.has_spoken else None
+        return Broadcast(self.labels) if self.order == "train_then_distill" and self.has_labels else None
 
     def state_dict(self) -> State:
         """Its own model, and the labels that clients may still learn."""

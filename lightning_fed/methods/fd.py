@@ -1,11 +1,10 @@
 """FD, federated distillation (Jeong et al. 2018, https://arxiv.org/abs/1811.11479), without its data augmentation (FAug)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
@@ -15,27 +14,26 @@ from lightning_fed.core import (
     ClientUpdate,
     FederatedModule,
     FederationError,
+    PersonalServer,
     Server,
     State,
+    check_counts,
     check_fits,
-    default_optimizer,
-    move,
-    pack_bits,
-    unpack_bits,
+    expected_rows,
+    pack_rows,
+    unpack_rows,
 )
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
-ROWS, LABELS, COUNTS = "outputs/rows", "outputs/labels", "outputs/counts"
-"""What travels: mean outputs, a row for each label that there is one for; which labels these are, a bit for each; and, up only, of
-how many outputs each row is the mean.
-"""
+OUTPUTS = "outputs/"
+"""What the names of mean outputs on the wire begin with; see :mod:`lightning_fed.core.class_rows`. Counts go up only."""
 
 ROUND = "round"
 
 
 class FD(FederatedModule):
-    r"""Clients with different networks tell each other, for each label, what their networks answer on average.
+    r"""Clients with different networks exchange, for each label, the mean output of their networks.
 
     While a client trains it adds up its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
     and sends the mean :math:`\bar F_k[l]` for each label l that it saw. From the participants' means the server makes a teacher for
@@ -57,8 +55,6 @@ class FD(FederatedModule):
         average: what the teacher's term is the mean over: the ``batch``, or its ``taught`` examples, whose label has a teacher.
         weighting: whether each client's mean counts the same (``uniform``, the paper's), or as much as it saw ``examples`` of the
             label.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -75,23 +71,19 @@ class FD(FederatedModule):
         gamma: NonNegativeFloat = 1.0,
         average: Literal["batch", "taught"] = "batch",
         weighting: Literal["uniform", "examples"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.gamma = gamma
         self.average = average
         self.weighting = weighting
-        self.is_taught = False
+        self.has_teachers = False
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
         self.check_task()
 
     def check_task(self) -> None:
         """The teachers are probabilities of classes."""
         self.task.need_cross_entropy("FD", "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
-
-    # ------------------------------------------------------------------------------------------------------------ the state
 
     def build(self) -> None:
         """The client's network, and room for its teachers and for what is counted."""
@@ -106,38 +98,33 @@ class FD(FederatedModule):
 
     def payload(self) -> State:
         """The mean outputs since the broadcast."""
-        seen = self.counts > 0
-        means = self.outputs[seen] / self.counts[seen, None]
-        return {ROWS: means.to(self.teachers.dtype), LABELS: pack_bits(seen), COUNTS: self.counts[seen].int()}
+        means = (self.outputs / self.counts.clamp(min=1)[:, None]).to(self.teachers.dtype)
+        return pack_rows(OUTPUTS, means, self.counts > 0, self.counts)
 
     def load_payload(self, payload: State) -> None:
         """Take the teachers, if there are any, and begin to count anew."""
         self.outputs, self.counts = torch.zeros_like(self.outputs), torch.zeros_like(self.counts)
-        self.is_taught = bool(payload)
+        self.has_teachers = bool(payload)
         self.teachers.zero_()
         if payload:
-            labels = labels_of(payload, self.num_classes)
-            expected = {ROWS: self.teachers[: int(labels.sum())], LABELS: pack_bits(labels)}
-            check_fits(payload, expected, "The payload for FD")
-            self.teachers[labels.to(self.device)] = payload[ROWS].to(self.teachers)
-
-    # --------------------------------------------------------------------------------------------------------- the training
+            check_fits(payload, expected_rows(OUTPUTS, payload, self.teachers), "The payload for FD")
+            self.teachers.copy_(unpack_rows(OUTPUTS, payload, self.teachers)[0])
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, with the teacher's term; the outputs are added up."""
         x, y = self.unpack(batch)
         logits = self(x)
-        self.note(logits.detach(), y)
+        self.add_outputs(logits.detach(), y)
         loss = self.criterion(logits, y)
-        return loss + self.gamma * self.lesson(logits, y) if self.gamma and self.is_taught else loss
+        return loss + self.gamma * self.teacher_loss(logits, y) if self.gamma and self.has_teachers else loss
 
-    def note(self, logits: Tensor, y: Tensor) -> None:
+    def add_outputs(self, logits: Tensor, y: Tensor) -> None:
         """Add outputs up by label. What is there is replaced and not changed: FLOPs are counted on a copy that has it, too."""
         labels = one_hot(y, self.num_classes)
         self.outputs = self.outputs.to(y.device) + labels.T.double() @ logits.double().softmax(dim=1)
         self.counts = self.counts.to(y.device) + labels.sum(dim=0)
 
-    def lesson(self, logits: Tensor, y: Tensor) -> Tensor:
+    def teacher_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         r"""The teacher's term, :math:`-\sum_c G_k[y]_c \log p_c`, a mean as ``average`` says."""
         rows = self.teachers[y]
         each = -(rows * log_softmax(logits, dim=1)).sum(dim=1)
@@ -153,16 +140,8 @@ class FD(FederatedModule):
         return DistillationServer(self.teachers, self.weighting)
 
 
-def labels_of(state: State, num_classes: int) -> Tensor:
-    """Which labels have a row, ``(C,)`` booleans; none if that is not said as it should be."""
-    packed = state.get(LABELS, torch.empty(0))
-    if packed.dtype != torch.uint8 or packed.shape != (-(-num_classes // 8),):
-        return torch.zeros(num_classes, dtype=torch.bool)
-    return unpack_bits(packed, num_classes)
-
-
-class DistillationServer(Server):
-    """Keeps what each client sent last, and teaches each what the others sent in the last round.
+class DistillationServer(PersonalServer):
+    """Keeps what each client sent last, and makes its teachers of what the others sent in the last round.
 
     Args:
         like: a table of C × C outputs, in the dtype that travels.
@@ -170,21 +149,17 @@ class DistillationServer(Server):
     """
 
     def __init__(self, like: Tensor, weighting: Literal["uniform", "examples"]) -> None:
-        super().__init__({}, weighting)
-        self.num_classes, self.dtype = len(like), like.dtype
-        self.merged = 0  # the last round in which anything arrived
+        super().__init__({ROUND: torch.tensor(0)}, weighting)  # the last one in which anything arrived
+        self.like = like.cpu()
         self._total: tuple[Tensor, Tensor] | None = None  # of that round
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The others' mean outputs for the client's labels, as far as there are any."""
-        outputs, weights = self.total()
-        if (own := self.sent(client.id)) is not None:
-            outputs, weights = outputs - own[0], weights - own[1]
+        (total, weights), own = self.total(), self.outputs_of(client.id)
+        outputs, weights = total - own[0], weights - own[1]
         labels = (weights > 0) & (torch.tensor(client.label_counts) > 0)
-        if not labels.any():
-            return Broadcast({})
-        rows = outputs[labels] / weights[labels, None]
-        return Broadcast({ROWS: rows.to(self.dtype), LABELS: pack_bits(labels)})
+        means = (outputs / weights[:, None]).to(self.like.dtype)
+        return Broadcast(pack_rows(OUTPUTS, means, labels) if labels.any() else {})
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """Nothing: the client's network needs no teacher to be measured."""
@@ -192,45 +167,43 @@ class DistillationServer(Server):
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """A row and a count for each label that the update says it has."""
-        labels = labels_of(update.state, self.num_classes)
-        count = int(labels.sum())
-        rows = torch.empty(count, self.num_classes, dtype=self.dtype)
-        return {ROWS: rows, LABELS: pack_bits(labels), COUNTS: torch.empty(count, dtype=torch.int32)}
+        return expected_rows(OUTPUTS, update.state, self.like, counted=True)
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Keep what arrives."""
-        for update in updates:
-            self.round_state.put(update.client, update.state | {ROUND: torch.tensor(self.round)}, self.round)
-        if any(True for _ in self.round_state):
-            self.merged, self._total = self.round, None
-        move(self.round_state, self.client_state, self.round)
-        return {}
+    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
+        """Refuse means of nothing, too."""
+        super().check(update, sent, client)
+        check_counts(OUTPUTS, update)
 
-    def sent(self, client: int) -> tuple[Tensor, Tensor] | None:
-        """A client's outputs of the last round, weighted, ``(C, C)``, and the weights ``(C,)``; None if there are none."""
-        if client not in self.client_state or (state := self.client_state.get(client))[ROUND] != self.merged:
-            return None
-        labels, weights = labels_of(state, self.num_classes), torch.zeros(self.num_classes, dtype=torch.float64)
-        weights[labels] = state[COUNTS].double() if self.weighting == "examples" else 1.0
-        outputs = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64)
-        outputs[labels] = state[ROWS].double() * weights[labels, None]
-        return outputs, weights
+    def state_of(self, update: ClientUpdate) -> State:
+        """The outputs, and of which round they are."""
+        return update.state | {ROUND: torch.tensor(self.round)}
+
+    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
+        """From now on this round's outputs count."""
+        self.state, self._total = {ROUND: torch.tensor(self.round)}, None
+        return super().update_clients(clients)
+
+    def outputs_of(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's outputs of the last round, weighted, ``(C, C)``, and the weights ``(C,)``; zeros if there are none."""
+        table = torch.zeros_like(self.like, dtype=torch.float64)
+        if client not in self.client_state or (state := self.client_state.get(client))[ROUND] != self.state[ROUND]:
+            return table, table[:, 0]
+        table, counts = unpack_rows(OUTPUTS, state, table)
+        weights = (counts if self.weighting == "examples" else counts > 0).double()
+        return table * weights[:, None], weights
 
     def total(self) -> tuple[Tensor, Tensor]:
-        """The same of all clients together, in their order."""
+        """The sums over all clients."""
         if self._total is None:
-            outputs, weights = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64), torch.zeros(self.num_classes)
-            weights = weights.double()
+            outputs = torch.zeros_like(self.like, dtype=torch.float64)
+            weights = outputs[:, 0]
             for client in self.client_state:
-                if (sent := self.sent(client)) is not None:
-                    outputs, weights = outputs + sent[0], weights + sent[1]
+                own = self.outputs_of(client)
+                outputs, weights = outputs + own[0], weights + own[1]
             self._total = outputs, weights
         return self._total
 
-    def state_dict(self) -> State:
-        """Of which round the outputs are that count."""
-        return {ROUND: torch.tensor(self.merged)}
-
     def load_state_dict(self, state: State) -> None:
-        """Continue from there."""
-        self.merged, self._total = int(state[ROUND]), None
+        """Continue from :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self._total = None

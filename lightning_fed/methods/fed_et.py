@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
+from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -21,11 +21,11 @@ from lightning_fed.core import (
     Server,
     State,
     WeightedMean,
-    default_optimizer,
+    widened,
 )
 from lightning_fed.core.client_state import BLOCK
 from lightning_fed.methods.families.classifiers import needs_classifier
-from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -45,7 +45,7 @@ def default_large_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 class FedET(EnsembleModule):
     r"""Small networks on the clients train a large one on the server, which learns on public data what they agree on, and a little
-    of what the others say.
+    of what the others predict.
 
     A client trains its architecture's model as in FedAvg. Of each public example x the clients' models give logits :math:`s_k`, and
     how sure each is, the variance of its logits over the classes, :math:`v_k`. The server's large model minimises
@@ -71,12 +71,7 @@ class FedET(EnsembleModule):
         distill_steps: steps of the large model in each round. The paper: 128.
         distill_batch_size: public examples in a step.
         distill_optimizer: of the large model, fresh in each round. Default: SGD, lr 5e-3, momentum 0.9.
-        table_limit_mb: size in MiB up to which what a client's model says of all public data is in float32; what is larger is in
-            bfloat16.
-        weighting: how updates are weighted, those of one architecture and all heads: ``uniform`` or by ``examples``.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.EnsembleModule`. Heads are weighted as updates are, by ``weighting``.
 
     Raises:
         FederationError: for a task that is not about classes, for heads of different shape, and where there are no public data.
@@ -99,24 +94,9 @@ class FedET(EnsembleModule):
         distill_steps: NonNegativeInt = 128,
         distill_batch_size: PositiveInt = 64,
         distill_optimizer: OptimizerCallable = default_large_optimizer,
-        table_limit_mb: PositiveFloat = 1024.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            num_classes,
-            distill_steps,
-            distill_batch_size,
-            distill_optimizer,
-            table_limit_mb,
-            weighting,
-            optimizer=optimizer,
-            epochs=epochs,
-            **kwargs,
-        )
+        super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
         self.diversity = diversity
         self.confidence: Confidence = confidence
@@ -126,10 +106,8 @@ class FedET(EnsembleModule):
     def _factory(self) -> Any:
         return (self.server_factories or self.backbone_factories)[0] if self.place == SERVER else super()._factory
 
-    # ------------------------------------------------------------------------------------------------------- the large model
-
     def build(self) -> None:
-        """The network, and room for what it is taught."""
+        """The network, and room for what it learns from."""
         super().build()
         needs_classifier(self.backbone, "FedET lets models agree on a class for each example")
         for name in ("labels", "others", "disagreed"):
@@ -159,8 +137,6 @@ class FedET(EnsembleModule):
         count = torch.tensor(len(there)) if self.average == "batch" else there.sum().clamp(min=1)
         return loss + self.diversity * (each * there).sum() / count
 
-    # ------------------------------------------------------------------------------------------------------------ the server
-
     def head_names(self) -> tuple[str, ...]:
         """Names of the last layer's tensors, as they travel: its weight, and its bias if it has one."""
         own = self.backbone.head_names()
@@ -183,7 +159,8 @@ class FedET(EnsembleModule):
                 )
         names = {SERVER: "global"} | names_of(self.backbone_factories, states.keys() - {SERVER})
         choose = partial(consensus, confidence=self.confidence)
-        return LargeServer(states, groups, names, self.weighting, self.distill_steps, heads, choose, self.diversity > 0)
+        ensemble = states, groups, names, self.weighting, SERVER, self.distill_steps
+        return LargeServer(*ensemble, heads=heads, choose=choose, diverse=self.diversity > 0)
 
 
 @dataclass(frozen=True)
@@ -201,7 +178,7 @@ class Consensus:
     disagreed: Tensor
 
 
-def confidence(logits: Tensor, confidence: Confidence) -> Tensor:
+def confidence_weights(logits: Tensor, confidence: Confidence) -> Tensor:
     r"""The weights :math:`v_k / \sum_j v_j` of K clients for each of n examples, ``(K, n)``; equal where nobody prefers any class.
 
     Args:
@@ -220,7 +197,7 @@ def consensus(logits: Tensor, confidence: Confidence = "logits") -> Consensus:
         logits: of K clients, ``(K, n, C)``.
         confidence: see :class:`FedET`.
     """
-    weights = confidence(logits, confidence)
+    weights = confidence_weights(logits, confidence)
     labels = torch.einsum("kn,knc->nc", weights, logits).argmax(dim=1)
     against = logits.argmax(dim=2) != labels
     weights = weights * against
@@ -233,28 +210,16 @@ class LargeServer(EnsembleServer):
     """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
 
     Args:
-        states: the initial models, by the number of their architecture; :data:`.SERVER` is the large one's.
-        groups: which one each client has, by id.
-        names: of the models.
-        weighting: within an architecture, and of the heads.
-        steps: of the large model.
+        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's number, ``weighting`` that of the heads, too.
         heads: names of each architecture's last layer, in one order.
         choose: what clients' logits ``(K, n, C)`` say together.
         diverse: whether what those say who disagree is wanted.
     """
 
     def __init__(
-        self,
-        states: Mapping[int, State],
-        groups: Mapping[int, int],
-        names: Mapping[int, str],
-        weighting: Literal["examples", "uniform"],
-        steps: int,
-        heads: Mapping[int, Sequence[str]],
-        choose: Callable[[Tensor], Consensus],
-        diverse: bool,
+        self, *args: Any, heads: Mapping[int, Sequence[str]], choose: Callable[[Tensor], Consensus], diverse: bool
     ) -> None:
-        super().__init__(states, groups, names, weighting, SERVER, steps)
+        super().__init__(*args)
         self.heads = heads
         self.choose = choose
         self.diverse = diverse
@@ -289,20 +254,20 @@ class LargeServer(EnsembleServer):
         return row
 
     def _distill(self, teachers: Sequence[int], run_on_server: RunOnServer) -> dict[str, float]:
-        flops = self.hear(teachers, run_on_server)
+        flops = self.collect_predictions(teachers, run_on_server)
         rows, classes = self.shape
-        heard, at_once = self.heard(teachers), max(1, BLOCK // (classes * len(teachers)))
+        outputs, at_once = self.predictions(teachers), max(1, BLOCK // (classes * len(teachers)))
         labels, disagreed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
         others = torch.empty(self.shape, dtype=self.dtype) if self.diverse else None
         for start in range(0, rows, at_once):
             stop = min(start + at_once, rows)
-            said = heard.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
-            found = self.choose(said)
+            logits = outputs.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
+            found = self.choose(logits)
             labels[start:stop], disagreed[start:stop] = found.labels, found.disagreed
             if others is not None:
                 others[start:stop] = found.others
         targets = {LABELS: labels} if others is None else {LABELS: labels, OTHERS: others, DISAGREED: disagreed}
         row = {"server/teachers": float(len(teachers)), "server/disagreement": float(disagreed.double().mean())}
-        row |= self.teach([SERVER], targets, run_on_server)
+        row |= self.distill([SERVER], targets, run_on_server)
         row["server/flops"] += flops
         return row

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,16 +13,15 @@ from lightning_fed.core import (
     ClientInfo,
     ClientUpdate,
     FederatedModule,
+    PersonalServer,
     Phase,
     Server,
     State,
     Vectors,
     at_a_time,
     check_fits,
-    default_optimizer,
     flatten,
     mixtures,
-    move,
     squared_distances,
     squared_norms,
     unflatten,
@@ -31,7 +29,8 @@ from lightning_fed.core import (
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.proximal import half_squared_distance
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.nn.simplex import on_simplex
+from lightning_fed.options import PositiveInt
 
 MODEL = "model/"
 """What the names of parameters on the wire begin with: a client's own on their way up, its cloud model's on their way down."""
@@ -68,8 +67,6 @@ class FedAMP(FederatedModule):
             exactly, :math:`w \leftarrow (w + c\,u) / (1 + c)`, :math:`c = \eta \lambda / \alpha_k`. ``"gradient"``: as a part of
             the loss, which diverges where c is above 2 (3.8 with momentum 0.9).
         start: what training goes on from: the client's ``own`` model, or the ``cloud`` model, for weights that are not negative.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -88,11 +85,9 @@ class FedAMP(FederatedModule):
         simplex: bool = False,
         proximal: Literal["closed_form", "gradient"] = "closed_form",
         start: Literal["own", "cloud"] = "own",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.lam = lam
         self.alpha, self.alpha_decay, self.alpha_every = alpha, alpha_decay, alpha_every
         self.sigma = sigma
@@ -101,8 +96,6 @@ class FedAMP(FederatedModule):
         self.proximal = proximal
         self.start = start
         self.is_drawn = False  # to a cloud model; trained alone, a client has none
-
-    # ------------------------------------------------------------------------------------------------------------ the state
 
     def build(self) -> None:
         """The network, and room for the cloud model's parameters: at first the network's own."""
@@ -136,8 +129,6 @@ class FedAMP(FederatedModule):
         if self.start == "cloud":
             self.load_state_dict(sent, strict=False)
 
-    # --------------------------------------------------------------------------------------------------------- the training
-
     def step_size(self, round: int) -> float:
         r""":math:`\alpha_k` of a round, counted from 1."""
         return self.alpha * self.alpha_decay ** ((round - 1) // self.alpha_every)
@@ -153,8 +144,7 @@ class FedAMP(FederatedModule):
 
     def proximal_term(self) -> Tensor:
         r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the parameters that learn."""
-        own = self.learning()
-        distance = half_squared_distance(own.values(), (self.cloud[name] for name in own))
+        distance = half_squared_distance(self.learning().values(), self.cloud.values())
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
     @torch.no_grad()
@@ -173,40 +163,7 @@ class FedAMP(FederatedModule):
         return CloudServer(self.update_state(), self.step_size, self.sigma, self.self_weight, self.simplex)
 
 
-def attentive(distances: Tensor, others: Tensor, alpha: float, sigma: float) -> Tensor:
-    r"""FedAMP's weights of the others, :math:`\frac{\alpha}{\sigma} e^{-d / \sigma}`.
-
-    Args:
-        distances: squared, ``(m, n)``.
-        others: for each of m clients, who of n counts as another, ``(m, n)`` booleans.
-        alpha: :math:`\alpha_k`.
-        sigma: :math:`\sigma`.
-    """
-    return (alpha / sigma * torch.exp(-distances / sigma)).where(others, 0.0)
-
-
-def heuristic(cosines: Tensor, others: Tensor, self_weight: float, sigma: float) -> Tensor:
-    """HeurFedAMP's weights of the others; they are zero where there are none.
-
-    Args:
-        cosines: ``(m, n)``.
-        others: see :func:`attentive`.
-        self_weight: what is left for the client itself.
-        sigma: how much cosines count.
-    """
-    return (1 - self_weight) * (sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)
-
-
-def on_simplex(weights: Tensor) -> Tensor:
-    """The nearest weights, row by row, that are not negative and add up to 1 (Duchi et al., ICML 2008, Figure 1)."""
-    falling = weights.sort(dim=1, descending=True).values
-    excess = falling.cumsum(dim=1) - 1
-    count = torch.arange(1, weights.shape[1] + 1, dtype=weights.dtype)
-    last = (falling * count > excess).sum(dim=1, keepdim=True)
-    return (weights - excess.gather(1, last - 1) / last).clamp_(min=0)
-
-
-class CloudServer(Server):
+class CloudServer(PersonalServer):
     r"""Keeps the latest parameters of each client, on disk where memory is short, and makes cloud models of them when they are
     sent: of as many participants at a time as there is room for.
 
@@ -224,15 +181,12 @@ class CloudServer(Server):
         super().__init__(state)
         self.step_size = step_size
         self.sigma, self.self_weight, self.simplex = sigma, self_weight, simplex
-        self.initial = flatten(state)
-        self._cohort: list[int] = []
         self._weights: Tensor | None = None  # of the cohort
-        self._ready: dict[int, State] = {}  # cloud models, of the running round
+        self._ready: dict[int, State] = {}  # cloud models of some of it
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Note who takes part."""
+        """Forget the cloud models of the round before."""
         super().on_round_start(round, cohort)
-        self._cohort = [client.id for client in cohort]
         self._weights, self._ready = None, {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
@@ -240,8 +194,9 @@ class CloudServer(Server):
         if next(iter(self.client_state), None) is None:
             return Broadcast(self.state)
         if client.id not in self._ready:
-            place, size = self._cohort.index(client.id), at_a_time(len(self.initial))
-            self._ready = self.clouds(slice(place - place % size, place - place % size + size))
+            cohort, size = [one.id for one in self.cohort], at_a_time(self.size)
+            first = cohort.index(client.id) // size * size
+            self._ready = self.clouds(cohort, slice(first, first + size))
         return Broadcast(self._ready[client.id])
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
@@ -250,7 +205,7 @@ class CloudServer(Server):
 
     def vectors(self, clients: Iterable[int]) -> Vectors:
         """What everybody sent last, and what these clients have, in order of the clients."""
-        return Vectors(self.client_state, MODEL, sorted({*self.client_state, *clients}), len(self.initial), default=self.initial)
+        return Vectors(self.client_state, MODEL, sorted({*self.client_state, *clients}), self.size, default=flatten(self.state))
 
     def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
         r""":math:`\xi` of some clients, a row each, in float64."""
@@ -259,31 +214,29 @@ class CloudServer(Server):
         others[range(len(rows)), rows] = False
         distances = squared_distances(vectors, rows)
         if self.self_weight is None:
-            weights = attentive(distances, others, self.step_size(self.round), self.sigma)
+            weights = (self.step_size(self.round) / self.sigma * torch.exp(-distances / self.sigma)).where(others, 0.0)
         else:
             norms = squared_norms(vectors)
-            products = (norms[rows, None] + norms - distances) / 2
-            weights = heuristic(products / (norms[rows, None] * norms).sqrt(), others, self.self_weight, self.sigma)
+            cosines = (norms[rows, None] + norms - distances) / 2 / (norms[rows, None] * norms).sqrt()
+            likeness = (self.sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)  # of nobody: zeros
+            weights = (1 - self.self_weight) * likeness
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
         return on_simplex(weights) if self.simplex else weights
 
-    def clouds(self, some: slice) -> dict[int, State]:
+    def clouds(self, cohort: Sequence[int], some: slice) -> dict[int, State]:
         """The cloud models of some of the cohort."""
-        vectors = self.vectors(self._cohort)
+        vectors = self.vectors(cohort)
         if self._weights is None:
-            self._weights = self.weights(vectors, self._cohort)
-        mixed = mixtures(vectors, self._weights[some], self.initial.dtype, about=self.initial)
-        return {client: unflatten(cloud, self.state) for client, cloud in zip(self._cohort[some], mixed, strict=True)}
+            self._weights = self.weights(vectors, cohort)
+        initial = flatten(self.state)
+        mixed = mixtures(vectors, self._weights[some], initial.dtype, about=initial)
+        return {client: unflatten(cloud, self.state) for client, cloud in zip(cohort[some], mixed, strict=True)}
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Keep what arrives, once all of it is there: until then clouds are made of what there was before."""
-        for update in updates:
-            self.round_state.put(update.client, {MODEL: flatten({name: update.state[name] for name in self.state})}, self.round)
+    def state_of(self, update: ClientUpdate) -> State:
+        """The client's parameters, as a vector."""
+        return {MODEL: flatten({name: update.state[name] for name in self.state})}
+
+    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
+        """Keep what arrived; the cloud models that were made of what there was before are done with."""
         self._weights, self._ready = None, {}
-        move(self.round_state, self.client_state, self.round)
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`; what comes from a file comes in no order."""
-        self.state = {name: state[name] for name in self.state}
-        self.initial = flatten(self.state)
+        return super().update_clients(clients)

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from lightning.pytorch.cli import OptimizerCallable
-
-from lightning_fed.core import FineTuning, default_optimizer
+from lightning_fed.core import FineTuning
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class FedAvgFT(FedAvg):
@@ -21,8 +19,6 @@ class FedAvgFT(FedAvg):
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         fine_tuning: how; None: one epoch. With ``epochs: 0`` it is exactly FedAvg, with ``part: head`` the head alone is tuned.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -31,9 +27,8 @@ class FedAvgFT(FedAvg):
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
+        *,
         fine_tuning: FineTuning | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, fine_tuning=fine_tuning or FineTuning(), **kwargs)
+        super().__init__(backbone, num_classes, fine_tuning=fine_tuning or FineTuning(), **kwargs)

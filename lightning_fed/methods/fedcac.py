@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import ClosedUnitInterval
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.core import (
@@ -15,23 +14,22 @@ from lightning_fed.core import (
     ClientInfo,
     ClientUpdate,
     KeepsGlobalParameters,
+    PersonalServer,
     Server,
     State,
     Vectors,
-    WeightedMean,
-    at_a_time,
     check_fits,
     common_bits,
-    default_optimizer,
+    each_mixture,
     flatten,
-    mixtures,
+    mean_of_updates,
     pack_bits,
     unflatten,
     unpack_bits,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.nn.floor import floor_of
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 CRITICAL = "critical"
 """The mask of critical entries on the wire, and as it is kept: a bit for each, tensor after tensor."""
@@ -65,8 +63,6 @@ class FedCAC(KeepsGlobalParameters):
         tau: share :math:`\tau` of entries that are critical; 0 is FedAvg. The authors' code: 0.5 for CIFAR-10, 0.4 for CIFAR-100.
         beta: round :math:`\beta` after which nobody collaborates. The authors' code, for 300 rounds: 100 for CIFAR-10, 170 for
             CIFAR-100.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -81,11 +77,9 @@ class FedCAC(KeepsGlobalParameters):
         num_classes: PositiveInt | None = None,
         tau: ClosedUnitInterval = 0.5,
         beta: PositiveInt = 100,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.tau = tau
         self.beta = beta
 
@@ -181,7 +175,12 @@ def collaborators(common: Tensor, progress: Fraction) -> Tensor:
     return (differing_entries(common) <= most[:, None]) | torch.eye(len(common), dtype=torch.bool)
 
 
-class CollaborationServer(Server):
+def mean_of_parameters(updates: Iterable[tuple[State, float]], state: State) -> State:
+    """The weighted mean of what was sent, without the masks."""
+    return mean_of_updates((({name: update[name] for name in state}, weight) for update, weight in updates), state)
+
+
+class CollaborationServer(PersonalServer):
     """Averages what arrives; and keeps of each client's customized model what is critical for the client.
 
     Args:
@@ -191,7 +190,7 @@ class CollaborationServer(Server):
     """
 
     def __init__(self, state: State, weighting: Literal["examples", "uniform"], beta: int) -> None:
-        super().__init__(state, weighting)
+        super().__init__(state, weighting, mean_of_parameters)
         self.beta = beta
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
@@ -206,37 +205,16 @@ class CollaborationServer(Server):
         """What was sent, and a bit for each of its entries."""
         return sent.state | {CRITICAL: torch.empty(-(-self.size // 8), dtype=torch.uint8)}
 
-    @property
-    def size(self) -> int:
-        """How many entries there are."""
-        return sum(tensor.numel() for tensor in self.state.values())
+    def state_of(self, update: ClientUpdate) -> State:
+        """All parameters, as a vector, and the mask."""
+        return {MODEL: flatten({name: update.state[name] for name in self.state}), CRITICAL: update.state[CRITICAL]}
 
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """The mean of all, and those of collaborators."""
-        mean = WeightedMean()
-        for update in updates:
-            parameters = {name: update.state[name] for name in self.state}
-            mean.add(parameters, update.num_examples if self.weighting == "examples" else 1)
-            arrived = {MODEL: flatten(parameters), CRITICAL: update.state[CRITICAL]}
-            self.round_state.put(update.client, arrived, self.round)
-        self.state = mean.result() or self.state
-        clients = list(self.round_state)
-        if not clients:
-            return {}
+    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
+        """Keep what is critical of the customized models; returns ``server/collaborators``, how many others a client has."""
         together = collaborators(common_bits(self.round_state, CRITICAL, clients), Fraction(self.round, self.beta))
-        self._customize(clients, together.double() / together.sum(dim=1, keepdim=True))
-        self.round_state.clear()
+        vectors = Vectors(self.round_state, MODEL, clients, self.size)
+        models = each_mixture(vectors, together.double() / together.sum(dim=1, keepdim=True), flatten(self.state).dtype)
+        for client, model in zip(clients, models, strict=True):
+            mask = self.round_state.get(client)[CRITICAL]
+            self.client_state.put(client, {CRITICAL: mask, VALUES: model[unpack_bits(mask, self.size)]}, self.round)
         return {"server/collaborators": together.sum().item() / len(clients) - 1}
-
-    def _customize(self, clients: Sequence[int], weights: Tensor) -> None:
-        """Keep what is critical of the customized models, as many at a time as there is room for."""
-        vectors, dtype = Vectors(self.round_state, MODEL, clients, self.size), flatten(self.state).dtype
-        for start in range(0, len(clients), at_a_time(self.size)):
-            some = slice(start, start + at_a_time(self.size))
-            for client, model in zip(clients[some], mixtures(vectors, weights[some], dtype), strict=True):
-                mask = self.round_state.get(client)[CRITICAL]
-                self.client_state.put(client, {CRITICAL: mask, VALUES: model[unpack_bits(mask, self.size)]}, self.round)
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`; what comes from a file comes in no order."""
-        self.state = {name: state[name] for name in self.state}

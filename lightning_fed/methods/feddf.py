@@ -10,8 +10,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, default_optimizer, mixtures
-from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of, widened
+from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, Server, State, mixtures, widened
+from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -25,8 +25,8 @@ def default_student_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 class FedDF(EnsembleModule):
-    r"""FedAvg among clients of one architecture, after which each architecture's model learns on public data what all clients'
-    models say of them.
+    r"""FedAvg among clients of one architecture, after which each architecture's model is distilled on public data from all
+    clients' models.
 
     A client trains its architecture's model as in FedAvg. The server averages the updates of each architecture, and then, for each,
     takes the average as the student and minimises
@@ -54,12 +54,7 @@ class FedDF(EnsembleModule):
         patience: after how many steps that made it no better a student is done. The authors: 1,000. None: after all of them.
         drop_worst: whether teachers that know little are left out: those whose accuracy on all validation data is below 1.2 times
             that of chance. If nobody is left, the averages stay as they are.
-        table_limit_mb: size in MiB up to which what a teacher says of all public data, and the mean of it, is in float32; what is
-            larger is in bfloat16.
-        weighting: how updates of one architecture are weighted: ``uniform``, as in the authors' code, or by ``examples``.
-        optimizer: how a client steps. Default: SGD, lr 0.01; the authors: lr 0.1.
-        epochs: local epochs per round; the authors: 40.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.EnsembleModule`. The authors: 40 ``epochs`` with SGD, lr 0.1.
 
     Raises:
         FederationError: for a task that is not about classes, and where there are no public data.
@@ -78,24 +73,9 @@ class FedDF(EnsembleModule):
         validate_every: PositiveInt = 100,
         patience: PositiveInt | None = 1_000,
         drop_worst: bool = False,
-        table_limit_mb: PositiveFloat = 1024.0,
-        weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            num_classes,
-            distill_steps,
-            distill_batch_size,
-            distill_optimizer,
-            table_limit_mb,
-            weighting,
-            optimizer=optimizer,
-            epochs=epochs,
-            **kwargs,
-        )
+        super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.distill_clip = distill_clip
         self.temperature = temperature
         self.distill_loss: DistillLoss = distill_loss
@@ -105,15 +85,13 @@ class FedDF(EnsembleModule):
         if len(self.backbone_factories) == 1:
             self.monitor_model = "global"
 
-    # ------------------------------------------------------------------------------------------------------------ a student
-
     def build(self) -> None:
-        """The network, and room for what the teachers say."""
+        """The network, and room for the teachers' outputs."""
         super().build()
         self.register_buffer("targets", None, persistent=False)
 
     def load_payload(self, payload: State) -> None:
-        """Take what the teachers say of each public example, ``(M, …)``."""
+        """Take the teachers' outputs for each public example, ``(M, …)``."""
         self.targets = payload.get(f"{TARGETS}{self.distill_loss}")
 
     def server_phases(self) -> list[Phase]:
@@ -135,11 +113,11 @@ class FedDF(EnsembleModule):
         """How far a student is from its teachers on a batch of numbered examples."""
         x, numbers = self.unpack(batch)
         assert self.targets is not None
-        said, logits = widened(self.targets[numbers]), self(x) / self.temperature
+        teacher, logits = widened(self.targets[numbers]), self(x) / self.temperature
         if self.distill_loss == "avg_logits":
-            return divergence(said, logits)
+            return divergence(teacher, logits)
         # The mean over k of KL(p_k || q) is the cross-entropy with the mean p_k, plus what does not depend on q: the last column.
-        return cross_entropy(logits, said[:, :-1]) + said[:, -1].mean()
+        return cross_entropy(logits, teacher[:, :-1]) + teacher[:, -1].mean()
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A mean and a student for each architecture. This module's own tensors are those of the first; the others are drawn on the
@@ -149,12 +127,13 @@ class FedDF(EnsembleModule):
         states = {place: self.drawn(place, clients).shared_state() for place in sorted({0, *groups.values()})}
         names = {0: "global"} if len(states) == 1 else names_of(self.backbone_factories, states)
         below = 1.2 / self.num_classes if self.drop_worst else None
-        said = partial(said_by, loss=self.distill_loss, temperature=self.temperature)
+        outputs_of = partial(teacher_outputs, loss=self.distill_loss, temperature=self.temperature)
         table = f"{TARGETS}{self.distill_loss}"
-        return DistillingServer(states, groups, names, self.weighting, self.distill_steps, table, said, below)
+        ensemble = states, groups, names, self.weighting, min(states), self.distill_steps
+        return DistillingServer(*ensemble, table=table, outputs_of=outputs_of, drop_below=below)
 
 
-def said_by(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
+def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
     r"""What of one teacher's logits ``(M, C)`` is averaged over the teachers: themselves, divided by T; or probabilities, with
     :math:`\sum_c p_c \log p_c` as one more column.
     """
@@ -166,46 +145,32 @@ def said_by(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
 
 
 class DistillingServer(EnsembleServer):
-    """Averages within each architecture, then lets each average learn from the mean of what all that were sent say.
+    """Averages within each architecture, then lets each average learn from the mean output of all models that were sent.
 
     Args:
-        states: the initial models, by the number of their architecture.
-        groups: which one each client has, by id.
-        names: of the models.
-        weighting: within an architecture.
-        steps: of each student.
+        *args: see :class:`.EnsembleServer`.
         table: the name under which that mean is sent to a student.
-        said: what of a teacher's logits is averaged.
+        outputs_of: what of a teacher's logits is averaged.
         drop_below: the accuracy on validation data that makes a teacher; None: all are.
     """
 
-    def __init__(
-        self,
-        states: Mapping[int, State],
-        groups: Mapping[int, int],
-        names: Mapping[int, str],
-        weighting: Literal["examples", "uniform"],
-        steps: int,
-        table: str,
-        said: Callable[[Tensor], Tensor],
-        drop_below: float | None,
-    ) -> None:
-        super().__init__(states, groups, names, weighting, min(states), steps)
+    def __init__(self, *args: Any, table: str, outputs_of: Callable[[Tensor], Tensor], drop_below: float | None) -> None:
+        super().__init__(*args)
         self.table = table
-        self.public_predictions = said
+        self.outputs_of = outputs_of
         self.drop_below = drop_below
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Let the averages learn: one teacher is in memory at a time, and one table of what they all say."""
+        """Let the averages learn: one teacher is in memory at a time, and the table of their mean."""
         if not self.steps:
             return {}
         teachers = self._teachers(run_on_server)
         row = {"server/teachers": float(len(teachers)), "server/steps": 0.0, "server/flops": 0.0}
         if teachers:
-            flops = self.hear(teachers, run_on_server, self.said)
+            flops = self.collect_predictions(teachers, run_on_server, self.outputs_of)
             equal = torch.full((1, len(teachers)), 1 / len(teachers), dtype=torch.float64)
-            mean = mixtures(self.heard(teachers), equal, self.dtype)[0].view(self.shape)
-            row |= self.teach(list(self.states), {self.table: mean}, run_on_server)
+            mean = mixtures(self.predictions(teachers), equal, self.dtype)[0].view(self.shape)
+            row |= self.distill(list(self.states), {self.table: mean}, run_on_server)
             row["server/flops"] += flops
         self.round_state.clear()
         return row

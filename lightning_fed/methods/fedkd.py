@@ -19,22 +19,21 @@ from lightning_fed.core import (
     State,
     WeightedMean,
     check_fits,
-    default_optimizer,
 )
 from lightning_fed.errors import require
-from lightning_fed.methods.families.mutual_learning import SHARED, TwinModule
+from lightning_fed.methods.families.mutual_learning import SHARED, MutualLearningModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""
 
 
-class FedKD(TwinModule):
+class FedKD(MutualLearningModule):
     r"""A large private mentor and a small shared mentee distil each other; low-rank changes of the mentee travel.
 
     With t the mentor, s the mentee, and the batch's :math:`a = \mathrm{CE}_t + \mathrm{CE}_s`, a client minimises at once
@@ -42,7 +41,7 @@ class FedKD(TwinModule):
     .. math:: L_t = \mathrm{CE}_t + \frac{\mathrm{KL}(p_s \Vert p_t)}{a} + H, \quad
         L_s = \mathrm{CE}_s + \frac{\mathrm{KL}(p_t \Vert p_s)}{a} + H, \quad H = \frac{\mathrm{MSE}(h_t, W h_s)}{a},
 
-    each for its own network, with what the other one says, and a, as constants: while both networks are bad they teach little. h is
+    each for its own network, with the other one's probabilities, and a, as constants: bad networks distil little. h is
     the input of the head, W a private matrix, which learns from H once.
 
     A client sends how the mentee has changed in its turn; the server sends how it has changed by their mean, everybody counting the
@@ -61,12 +60,10 @@ class FedKD(TwinModule):
         distillation: weight of the KL terms; the paper: 1.
         hidden: weight of H; the paper: 1. With 0 there is no W.
         detach: whether each network learns from its own loss alone, as above. If not, :math:`L_t + L_s` is minimised as it is
-            written, through a and through what both say, and with H twice, as in the authors' code.
-        optimizer: of the mentor. Default: SGD, lr 0.01.
+            written, through a and through both networks' probabilities, and with H twice, as in the authors' code.
         mentee_optimizer: of the mentee. Default: the same as ``optimizer``.
         projection_optimizer: of W. Default: the same as ``optimizer``.
-        epochs: local epochs per round.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the mentor's.
     """
 
     dynamic_payload = True
@@ -82,13 +79,11 @@ class FedKD(TwinModule):
         distillation: NonNegativeFloat = 1.0,
         hidden: NonNegativeFloat = 1.0,
         detach: bool = True,
-        optimizer: OptimizerCallable = default_optimizer,
         mentee_optimizer: OptimizerCallable | None = None,
         projection_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, mentee, optimizer, mentee_optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, mentee, mentee_optimizer, **kwargs)
         for name, share in (("energy_start", energy_start), ("energy_end", energy_end)):
             if not 0 < share <= 1:
                 raise FederationError(f"{name} is {share}: give a share of the energy in (0, 1].")
@@ -96,19 +91,17 @@ class FedKD(TwinModule):
         self.distillation = distillation
         self.hidden = hidden
         self.detach = detach
-        self.projection_optimizer = projection_optimizer or optimizer
+        self.projection_optimizer = projection_optimizer or self.optimizer
         self._change: State = {}
 
     def check_task(self) -> None:
-        """What is taught is divided by cross-entropies."""
+        """What is distilled is divided by cross-entropies."""
         super().check_task()
         self.task.need_cross_entropy(
             type(self).__name__,
             "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
             "weights), or FML.",
         )
-
-    # ------------------------------------------------------------------------------------------------------------ the state
 
     def build(self) -> None:
         """Mentor, mentee and, drawn after them, W."""
@@ -156,8 +149,6 @@ class FedKD(TwinModule):
         """Of the server: the mentee."""
         return super().export_state() if private else {name: t for name, t in self.state_dict().items() if name.startswith(SHARED)}
 
-    # --------------------------------------------------------------------------------------------------------- the training
-
     def shares(self) -> list[Share]:
         """W has an optimizer of its own, too."""
         return super().shares() + ([(self.projection_optimizer, list(self.projection.parameters()))] if self.projection else [])
@@ -169,8 +160,8 @@ class FedKD(TwinModule):
         loss = own = self.criterion(mentor, y) + self.criterion(mentee, y)
         scale = (own.detach() if self.detach else own).clamp(min=torch.finfo(own.dtype).eps)
         if self.distillation > 0:
-            said = (mentor.detach(), mentee.detach()) if self.detach else (mentor, mentee)
-            loss = loss + self.distillation * (divergence(said[1], mentor) + divergence(said[0], mentee)) / scale
+            peers = (mentor.detach(), mentee.detach()) if self.detach else (mentor, mentee)
+            loss = loss + self.distillation * (divergence(peers[1], mentor) + divergence(peers[0], mentee)) / scale
         if self.projection is not None and h_t is not None:
             times = 1 if self.detach else 2
             loss = loss + times * self.hidden * mse_loss(self.projection(h_s), h_t) / scale
@@ -253,8 +244,8 @@ class MenteeServer(Server):
         require(min(holds) >= -1 and max(holds) < version, f"Clients held changes {holds[:20]}, of which there were {version}.")
         self.state = {name: state[name] for name in self.state}
         self.mean, self._change = {name: state[f"{CHANGE}{name}"] for name in self.mean}, None
-        self.version, self.merged = int(state["version"]), int(state["merged"])
-        self.holds = dict(zip(self.holds, state["holds"].tolist(), strict=True))
+        self.version, self.merged = version, int(state["merged"])
+        self.holds = dict(zip(self.holds, holds, strict=True))
 
 
 def energy_in_round(round: int, start: float, end: float, rounds: int) -> float:

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from lightning.pytorch.cli import OptimizerCallable
-
-from lightning_fed.core import FederatedModule, default_optimizer
+from lightning_fed.core import FederatedModule
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class FedPer(FederatedModule):
@@ -19,8 +17,6 @@ class FedPer(FederatedModule):
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: of everything. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         private_layers: :math:`K_P`, how many layers stay with the client, counted from the head, a residual block being one. The
             paper: 1 to 4; 1 is the head alone, as in most comparisons.
         **kwargs: see :class:`.FederatedModule`.
@@ -30,12 +26,11 @@ class FedPer(FederatedModule):
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
+        *,
         private_layers: PositiveInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.private_layers = private_layers
 
     def shared_names(self) -> set[str]:

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torchmetrics import MetricCollection
 
@@ -13,23 +12,25 @@ from lightning_fed.core import (
     Broadcast,
     ClientInfo,
     ClientUpdate,
+    EntryMean,
     FederatedModule,
     FederationError,
     Server,
     State,
-    WeightedMean,
-    default_optimizer,
+    check_counts,
+    check_fits,
+    expected_rows,
     one_per_architecture,
+    pack_rows,
+    unpack_rows,
+    widened,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
-PROTOTYPE = "prototypes/"
-"""What the name of a class's prototype on the wire begins with; the class's number follows."""
-
-COUNT = "counts/"
-"""The same of how many examples it is the mean of."""
+PROTOTYPES = "prototypes/"
+"""What the names of prototypes on the wire begin with; see :mod:`lightning_fed.core.class_rows`."""
 
 
 class FedProto(FederatedModule):
@@ -63,8 +64,6 @@ class FedProto(FederatedModule):
             do.
         weighting: how clients' prototypes of a class are weighted: by the number of ``examples``, or ``uniform``, as the authors
             do, where no counts travel.
-        optimizer: of everything. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
@@ -83,11 +82,9 @@ class FedProto(FederatedModule):
         candidates: Literal["all", "own"] = "all",
         prototypes: Literal["trained", "last_epoch"] = "trained",
         weighting: Literal["examples", "uniform"] = "examples",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.lam = lam
         self.predicts_with = predict
@@ -102,8 +99,6 @@ class FedProto(FederatedModule):
     def check_task(self) -> None:
         """Prototypes are those of classes."""
         self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
-
-    # ------------------------------------------------------------------------------------------------------- the prototypes
 
     def build(self) -> None:
         """The network, and room for the global prototypes ``(C, D)``."""
@@ -126,17 +121,13 @@ class FedProto(FederatedModule):
         """Take the global prototypes of those classes that have one."""
         self.prototypes.zero_()
         self.known.zero_()
-        for name, tensor in payload.items():
-            label = class_of(name, self.num_classes)
-            if label is None or tensor.shape != self.prototypes.shape[1:]:
-                raise FederationError(
-                    f"FedProto was sent {name!r} of shape {tuple(tensor.shape)}, expected prototypes of the {self.num_classes} "
-                    f"classes of shape {tuple(self.prototypes.shape[1:])}: the clients' networks must have equally wide features."
-                )
-            self.prototypes[label] = tensor
-            self.known[label] = True
         self.knows_any = bool(payload)
         self.own = {}
+        if payload:
+            check_fits(payload, expected_rows(PROTOTYPES, payload, self.prototypes), "The payload for FedProto")
+            rows, counts = unpack_rows(PROTOTYPES, payload, self.prototypes)
+            self.prototypes.copy_(rows)
+            self.known.copy_(counts > 0)
 
     def post_training_step(self, batch: Any) -> State:
         """The sum of a batch's features per class, and the examples."""
@@ -164,23 +155,18 @@ class FedProto(FederatedModule):
 
     def after_training(self, reviewed: State) -> None:
         """Make the client's prototypes: of the classes that it has examples of."""
-        sums = reviewed or self.passed_by
-        self.own = {}
-        for label in range(self.num_classes) if sums else ():
-            if (count := int(sums["examples"][label])) > 0:
-                self.own[f"{PROTOTYPE}{label}"] = (sums["features"][label] / count).to(self.prototypes.dtype)
-                if self.weighting == "examples":
-                    self.own[f"{COUNT}{label}"] = torch.tensor(count, dtype=torch.int32)
+        if sums := reviewed or self.passed_by:
+            counts = sums["examples"]
+            means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.prototypes.dtype)
+            self.own = pack_rows(PROTOTYPES, means, counts > 0, counts if self.weighting == "examples" else None)
 
     def _sums(self, features: Tensor, y: Tensor) -> State:
         """Features by class, ``(C, D)``, and how many of each there are. A product, since ``index_add`` adds in any order on a
         GPU.
         """
         belongs = y == torch.arange(self.num_classes, device=y.device)[:, None]
-        features = wide(features)
+        features = widened(features)
         return {"features": belongs.to(features.dtype) @ features, "examples": belongs.sum(1)}
-
-    # ---------------------------------------------------------------------------------------------------------- the learning
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of the head's logits plus λR."""
@@ -192,8 +178,6 @@ class FedProto(FederatedModule):
             return loss
         apart = (features - self.prototypes[y]).square() * self.known[y, None]
         return loss + self.lam * apart.mean()
-
-    # ------------------------------------------------------------------------------------------------------------ predicting
 
     def forward(self, x: Any) -> Tensor:
         """What a client predicts with ``(B, C)``: the head's logits, or how near the prototypes are."""
@@ -216,7 +200,7 @@ class FedProto(FederatedModule):
                 )
             known = known & torch.tensor([count > 0 for count in self.client.label_counts], device=known.device)
         exact = "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(wide(features), wide(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
+        return -torch.cdist(widened(features), widened(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
         """The usual ones, and the accuracy of the other way to predict."""
@@ -247,79 +231,40 @@ class FedProto(FederatedModule):
         return PrototypeServer(self.prototypes.cpu(), self.weighting)
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """In float32 at least: sums and distances of halves lose digits."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def class_of(name: str, num_classes: int, kind: str = PROTOTYPE) -> int | None:
-    """The class that a name on the wire is about; None if it is not of that kind, or of no class."""
-    number = name.removeprefix(kind)
-    if number == name or len(number) > 9 or not number.isdecimal() or f"{kind}{int(number)}" != name or int(number) >= num_classes:
-        return None
-    return int(number)
+def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> State:
+    r""":math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j} n_k^j` over those who sent one of class j, with
+    equal weights where no counts travel. Where nobody did, the former one stays.
+    """
+    mean, known = EntryMean({"prototypes": state["prototypes"]}), state["known"]
+    for update, _ in updates:
+        rows, counts = unpack_rows(PROTOTYPES, update, state["prototypes"])
+        mean.add({"prototypes": rows}, rows={"prototypes": counts})
+        known = known | (counts > 0)
+    return mean.result() | {"known": known}
 
 
 class PrototypeServer(Server):
-    r"""Class by class the mean over those who sent a prototype: :math:`\bar C^j = \sum_{k \in S_j} n_k^j C_k^j / \sum_{k \in S_j}
-    n_k^j`, or with equal weights.
+    """Keeps the prototypes ``(C, D)``, and which classes have one.
 
     Args:
-        empty: zeros ``(C, D)``, which nobody has sent yet.
-        weighting: by the number of examples that each is the mean of, or uniform.
+        empty: zeros ``(C, D)``.
+        weighting: ``examples`` if counts travel, else ``uniform``.
     """
 
     def __init__(self, empty: Tensor, weighting: Literal["examples", "uniform"]) -> None:
-        super().__init__({}, weighting)
-        self.empty = torch.zeros_like(empty)
+        state = {"prototypes": torch.zeros_like(empty), "known": torch.zeros(len(empty), dtype=torch.bool)}
+        super().__init__(state, weighting, combine=combine_by_class)
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The prototypes that there are."""
+        known = self.state["known"]
+        return Broadcast(pack_rows(PROTOTYPES, self.state["prototypes"], known) if known.any() else {})
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """Prototypes of any of the classes, each with its count where that is the weight.
+        """A prototype of each class that the update says it has, with its count where that is the weight."""
+        return expected_rows(PROTOTYPES, update.state, self.state["prototypes"], counted=self.weighting == "examples")
 
-        Raises:
-            FederationError: where there is none.
-        """
-        num_classes, like = len(self.empty), self.empty[0]
-        labels = {class_of(name, num_classes, kind) for name in update.state for kind in (PROTOTYPE, COUNT)} - {None}
-        if not labels:
-            raise FederationError(f"The update of client {update.client} has no prototype, expected one of each class that it has.")
-        expected = {f"{PROTOTYPE}{label}": like for label in labels}
-        if self.weighting == "examples":
-            expected |= {f"{COUNT}{label}": torch.tensor(0, dtype=torch.int32) for label in labels}
-        return expected
-
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's prototypes; see :meth:`Server.aggregate`."""
-        means: dict[str, WeightedMean] = {}
-        for update in updates:
-            for name, prototype in update.state.items():
-                if name.startswith(PROTOTYPE):
-                    weight = self._weight(update, name.removeprefix(PROTOTYPE))
-                    means.setdefault(name, WeightedMean()).add({name: prototype}, weight)
-        merged = {name: mean.result()[name] for name, mean in means.items()}
-        self.state = dict(sorted((self.state | merged).items()))
-        return {}
-
-    def _weight(self, update: ClientUpdate, label: str) -> int:
-        if self.weighting == "uniform":
-            return 1
-        count = int(update.state[f"{COUNT}{label}"])
-        if count < 1:
-            raise FederationError(
-                f"The update of client {update.client} has {COUNT + label!r} = {count}, expected at least 1: a prototype is the "
-                "mean of examples."
-            )
-        return count
-
-    def state_dict(self) -> State:
-        """All prototypes as one tensor ``(C, D)``, and which of them there are: the same shapes in every round."""
-        prototypes, known = self.empty.clone(), torch.zeros(len(self.empty), dtype=torch.bool)
-        for name, prototype in self.state.items():
-            label = int(name.removeprefix(PROTOTYPE))
-            prototypes[label], known[label] = prototype, True
-        return {"prototypes": prototypes, "known": known}
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
-        labels = state["known"].nonzero().flatten().tolist()
-        self.state = dict(sorted((f"{PROTOTYPE}{label}", state["prototypes"][label]) for label in labels))
+    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
+        """Refuse means of nothing, too."""
+        super().check(update, sent, client)
+        check_counts(PROTOTYPES, update)

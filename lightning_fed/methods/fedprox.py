@@ -3,13 +3,12 @@
 from typing import Any
 
 from jsonargparse.typing import NonNegativeFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import KeepsGlobalParameters, Phase, default_optimizer
+from lightning_fed.core import KeepsGlobalParameters, Phase
 from lightning_fed.models import Backbones
 from lightning_fed.nn.proximal import half_squared_distance
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class FedProx(KeepsGlobalParameters):
@@ -24,9 +23,7 @@ class FedProx(KeepsGlobalParameters):
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
         mu: weight :math:`\mu` of the proximal term; 0 is exactly FedAvg. The paper searches {0.001, 0.01, 0.1, 1}.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round. The paper: 20 at most.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. The paper: 20 ``epochs`` at most.
     """
 
     def __init__(
@@ -34,11 +31,9 @@ class FedProx(KeepsGlobalParameters):
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
         mu: NonNegativeFloat = 0.1,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.mu = mu
 
     def phases(self) -> list[Phase]:
@@ -50,6 +45,4 @@ class FedProx(KeepsGlobalParameters):
         loss = self.client_loss(batch)
         if self.mu == 0:
             return loss
-        own = dict(self.named_parameters())
-        names, anchors = zip(*self.global_parameters.items(), strict=True)
-        return loss + self.mu * half_squared_distance((own[name] for name in names), anchors)
+        return loss + self.mu * half_squared_distance(self.learning().values(), self.global_parameters.values())

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from lightning.pytorch.cli import OptimizerCallable
-
-from lightning_fed.core import Phase, default_optimizer
+from lightning_fed.core import Phase
 from lightning_fed.methods.fedper import FedPer
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -20,10 +18,9 @@ class FedRep(FedPer):
     Args:
         backbone: the network of every client.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: of both phases. Default: SGD, lr 0.01, the authors' learning rate (with momentum 0.5).
         head_epochs: epochs of the head. The authors' code: 10.
-        epochs: epochs of the representation. The authors' code: 1 (two classes per client), else 5.
-        **kwargs: see :class:`.FederatedModule`. ``private_layers``, which are trained first, as in :class:`.FedPer`.
+        **kwargs: see :class:`.FedPer`, whose ``private_layers`` are trained first. ``epochs`` are those of the representation; the
+            authors' code: 1 (two classes per client), else 5, and SGD with lr 0.01 and momentum 0.5.
     """
 
     weighting = "uniform"
@@ -32,12 +29,11 @@ class FedRep(FedPer):
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
+        *,
         head_epochs: NonNegativeInt = 10,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.head_epochs = head_epochs
 
     def phases(self) -> list[Phase]:

@@ -6,13 +6,12 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from lightning_fed.core import Broadcast, ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer
+from lightning_fed.core import Broadcast, ClientInfo, FederatedModule, FederationError, Phase, Server
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class FedRoD(FederatedModule):
@@ -36,8 +35,6 @@ class FedRoD(FederatedModule):
         personal_head: ``"linear"``: a private h_i, zero at first, so that a client starts as the generic model. ``"hyper"``: h_i
             is made from the client's class frequencies by a shared two-layer network ``C → 16 → |h|``, which travels with f and g.
         gamma: strength γ of the balanced softmax; 0 is plain cross-entropy, 1 the paper's.
-        optimizer: of everything. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`. With ``gradient_clip``, which is of all gradients of a step together, the personal
             head's gradient does limit the others'.
     """
@@ -48,11 +45,9 @@ class FedRoD(FederatedModule):
         num_classes: PositiveInt | None = None,
         personal_head: Literal["linear", "hyper"] = "linear",
         gamma: NonNegativeFloat = 1.0,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
         self.check_task()

@@ -6,14 +6,14 @@ from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import FederationError, default_optimizer
-from lightning_fed.methods.families.mutual_learning import TwinModule
+from lightning_fed.core import FederationError
+from lightning_fed.methods.families.mutual_learning import MutualLearningModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
-class FML(TwinModule):
+class FML(MutualLearningModule):
     r"""A personal network of any architecture and a small shared one, the meme, learn from the client's data and from each other.
 
     With p the personal network's probabilities and q the meme's, a client minimises on each batch, at once,
@@ -21,8 +21,8 @@ class FML(TwinModule):
     .. math:: L_{personal} = \alpha\,\mathrm{CE}(p, y) + (1-\alpha)\,\mathrm{KL}(q \,\Vert\, p), \qquad
         L_{meme} = \beta\,\mathrm{CE}(q, y) + (1-\beta)\,\mathrm{KL}(p \,\Vert\, q),
 
-    each for its own network: what the other one says is a constant. KL is summed over the classes, the mean over the batch. Both
-    gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
+    each for its own network: the other one's probabilities are constants. KL is summed over the classes, the mean over the batch.
+    Both gradients come from the same forward pass, then both networks step. The meme travels, everybody counting the same in the
     average; the personal network stays, and is what a client predicts with. Monitored: accuracy after aggregation (it equals that
     before).
 
@@ -32,10 +32,9 @@ class FML(TwinModule):
         meme: the shared network; None: the first of ``backbone``. pFedLoRA's paper: the smallest, CNN-5.
         alpha: weight :math:`\alpha` of the personal network's own loss; 1 is exactly Standalone. The authors' code: 0.5.
         beta: weight :math:`\beta` of the meme's own loss; 1 is FedAvg of the meme, with equal weights. The authors' code: 0.5.
-        optimizer: of the personal network. Default: SGD, lr 0.01; the authors' code adds momentum 0.9 and weight decay 5e-4.
         meme_optimizer: of the meme. Default: the same as ``optimizer``.
-        epochs: local epochs per round; the authors' code: 5.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`; ``optimizer`` is the personal network's. The authors' code: 5 ``epochs`` with SGD,
+            lr 0.01, momentum 0.9, weight decay 5e-4.
     """
 
     def __init__(
@@ -45,12 +44,10 @@ class FML(TwinModule):
         meme: BackboneFactory | None = None,
         alpha: ClosedUnitInterval = 0.5,
         beta: ClosedUnitInterval = 0.5,
-        optimizer: OptimizerCallable = default_optimizer,
         meme_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, meme, optimizer, meme_optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, meme, meme_optimizer, **kwargs)
         for name, weight in (("alpha", alpha), ("beta", beta)):
             if not 0 <= weight <= 1:
                 raise FederationError(f"{name} is {weight}: give a weight in [0, 1].")
@@ -61,10 +58,10 @@ class FML(TwinModule):
         """The sum of both losses of a batch; its gradient is that of each for its own network."""
         x, y = self.unpack(batch)
         personal, meme = self.both(lambda network: network(x))
-        return self.taught(personal, y, meme, self.alpha) + self.taught(meme, y, personal, self.beta)
+        return self.mutual_loss(personal, y, meme, self.alpha) + self.mutual_loss(meme, y, personal, self.beta)
 
-    def taught(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
-        """The loss of one network, given what the other one says. What has no weight is left out.
+    def mutual_loss(self, logits: Tensor, targets: Tensor, peer: Tensor, weight: float) -> Tensor:
+        """The loss of one network, given the other one's logits. What has no weight is left out.
 
         Args:
             logits: of the network, ``(B, C)``.

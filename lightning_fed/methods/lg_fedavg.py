@@ -3,20 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch.cli import OptimizerCallable
-
 from lightning_fed.core import (
     ClientInfo,
     FederatedModule,
     FederationError,
     Server,
     check_fits,
-    default_optimizer,
     one_per_architecture,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class LGFedAvg(FederatedModule):
@@ -30,8 +27,6 @@ class LGFedAvg(FederatedModule):
     Args:
         backbone: the clients' networks, which must be equal in the layers that they share.
         num_classes: number of classes; None: as many as the data have.
-        optimizer: of everything. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         shared_layers: how many layers travel, counted from the head, a residual block being one.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -43,12 +38,11 @@ class LGFedAvg(FederatedModule):
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
+        *,
         shared_layers: PositiveInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.shared_layers = shared_layers
 
     def shared_names(self) -> set[str]:

@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, FederatedModule, Phase, Server, State, default_optimizer
+from lightning_fed.core import ClientInfo, FederatedModule, Phase, Server, State
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class PFedSD(FederatedModule):
@@ -37,9 +36,7 @@ class PFedSD(FederatedModule):
         lam: :math:`\lambda`; 0 is exactly FedAvg, with personal models that nobody learns from. The authors' code: 1.
         temperature: T, which softens both. The authors' code: 1.
         weighting: how the server weights clients: ``uniform``, as the authors' code does, or by training ``examples``.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round. The authors: 5.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. The authors: 5 ``epochs``.
 
     Raises:
         FederationError: for a task or a loss that has no softmax.
@@ -52,11 +49,9 @@ class PFedSD(FederatedModule):
         lam: NonNegativeFloat = 1.0,
         temperature: PositiveFloat = 1.0,
         weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.lam = lam
         self.temperature = temperature
@@ -71,8 +66,6 @@ class PFedSD(FederatedModule):
             type(self).__name__,
             "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
         )
-
-    # ------------------------------------------------------------------------------------------------------------ the state
 
     def build(self) -> None:
         """The network, the personal one, and whether that has been trained."""
@@ -105,8 +98,6 @@ class PFedSD(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
-
-    # --------------------------------------------------------------------------------------------------------- the training
 
     @property
     def predictor(self) -> Backbone:

@@ -1,7 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,11 +17,10 @@ from lightning_fed.core import (
     Server,
     ServerUpdate,
     State,
-    default_optimizer,
 )
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
@@ -51,8 +49,6 @@ class SCAFFOLD(KeepsGlobalParameters):
             with momentum, weight decay or clipping that is no gradient. ``"I"``: the gradient at :math:`x` over all the client's
             data, one pass more (with the batch-norm statistics that training left).
         server_lr: :math:`\eta_g`; 1 in the paper's experiments.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
         **kwargs: see :class:`.FederatedModule`. Gradients are clipped, with option I, when they are corrected.
     """
 
@@ -64,18 +60,14 @@ class SCAFFOLD(KeepsGlobalParameters):
         num_classes: PositiveInt | None = None,
         option: Literal["I", "II"] = "II",
         server_lr: PositiveFloat = 1.0,
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.option = option
         self.server_lr = server_lr
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
-            check_plain_sgd(optimizer, self.gradient_clip)
-
-    # ------------------------------------------------------------------------------------------------------------ the state
+            check_plain_sgd(self.optimizer, self.gradient_clip)
 
     def build(self) -> None:
         """The network, and control variates of zero."""
@@ -83,7 +75,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
         self.own_control = BufferDict(zeros)  # c_k
         self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then Δc
-        self.learning = list(zeros)
 
     def shared_names(self) -> set[str]:
         """The network; the client's control variate stays."""
@@ -98,16 +89,13 @@ class SCAFFOLD(KeepsGlobalParameters):
         self.control.update({name.removeprefix(CONTROL): tensor for name, tensor in payload.items()})
         self.total_lr = 0.0
 
-    # --------------------------------------------------------------------------------------------------------- the training
-
     def phases(self) -> list[Phase]:
         """FedAvg's, with corrected gradients."""
         return [Phase("local", list(self.parameters()), self.corrected_loss, self.optimizer, self.epochs)]
 
     def corrected_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, whose gradient is corrected by a term of value zero: so it is right at any precision."""
-        own = self.learnable()
-        terms = [((self.control[name] - self.own_control[name]) * own[name]).sum() for name in self.learning]
+        terms = [((self.control[name] - self.own_control[name]) * p).sum() for name, p in self.learning().items()]
         correction = torch.stack(terms).sum()
         return self.client_loss(batch) + (correction - correction.detach())
 
@@ -117,9 +105,7 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     def post_training_step(self, batch: Any) -> State:
         """Option I: the gradient at x of a batch, summed over its examples."""
-        if self.option == "II":
-            return {}
-        with torch.enable_grad(), self._as_received() as point:
+        with torch.enable_grad(), self.at_global_parameters() as point:
             grads = torch.autograd.grad(self.client_loss(batch), list(point.values()), materialize_grads=True)
         size = len(self.unpack(batch)[1])
         examples = torch.tensor(float(size), device=self.device)
@@ -133,8 +119,7 @@ class SCAFFOLD(KeepsGlobalParameters):
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
         """Find the new control variate."""
-        own = self.learnable()
-        for name, now in own.items():
+        for name, now in self.learning().items():
             before, control = self.own_control[name], self.control[name]
             if self.option == "I":
                 after = reviewed[name] / reviewed["examples"]
@@ -142,23 +127,6 @@ class SCAFFOLD(KeepsGlobalParameters):
                 after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
             control.copy_(after - before)
             before.copy_(after)
-
-    def learnable(self) -> dict[str, nn.Parameter]:
-        """What learns, by name."""
-        return {name: p for name, p in self.named_parameters() if name in self.own_control}
-
-    @contextmanager
-    def _as_received(self) -> Iterator[dict[str, nn.Parameter]]:
-        """The parameters, with the values that the server sent."""
-        own = self.learnable()
-        now = {name: p.detach().clone() for name, p in own.items()}
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(self.global_parameters[name])
-        yield own
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(now[name])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and adds up control variates."""

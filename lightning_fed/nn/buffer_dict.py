@@ -37,6 +37,10 @@ class BufferDict(nn.Module):
         """Names and tensors."""
         return ((name, self[name]) for name in self)
 
+    def values(self) -> Iterator[Tensor]:
+        """The tensors."""
+        return (self[name] for name in self)
+
     @torch.no_grad()
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over values, in place, wherever they come from. Raises :class:`KeyError` for a name that is not known here."""

@@ -1,6 +1,6 @@
 """What a server keeps for each client: in memory as far as there is room, in checkpoints, and mixed a block at a time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from tiny import CLASSES, Net, assert_same_end, final_kept, new_data, new_federa
 
 import lightning_fed.core.client_state
 from lightning_fed.core.client_state import Vectors, common_bits, flatten, mixtures, squared_distances, squared_norms, unflatten
-from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.personal_server import PersonalServer
 from lightning_fed.core.server import Server
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedAvg
@@ -26,18 +26,7 @@ class Remembering(FedAvg):
     """Its server keeps the last update of each client."""
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        return RememberingServer(self.update_state())
-
-
-class RememberingServer(Server):
-    def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        self.round = round
-
-    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        for update in updates:
-            self.round_state.put(update.client, update.state, self.round)
-        lightning_fed.core.client_state.move(self.round_state, self.client_state, self.round)
-        return {}
+        return PersonalServer(self.update_state())
 
 
 def fit(rounds: int, ckpt_path: str | None = None, **options: Any) -> Path:

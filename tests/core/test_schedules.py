@@ -56,7 +56,7 @@ def rates(module: Any, epochs: int, **options: Any) -> tuple[list[tuple[str, flo
 
 
 def fedrep(interval: str) -> FedRep:
-    return FedRep(Net, 4, sgd, head_epochs=2, epochs=1, lr_scheduler=halved, lr_interval=interval)  # type: ignore[arg-type]
+    return FedRep(Net, 4, optimizer=sgd, head_epochs=2, epochs=1, lr_scheduler=halved, lr_interval=interval)  # type: ignore[arg-type]
 
 
 def test_over_steps_it_begins_anew_with_each_phase() -> None:
@@ -179,7 +179,7 @@ def test_the_methods_own_phases_may_have_schedules_of_their_own() -> None:
             head, body = super().phases()
             return [replace(head, lr_scheduler=halved, lr_interval="step"), body]
 
-    seen, trainer = rates(HeadSlows(Net, 4, sgd, head_epochs=1), 2)
+    seen, trainer = rates(HeadSlows(Net, 4, optimizer=sgd, head_epochs=1), 2)
     assert seen == [("head", 1.0), ("head", 0.5), ("representation", 1.0), ("representation", 1.0)]
     assert "lr/representation" not in trainer.callback_metrics
 

@@ -655,7 +655,7 @@ def test_what_a_server_without_data_cannot_do_is_left_out_or_refused() -> None:
         federation.client_module(1)
     assert fit("FedHM", linked("FedHM"), rounds=1).run.monitored("test") == "after/test_accuracy/mean"  # there is no global one
     for model, message in (
-        (FedDF(Net, CLASSES, momentum), "The method needs public data at the server, and there are no data"),
+        (FedDF(Net, CLASSES, optimizer=momentum), "The method needs public data at the server, and there are no data"),
         (new_method("CentralizedLoRA"), "Everybody's data in one place are asked for, and they stay at their sites"),
     ):
         assert isinstance(model, FedDF | CentralizedLoRA)

@@ -340,7 +340,7 @@ class Asked(FedPer):
 
 def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not to measure. At first a worker finds out what a kind of step costs, on a copy that has phases of its own."""
-    engine, model = Recording(), Asked(Net, CLASSES, momentum)
+    engine, model = Recording(), Asked(Net, CLASSES, optimizer=momentum)
     federation = new_federation(3, engine=engine, evaluate_every=1)
     federation.fit(model, new_data(3, 120))
     monkeypatch.setattr(Asked, "times", 0)
@@ -371,7 +371,7 @@ class TakesCopies(FedAvg):
 def test_phases_are_asked_for_when_the_broadcast_is_there() -> None:
     states = [
         fit(method, rounds=3).run.server.state_dict()
-        for method in (TakesCopies(Net, CLASSES, sgd), FedProx(Net, CLASSES, 0.5, sgd), FedAvg(Net, CLASSES, sgd))
+        for method in (TakesCopies(Net, CLASSES, sgd), FedProx(Net, CLASSES, 0.5, optimizer=sgd), FedAvg(Net, CLASSES, sgd))
     ]
     for name, tensor in states[0].items():
         torch.testing.assert_close(tensor, states[1][name])

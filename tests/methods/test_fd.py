@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.aggregation import check_update
+from lightning_fed.core.class_rows import present_classes
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
@@ -32,12 +33,13 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FD, Standalone
-from lightning_fed.methods.fd import COUNTS, LABELS, ROWS, DistillationServer, labels_of
+from lightning_fed.methods.fd import OUTPUTS, DistillationServer
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits
 
 INFO = new_data().clients[1]
 NETWORKS: Any = [Net, WideNet]
+ROWS, LABELS, COUNTS = f"{OUTPUTS}rows", f"{OUTPUTS}labels", f"{OUTPUTS}counts"
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
@@ -84,7 +86,8 @@ def merge(server: DistillationServer, round: int, *updates: ClientUpdate) -> Non
 def teachers(server: DistillationServer, client: ClientInfo) -> dict[int, Tensor]:
     """What a client is taught, by label."""
     state = server.broadcast(client).state
-    return dict(zip(labels_of(state, CLASSES).nonzero().flatten().tolist(), state.get(ROWS, torch.empty(0)), strict=True))
+    labels = present_classes(OUTPUTS, state, CLASSES).nonzero().flatten().tolist()
+    return dict(zip(labels, state.get(ROWS, torch.empty(0)), strict=True))
 
 
 @pytest.fixture
@@ -236,7 +239,9 @@ def test_logits_as_targets_have_no_lower_bound_and_probabilities_have() -> None:
     assert wrong[2] < -45
     module = FD(Net, CLASSES).for_client(INFO)
     taught(module, dict(enumerate(torch.rand(CLASSES, CLASSES).softmax(dim=1))))
-    right = [float(cross_entropy(scale * logits, labels) + module.lesson(scale * logits, labels)) for scale in (1, -10, -100, 100)]
+    right = [
+        float(cross_entropy(scale * logits, labels) + module.teacher_loss(scale * logits, labels)) for scale in (1, -10, -100, 100)
+    ]
     assert min(right) > 0
 
 
@@ -253,8 +258,8 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
             self.stepping = False
             return loss
 
-        def note(self, logits: Tensor, y: Tensor) -> None:
-            super().note(logits, y)
+        def add_outputs(self, logits: Tensor, y: Tensor) -> None:
+            super().add_outputs(logits, y)
             if self.stepping:
                 noted.append((logits.clone(), y.clone()))
 
@@ -268,7 +273,7 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
         expected = torch.stack([logits[y == label].softmax(dim=1).mean(dim=0) for label in labels])
         torch.testing.assert_close(update.state[ROWS], expected)
         assert update.state[COUNTS].tolist() == [int((y == label).sum()) for label in labels]
-        assert torch.equal(labels_of(update.state, CLASSES).nonzero().flatten(), labels)
+        assert torch.equal(present_classes(OUTPUTS, update.state, CLASSES).nonzero().flatten(), labels)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the rounds
@@ -349,7 +354,7 @@ def test_traffic_of_two_labels_of_ten() -> None:
     """2 × 10 floats each way and no more; up, two counts and ten bits, down ten bits."""
     counts = (3, 0, 0, 0, 2, 0, 0, 0, 0, 0)
     module = FD(Net, 10).for_client(ClientInfo(0, 5, 0, 0, counts))
-    module.note(torch.randn(5, 10), torch.tensor([0, 0, 4, 0, 4]))
+    module.add_outputs(torch.randn(5, 10), torch.tensor([0, 0, 4, 0, 4]))
     assert (count_floats(module.update_state()), count_bytes(module.update_state())) == (20, 80 + 8 + 2)
     server = DistillationServer(torch.zeros(10, 10), "uniform")
     server.attach_storage(ClientStore(Path("kept"), 1), RoundStore(Path("scratch"), 1))

@@ -27,7 +27,7 @@ from lightning_fed.data.client_info import SERVER
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedDF, FedET
-from lightning_fed.methods.fed_et import confidence, consensus
+from lightning_fed.methods.fed_et import confidence_weights, consensus
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
 
 HEAD = ("backbone.head.weight", "backbone.head.bias")
@@ -61,11 +61,11 @@ def logits(clients: int = 5, examples: int = 40) -> Tensor:
 
 def test_sureness_sums_to_one_and_ignores_a_constant() -> None:
     said = logits()
-    weights = confidence(said, "logits")
+    weights = confidence_weights(said, "logits")
     torch.testing.assert_close(weights.sum(0), torch.ones(40, dtype=torch.float64))
     shifted = said + torch.arange(5.0)[:, None, None]
-    torch.testing.assert_close(confidence(shifted, "logits"), weights)
-    torch.testing.assert_close(confidence(said.log_softmax(2), "logits"), weights)  # which is no other confidence
+    torch.testing.assert_close(confidence_weights(shifted, "logits"), weights)
+    torch.testing.assert_close(confidence_weights(said.log_softmax(2), "logits"), weights)  # which is no other confidence
     unbiased = said.var(2)
     torch.testing.assert_close(unbiased / unbiased.sum(0), weights)
 
@@ -73,8 +73,8 @@ def test_sureness_sums_to_one_and_ignores_a_constant() -> None:
 def test_sureness_of_probabilities_does_not_grow_with_what_is_certain() -> None:
     """Logits three times as large are nine times as sure; of what is certain already nothing can become surer."""
     said = torch.tensor([[[9.0, 0.0, 0.0]], [[27.0, 0.0, 0.0]]], dtype=torch.float64)
-    torch.testing.assert_close(confidence(said, "logits")[:, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
-    torch.testing.assert_close(confidence(said, "probabilities")[:, 0], torch.full((2,), 0.5).double(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(confidence_weights(said, "logits")[:, 0], torch.tensor([0.1, 0.9], dtype=torch.float64))
+    torch.testing.assert_close(confidence_weights(said, "probabilities")[:, 0], torch.full((2,), 0.5).double(), rtol=1e-3, atol=0)
 
 
 def test_the_label_is_what_most_sureness_stands_behind() -> None:
@@ -98,7 +98,7 @@ def test_who_agree_have_no_others() -> None:
 
 def test_who_prefer_nothing_count_the_same() -> None:
     """All logits alike: no variance, and no NaN."""
-    assert torch.equal(confidence(torch.ones(4, 3, 5), "logits"), torch.full((4, 3), 0.25))
+    assert torch.equal(confidence_weights(torch.ones(4, 3, 5), "logits"), torch.full((4, 3), 0.25))
     assert consensus(torch.ones(4, 3, 5)).labels.tolist() == [0, 0, 0]
 
 

@@ -32,8 +32,9 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAMP, Standalone
-from lightning_fed.methods.fedamp import MODEL, CloudServer, on_simplex
+from lightning_fed.methods.fedamp import MODEL, CloudServer
 from lightning_fed.models import CNN1
+from lightning_fed.nn.simplex import on_simplex
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats
 

@@ -32,7 +32,7 @@ def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:
 
 def test_without_fine_tuning_it_is_fedavg() -> None:
     ours, theirs = (
-        fit(FedAvgFT(NoisyNet, CLASSES, momentum, fine_tuning=FineTuning(epochs=0))),
+        fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, fine_tuning=FineTuning(epochs=0))),
         fit(FedAvg(NoisyNet, CLASSES, momentum)),
     )
     assert_same(ours, theirs)
@@ -44,7 +44,7 @@ def test_without_fine_tuning_it_is_fedavg() -> None:
 )
 def test_what_is_shared_goes_fedavgs_way_bit_for_bit(options: dict[str, Any]) -> None:
     """So do costs, the global model, and what is measured before aggregation."""
-    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, momentum, **options)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, **options)), fit(FedAvg(NoisyNet, CLASSES, momentum))
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     assert without_adapting(ours.run.history) == without_adapting(theirs.run.history)
     assert "global/test_accuracy" in ours.run.history[-1]
@@ -52,12 +52,12 @@ def test_what_is_shared_goes_fedavgs_way_bit_for_bit(options: dict[str, Any]) ->
 
 
 def test_measured_again_it_is_the_same() -> None:
-    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum), run_dir="runs")
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum), run_dir="runs")
     first = federation.run.results
     assert federation.run.measure("test") == federation.run.measure("test")
     assert federation.run.results == first
     continued = new_federation(2, run_dir="runs")
-    continued.test(FedAvgFT(NoisyNet, CLASSES, momentum), new_data(3, 120))
+    continued.test(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum), new_data(3, 120))
     assert continued.run.results == first
 
 
@@ -73,7 +73,7 @@ def test_it_improves_on_the_global_model_of_each_client() -> None:
 
 def test_nothing_of_it_is_kept() -> None:
     """Neither in the store, nor in what the next turn begins with, nor in a checkpoint."""
-    federation = fit(FedAvgFT(Net, CLASSES, momentum), run_dir="runs")
+    federation = fit(FedAvgFT(Net, CLASSES, optimizer=momentum), run_dir="runs")
     assert not any(client in federation.run.store for client in range(3))
     plain = fit(FedAvg(Net, CLASSES, momentum), run_dir="plain")
     files = [
@@ -86,7 +86,7 @@ def test_nothing_of_it_is_kept() -> None:
 
 def test_a_clients_module_is_the_adapted_one() -> None:
     """Whatever random state it is asked in, and without touching that."""
-    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum))
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum))
     before = torch.get_rng_state()
     modules = [federation.run.client_module(1)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -103,7 +103,7 @@ def test_a_clients_module_is_the_adapted_one() -> None:
 
 def test_its_flops_are_apart() -> None:
     """An epoch of adapting everybody costs what an epoch of training everybody does."""
-    row = fit(FedAvgFT(Net, CLASSES, sgd), rounds=1).run.history[0]
+    row = fit(FedAvgFT(Net, CLASSES, optimizer=sgd), rounds=1).run.history[0]
     assert row["fine_tune/flops"] == row["fine_tune/total_flops"] == row["compute/flops"] > 0
     plain = fit(FedAvg(Net, CLASSES, sgd), rounds=1).run.history[0]
     assert "fine_tune/flops" not in plain
@@ -121,12 +121,12 @@ def test_the_stream_is_that_of_seed_round_and_client() -> None:
             super().on_fit_start()
             seeds.append(self.trainer.datamodule.order_seed)  # type: ignore[attr-defined]
 
-    federation.fit(Noted(Net, CLASSES, sgd), new_data(3, 120))
+    federation.fit(Noted(Net, CLASSES, optimizer=sgd), new_data(3, 120))
     assert len(seeds) == len(set(seeds)) == 12  # three clients train and adapt in two rounds
 
 
 def test_with_layers_head_nothing_else_changes() -> None:
-    federation = fit(FedAvgFT(NoisyNet, CLASSES, momentum, fine_tuning=FineTuning(epochs=2, part="head")))
+    federation = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, fine_tuning=FineTuning(epochs=2, part="head")))
     before, after = federation.run.server.state_dict(), federation.client_module(0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"backbone.head.weight", "backbone.head.bias"}
@@ -173,7 +173,9 @@ def test_adapting_last_needs_something_that_adapts() -> None:
 
 def test_an_optimizer_of_its_own() -> None:
     still = fit(
-        FedAvgFT(Net, CLASSES, sgd, fine_tuning=FineTuning(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+        FedAvgFT(
+            Net, CLASSES, optimizer=sgd, fine_tuning=FineTuning(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+        )
     )
     assert same(still.client_module(0).state_dict(), still.run.server.state_dict())
 
@@ -218,4 +220,4 @@ def test_a_method_without_a_head_that_learns_cannot_adapt_it() -> None:
             self.backbone.head.requires_grad_(False)
 
     with pytest.raises(FederationError, match="fine_tuning has part=head, but Frozen has no head that learns: set it to all"):
-        fit(Frozen(Net, CLASSES, sgd, fine_tuning=FineTuning(epochs=1, part="head")))
+        fit(Frozen(Net, CLASSES, optimizer=sgd, fine_tuning=FineTuning(epochs=1, part="head")))

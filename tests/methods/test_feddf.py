@@ -33,7 +33,7 @@ from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedDF
-from lightning_fed.methods.feddf import said_by
+from lightning_fed.methods.feddf import teacher_outputs
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
 from lightning_fed.tensors import State
 
@@ -272,7 +272,7 @@ def test_the_loss_is_the_divergence_from_the_teachers(distill_loss: Any) -> None
     module = new(distill_loss=distill_loss, temperature=2.0)
     module.configure_model()
     x, teachers = torch.randn(6, 3, 4, 4), 3 * torch.randn(3, 6, CLASSES)
-    words = torch.stack([said_by(logits, distill_loss, 2.0) for logits in teachers])
+    words = torch.stack([teacher_outputs(logits, distill_loss, 2.0) for logits in teachers])
     module.load_payload({f"targets/{distill_loss}": words.mean(0)})
     guess = (module(x) / 2).log_softmax(1)
     each = [teachers.mean(0)] if distill_loss == "avg_logits" else teachers
@@ -296,8 +296,8 @@ def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
                 yield update
 
     fit(new(), engine=Noting(), rounds=1)
-    start = order.index("predict")
-    assert order[start : start + 8] == ["predict", "done"] * 4
+    start = order.index("predict_public")
+    assert order[start : start + 8] == ["predict_public", "done"] * 4
 
 
 @pytest.mark.slow

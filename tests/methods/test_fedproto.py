@@ -14,6 +14,7 @@ from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fed.core.class_rows import pack_rows
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, InMemory
@@ -21,12 +22,13 @@ from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedProto, Standalone
-from lightning_fed.methods.fedproto import COUNT, PROTOTYPE, PrototypeServer
+from lightning_fed.methods.fedproto import PROTOTYPES, PrototypeServer
 from lightning_fed.models import CNN1, CNN5
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 TWO = [Net, WideNet]
+ROWS, LABELS, COUNTS = f"{PROTOTYPES}rows", f"{PROTOTYPES}labels", f"{PROTOTYPES}counts"
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
@@ -37,7 +39,19 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
 
 def prototypes(federation: Federation) -> State:
     """The server's, by class."""
-    return {name.removeprefix(PROTOTYPE): tensor for name, tensor in federation.run.server.state.items()}
+    return by_class(federation.run.server.state)
+
+
+def by_class(state: State) -> State:
+    return {str(label): state["prototypes"][label] for label in state["known"].nonzero().flatten().tolist()}
+
+
+def packed(rows: dict[int, list[float]], counts: list[int] | None = None) -> State:
+    """What travels: of some of the classes a row each."""
+    table, present = torch.zeros(CLASSES, len(next(iter(rows.values())))), torch.zeros(CLASSES, dtype=torch.bool)
+    for label, row in rows.items():
+        table[label], present[label] = torch.tensor(row), True
+    return pack_rows(PROTOTYPES, table, present, None if counts is None else torch.tensor(counts))
 
 
 def training_data(data: InMemory, client: int) -> tuple[Tensor, Tensor]:
@@ -129,8 +143,7 @@ def test_without_the_term_it_is_standalone_and_prototypes_flow_all_the_same(sour
 def test_of_one_client_they_are_its_own() -> None:
     engine = Recording()
     federation = fit(FedProto(Net, CLASSES, optimizer=momentum), new_data(1, 60), engine=engine)
-    last = {name: tensor for name, tensor in engine.trained[-1].state.items() if name.startswith(PROTOTYPE)}
-    assert same(federation.run.server.state, last)
+    assert torch.equal(torch.stack(list(prototypes(federation).values())), engine.trained[-1].state[ROWS])
 
 
 def test_of_one_example_it_is_its_features() -> None:
@@ -150,12 +163,8 @@ def test_of_one_example_it_is_its_features() -> None:
 
 
 def update_of(client: int, center: dict[int, tuple[list[float], int]], counts: bool = True) -> ClientUpdate:
-    state: State = {}
-    for label, (values, count) in center.items():
-        state[f"{PROTOTYPE}{label}"] = torch.tensor(values)
-        if counts:
-            state[f"{COUNT}{label}"] = torch.tensor(count)
-    return ClientUpdate(client, 10, state)
+    numbers = [center.get(label, ([], 0))[1] for label in range(CLASSES)]
+    return ClientUpdate(client, 10, packed({label: row for label, (row, _) in center.items()}, numbers if counts else None))
 
 
 SENT = [{0: ([1.0, 2.0], 3), 2: ([4.0, 0.0], 1)}, {0: ([5.0, 2.0], 1)}, {2: ([0.0, 8.0], 3)}]
@@ -166,7 +175,7 @@ def test_weights_sum_to_1_over_those_who_have_the_class_in_any_order(order: tupl
     for weighting, expected in (("examples", ([2.0, 2.0], [1.0, 6.0])), ("uniform", ([3.0, 2.0], [2.0, 4.0]))):
         server = PrototypeServer(torch.zeros(4, 2), weighting)
         server.aggregate(update_of(client, SENT[client], weighting == "examples") for client in order)
-        assert same(server.state, {f"{PROTOTYPE}0": torch.tensor(expected[0]), f"{PROTOTYPE}2": torch.tensor(expected[1])})
+        assert same(by_class(server.state), {"0": torch.tensor(expected[0]), "2": torch.tensor(expected[1])})
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
@@ -174,7 +183,7 @@ def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
     server.aggregate([update_of(0, SENT[0])])
     server.aggregate([update_of(1, SENT[1])])
     server.aggregate([])
-    assert same(server.state, {f"{PROTOTYPE}0": torch.tensor([5.0, 2.0]), f"{PROTOTYPE}2": torch.tensor([4.0, 0.0])})
+    assert same(by_class(server.state), {"0": torch.tensor([5.0, 2.0]), "2": torch.tensor([4.0, 0.0])})
 
 
 def test_the_servers_state_has_one_shape_in_all_rounds() -> None:
@@ -186,7 +195,7 @@ def test_the_servers_state_has_one_shape_in_all_rounds() -> None:
     other.load_state_dict(state)
     assert same(other.state, server.state)
     other.load_state_dict(empty)
-    assert other.state == {}
+    assert other.broadcast(new_data().clients[0]).state == {}
 
 
 class Tampering(InProcess):
@@ -206,14 +215,15 @@ class Tampering(InProcess):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda state: state | {f"{COUNT}0": torch.tensor(0, dtype=torch.int32)}, r"'counts/0' = 0, expected at least 1"),
-        (lambda state: state | {f"{COUNT}0": torch.tensor(-3, dtype=torch.int32)}, r"'counts/0' = -3, expected at least 1"),
-        (lambda state: state | {f"{COUNT}0": torch.tensor(1.0)}, r"'counts/0' of torch\.float32, expected torch\.int32"),
-        (lambda state: state | {f"{PROTOTYPE}4": state[f"{PROTOTYPE}0"]}, r"holds 'prototypes/4', which does not belong there"),
-        (lambda state: state | {f"{PROTOTYPE}00": state[f"{PROTOTYPE}0"]}, r"holds 'prototypes/00', which does not belong there"),
-        (lambda state: {f"{PROTOTYPE}0": state[f"{PROTOTYPE}0"]}, r"lacks 'counts/0'"),
-        (lambda state: state | {f"{PROTOTYPE}0": torch.zeros(3)}, r"'prototypes/0' of shape \(3,\), expected \(6,\)"),
-        (lambda state: state | {f"{PROTOTYPE}0": torch.full((6,), torch.nan)}, r"holds NaN or infinity in 'prototypes/0'"),
+        (lambda state: state | {COUNTS: 0 * state[COUNTS]}, r"'prototypes/counts' down to 0, expected at least 1"),
+        (lambda state: state | {COUNTS: -3 * state[COUNTS]}, r"'prototypes/counts' down to -\d+, expected at least 1"),
+        (lambda state: state | {COUNTS: state[COUNTS].float()}, r"'prototypes/counts' of torch\.float32, expected torch\.int32"),
+        (lambda state: state | {LABELS: torch.tensor([0], dtype=torch.uint8)}, r"of shape \(4, 6\), expected \(0, 6\)"),
+        (lambda state: state | {LABELS: state[LABELS].float()}, r"of shape \(4, 6\), expected \(0, 6\)"),
+        (lambda state: state | {"prototypes/4": state[ROWS][0]}, r"holds 'prototypes/4', which does not belong there"),
+        (lambda state: {name: state[name] for name in (ROWS, LABELS)}, r"lacks 'prototypes/counts'"),
+        (lambda state: state | {ROWS: torch.zeros(4, 3)}, r"'prototypes/rows' of shape \(4, 3\), expected \(4, 6\)"),
+        (lambda state: state | {ROWS: torch.full((4, 6), torch.nan)}, r"holds NaN or infinity in 'prototypes/rows'"),
     ],
 )
 def test_what_is_no_prototype_is_refused_with_its_client(change: Any, complaint: str) -> None:
@@ -226,15 +236,17 @@ def test_networks_of_other_widths_are_refused() -> None:
     with pytest.raises(FederationError, match=r"^Client 1's network, Net, has 6 features, but Net has 3: choose networks"):
         fit(FedProto([partial(Net, width=0.5), Net], CLASSES))
     module = FedProto(Net, CLASSES).for_client(new_data().clients[0])
-    with pytest.raises(FederationError, match=r"was sent 'prototypes/0' of shape \(3,\), expected .* 4 classes of shape \(6,\)"):
-        module.load_broadcast(Broadcast({f"{PROTOTYPE}0": torch.zeros(3)}))
+    with pytest.raises(
+        FederationError, match=r"^The payload for FedProto has 'prototypes/rows' of shape \(1, 3\), expected \(1, 6\)"
+    ):
+        module.load_broadcast(Broadcast(packed({0: [0.0] * 3})))
 
 
 # ------------------------------------------------------------------------------------------------------------ on the wire
 
 
 def test_traffic() -> None:
-    """Of two of 10 classes and 500 features: 1,000 floats and two counts up, 5,000 down once all classes are known."""
+    """Of two of 10 classes and 500 features: 1,000 floats, ten bits and two counts up; in the end 5,000 and ten bits down."""
     labels = torch.arange(10).repeat(30)
     images = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
     data = InMemory(images, labels, 10, num_clients=5, partition=ClassesPerClient(2), batch_size=60)
@@ -243,10 +255,10 @@ def test_traffic() -> None:
         first, second = federation.run.history
         assert first["traffic/down_parameters"] == first["traffic/down_bytes"] == 0
         assert second["traffic/down_parameters"] == 5 * 5_000
-        assert second["traffic/down_bytes"] == 4 * 5 * 5_000
+        assert second["traffic/down_bytes"] == 5 * (4 * 5_000 + 2)
         for row in (first, second):
             assert row["traffic/up_parameters"] == 5 * 1_000
-            assert row["traffic/up_bytes"] == 5 * (4 * 1_000 + extra)
+            assert row["traffic/up_bytes"] == 5 * (4 * 1_000 + 2 + extra)
 
 
 def test_no_weight_travels() -> None:
@@ -254,7 +266,7 @@ def test_no_weight_travels() -> None:
     fit(FedProto(TWO, CLASSES), engine=engine)
     states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
     assert any(states)
-    assert all(name.startswith((PROTOTYPE, COUNT)) for state in states for name in state)
+    assert {name for state in states for name in state} == {ROWS, LABELS, COUNTS}
 
 
 # ------------------------------------------------------------------------------------------------------------ predicting
@@ -264,7 +276,7 @@ def with_prototypes(**options: Any) -> FedProto:
     """A client with classes 0 and 1, that knows the prototypes of 0, 2 and 3."""
     info = replace(new_data().clients[0], label_counts=(5, 5, 0, 0))
     module = FedProto(Net, CLASSES, **options).for_client(info)
-    module.load_broadcast(Broadcast({f"{PROTOTYPE}{label}": torch.full((6,), float(label)) for label in (0, 2, 3)}))
+    module.load_broadcast(Broadcast(packed({label: [float(label)] * 6 for label in (0, 2, 3)})))
     return module.eval()
 
 

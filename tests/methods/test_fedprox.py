@@ -34,7 +34,10 @@ def received(model: FederatedModule) -> FederatedModule:
 
 
 def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
-    ours, theirs = fit(FedProx(NoisyNet, CLASSES, 0.0, momentum, epochs=2)), fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2))
+    ours, theirs = (
+        fit(FedProx(NoisyNet, CLASSES, 0.0, optimizer=momentum, epochs=2)),
+        fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2)),
+    )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     assert without_seconds(ours.run.history) == without_seconds(theirs.run.history)
 
@@ -42,12 +45,14 @@ def test_without_the_term_it_is_fedavg_bit_for_bit() -> None:
 @pytest.mark.parametrize("mu", mostly_slow([0.01, 1.0, 100.0], often={1.0}))
 def test_with_one_local_step_it_is_fedavg_bit_for_bit(mu: float) -> None:
     """Where a round starts the gradient of the term is zero."""
-    ours, theirs = (fit(model, batch_size=1000) for model in (FedProx(NoisyNet, CLASSES, mu, sgd), FedAvg(NoisyNet, CLASSES, sgd)))
+    ours, theirs = (
+        fit(model, batch_size=1000) for model in (FedProx(NoisyNet, CLASSES, mu, optimizer=sgd), FedAvg(NoisyNet, CLASSES, sgd))
+    )
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_with_more_steps_it_is_not() -> None:
-    ours, theirs = fit(FedProx(Net, CLASSES, 1.0, sgd)), fit(FedAvg(Net, CLASSES, sgd))
+    ours, theirs = fit(FedProx(Net, CLASSES, 1.0, optimizer=sgd)), fit(FedAvg(Net, CLASSES, sgd))
     assert not same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
@@ -65,7 +70,7 @@ def test_the_gradient_that_is_added_is_mu_times_the_drift() -> None:
 
 
 def test_the_start_is_taken_once_per_round_not_per_epoch() -> None:
-    module = FedProx(Net, CLASSES, 0.5, sgd, epochs=3).for_client(INFO)
+    module = FedProx(Net, CLASSES, 0.5, optimizer=sgd, epochs=3).for_client(INFO)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
     new_trainer(**QUIET, max_epochs=3, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
     assert all(torch.equal(tensor, start[name]) for name, tensor in module.global_parameters.items())
@@ -84,7 +89,7 @@ class Quadratic(FedProx):
 @pytest.mark.parametrize("mu", [0.0, 1.0, 6.0])
 def test_a_quadratic_client_ends_between_its_optimum_and_the_start(mu: float) -> None:
     """(h w* + mu w_t) / (h + mu)."""
-    module = Quadratic(Net, CLASSES, mu, partial(torch.optim.SGD, lr=0.1), epochs=50).for_client(INFO)
+    module = Quadratic(Net, CLASSES, mu, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=50).for_client(INFO)
     with torch.no_grad():
         module.backbone.head.bias[0] = -1.0
     new_trainer(**QUIET, max_epochs=50, limit_val_batches=0).fit(module, datamodule=new_data().client(1))
@@ -116,7 +121,7 @@ def test_what_travels_is_fedavgs() -> None:
 
 
 def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
-    module, data = FedProx(Net, CLASSES, 0.5, sgd).for_client(INFO), new_data().client(1)
+    module, data = FedProx(Net, CLASSES, 0.5, optimizer=sgd).for_client(INFO), new_data().client(1)
     for _ in range(2):
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
         new_trainer(**QUIET, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
@@ -125,11 +130,11 @@ def test_a_new_fit_of_a_trained_module_starts_from_where_it_is() -> None:
 
 def test_a_checkpoint_of_a_plain_fit_remembers_the_start() -> None:
     """Resumed, it is held near where the fit began, not near where it was stopped."""
-    module, data = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO), new_data().client(1)
+    module, data = FedProx(Net, CLASSES, 0.5, optimizer=sgd, epochs=4).for_client(INFO), new_data().client(1)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
     trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
     trainer.fit(module, datamodule=data)
     trainer.save_checkpoint("stopped.ckpt")
-    resumed = FedProx(Net, CLASSES, 0.5, sgd, epochs=4).for_client(INFO, seed=1)
+    resumed = FedProx(Net, CLASSES, 0.5, optimizer=sgd, epochs=4).for_client(INFO, seed=1)
     new_trainer(**QUIET, max_epochs=2, limit_val_batches=0).fit(resumed, datamodule=data, ckpt_path="stopped.ckpt")
     assert all(torch.equal(tensor, start[name]) for name, tensor in resumed.global_parameters.items())

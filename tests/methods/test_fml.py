@@ -113,7 +113,7 @@ def test_alpha_1_is_standalone_bit_for_bit(beta: float) -> None:
     options = {"rounds": 3, "participation": 0.7}
     adam = partial(torch.optim.Adam, lr=0.05)
     common = {"epochs": 2, "gradient_clip": 0.5}
-    ours = fit(FML([NoisyNet, Net], CLASSES, NoisyNet, 1, beta, momentum, adam, **common), **options)
+    ours = fit(FML([NoisyNet, Net], CLASSES, NoisyNet, 1, beta, adam, optimizer=momentum, **common), **options)
     alone = fit(Standalone([NoisyNet, Net], CLASSES, momentum, **common), **options)
     theirs, mine = private_states(alone), private_states(ours)
     assert mine.keys() == theirs.keys()
@@ -132,7 +132,7 @@ def test_beta_1_is_fedavg_of_the_meme_bit_for_bit(alpha: float) -> None:
     options = {"rounds": 3, "participation": 0.7}
     common = {"epochs": 2, "gradient_clip": 0.5}
     meme = fixed(StillNet)
-    ours = fit(FML([WildNet, NoisyNet], CLASSES, meme, alpha, 1, sgd, momentum, **common), **options)
+    ours = fit(FML([WildNet, NoisyNet], CLASSES, meme, alpha, 1, momentum, optimizer=sgd, **common), **options)
     theirs = fit(UniformFedAvg(meme, CLASSES, momentum, **common), **options)
     assert same(stripped(ours.run.server.state_dict(), "shared."), stripped(theirs.run.server.state_dict(), "backbone."))
     if alpha == 1:

@@ -85,13 +85,13 @@ def test_last_layers_that_are_not_there_are_refused() -> None:
 
 @pytest.mark.parametrize("method", [FedPer, FedRep])
 def test_heads_differ_and_bases_agree(method: type[FederatedModule]) -> None:
-    one, other, _ = client_states(fit(method(Net, CLASSES, momentum)))
+    one, other, _ = client_states(fit(method(Net, CLASSES, optimizer=momentum)))
     for name in one:
         assert torch.equal(one[name], other[name]) == (not name.startswith("backbone.head."))
 
 
 def test_heads_agree_and_bases_differ_in_lg_fedavg() -> None:
-    one, other, third = client_states(fit(LGFedAvg([Net, WideNet], CLASSES, momentum)))
+    one, other, third = client_states(fit(LGFedAvg([Net, WideNet], CLASSES, optimizer=momentum)))
     assert all(torch.equal(one[name], other[name]) for name in ("backbone.head.weight", "backbone.head.bias"))
     assert not torch.equal(one["backbone.fc2.weight"], third["backbone.fc2.weight"])
 
@@ -113,10 +113,10 @@ class AllHead(FedPer):
 def test_fedper_lies_between_fedavg_and_standalone() -> None:
     network = fixed(Net)
     assert same(
-        fit(NoHead(network, CLASSES, momentum)).run.server.state_dict(),
+        fit(NoHead(network, CLASSES, optimizer=momentum)).run.server.state_dict(),
         fit(FedAvg(network, CLASSES, momentum)).run.server.state_dict(),
     )
-    ours, alone = (private_states(fit(method(network, CLASSES, momentum))) for method in (AllHead, Standalone))
+    ours, alone = (private_states(fit(method(network, CLASSES, optimizer=momentum))) for method in (AllHead, Standalone))
     assert ours.keys() == alone.keys()
     assert all(same(ours[client], alone[client]) for client in ours)
 
@@ -141,17 +141,17 @@ def phases_of(model: FederatedModule) -> dict[str, set[str]]:
 
 
 def test_fedrep_trains_the_head_then_the_representation() -> None:
-    changed = phases_of(FedRep(Net, CLASSES, momentum, head_epochs=2, epochs=1))
+    changed = phases_of(FedRep(Net, CLASSES, optimizer=momentum, head_epochs=2, epochs=1))
     assert list(changed) == ["head", "representation"]
     assert changed["head"] == {"backbone.head.weight", "backbone.head.bias"}
     assert changed["representation"] == {f"backbone.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")}
 
 
 def test_fedrep_without_representation_epochs_does_not_collaborate() -> None:
-    federation = fit(FedRep(Net, CLASSES, momentum, head_epochs=1, epochs=0))
+    federation = fit(FedRep(Net, CLASSES, optimizer=momentum, head_epochs=1, epochs=0))
     start = FedRep(Net, CLASSES).for_client(INFO)
     assert federation.run.server.state_dict().keys() == start.shared_names()
-    again = fit(FedRep(Net, CLASSES, momentum, head_epochs=3, epochs=0), rounds=1)
+    again = fit(FedRep(Net, CLASSES, optimizer=momentum, head_epochs=3, epochs=0), rounds=1)
     assert same(federation.run.server.state_dict(), again.run.server.state_dict())
 
 

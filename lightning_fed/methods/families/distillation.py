@@ -1,4 +1,4 @@
-"""Clients with networks of several architectures, of each of which the server has a model; and what they all say of public data."""
+"""Clients with networks of several architectures, of each of which the server has a model; and distillation on public data."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,20 +19,19 @@ from lightning_fed.core import (
     State,
     Vectors,
     check_payload,
-    default_optimizer,
 )
 from lightning_fed.methods.families.grouped_adapters import GroupServer
 from lightning_fed.models import Backbones
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 TARGETS = "targets/"
-"""What the names of the teachers' words begin with, on their way to a student."""
+"""What the names of the teachers' outputs begin with, on their way to a student."""
 
 
 class EnsembleModule(PublicDistillation):
     """What FedDF and Fed-ET have in common. Clients of one architecture are averaged; then the server has all models that were
     sent predict public data, and students learn from that. A method says in :meth:`.PublicDistillation.server_phases` how, and
-    in :meth:`.FederatedModule.configure_server` who teaches whom.
+    in :meth:`.FederatedModule.configure_server` who learns from whom.
 
     Args:
         backbone: the clients' networks: client ``k`` has entry ``k mod len(list)``, and the server a model of each.
@@ -40,11 +39,9 @@ class EnsembleModule(PublicDistillation):
         distill_steps: steps of a student in each round.
         distill_batch_size: public examples in a step.
         distill_optimizer: of a student, fresh in each round.
-        table_limit_mb: size in MiB up to which what a teacher says of all public data, and what is made of it, is in float32; what
-            is larger is in bfloat16.
-        weighting: how updates of one architecture are weighted.
-        optimizer: how a client steps. Default: SGD, lr 0.01.
-        epochs: local epochs per round.
+        table_limit_mb: size in MiB up to which a teacher's outputs for all public data, and what is made of them, are in float32;
+            larger ones are in bfloat16.
+        weighting: how updates of one architecture are weighted: ``uniform``, as in FedDF's code, or by ``examples``.
         **kwargs: see :class:`.FederatedModule`.
 
     Raises:
@@ -63,11 +60,9 @@ class EnsembleModule(PublicDistillation):
         distill_optimizer: OptimizerCallable,
         table_limit_mb: PositiveFloat = 1024.0,
         weighting: Literal["examples", "uniform"] = "uniform",
-        optimizer: OptimizerCallable = default_optimizer,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.check_task()
         self.distill_steps = distill_steps
         self.public_batch_size = distill_batch_size
@@ -105,11 +100,6 @@ class EnsembleModule(PublicDistillation):
         return self if place == 0 else self.for_client(replace(clients[0], model_size=place), torch.initial_seed())
 
 
-def widened(table: Tensor) -> Tensor:
-    """Rows of a table in float32 at least: in bfloat16 they are stored, not computed with."""
-    return table.to(torch.promote_types(table.dtype, torch.float32))
-
-
 def names_of(factories: Sequence[Any], places: Iterable[int]) -> dict[int, str]:
     """What the architectures' models are called where they are measured: ``global_<class>``, or ``global_<number>`` where that is
     not clear.
@@ -128,7 +118,7 @@ class EnsembleServer(GroupServer):
         names: of the models, where they are measured.
         weighting: within an architecture.
         exported: whose model is exported where no client is named.
-        steps: of each student; with 0 nothing is asked.
+        steps: of each student; with 0 nothing is predicted.
     """
 
     def __init__(
@@ -142,7 +132,7 @@ class EnsembleServer(GroupServer):
     ) -> None:
         super().__init__(states, groups, weighting, names, exported)
         self.steps = steps
-        self.shape, self.dtype = torch.Size(), torch.float32  # of what a teacher said
+        self.shape, self.dtype = torch.Size(), torch.float32  # of a teacher's outputs
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
         """Forget the teachers of the round before."""
@@ -162,33 +152,33 @@ class EnsembleServer(GroupServer):
         """What a client sent in this round."""
         return Broadcast(self.round_state.get(client), self.groups[client])
 
-    def hear(
-        self, teachers: Sequence[int], run_on_server: RunOnServer, said: Callable[[Tensor], Tensor] = lambda logits: logits
+    def collect_predictions(
+        self, clients: Sequence[int], run_on_server: RunOnServer, outputs_of: Callable[[Tensor], Tensor] = lambda logits: logits
     ) -> float:
-        """Have teachers speak about the public data, one at a time: what is put aside of each is then what it said.
+        """Have what was sent by clients predict the public data, one model at a time: of each the predictions are put aside then.
 
         Args:
-            teachers: who.
+            clients: the teachers.
             run_on_server: see :meth:`.Server.train_on_public`.
-            said: what of a teacher's logits ``(M, C)`` is put aside. Default: the logits.
+            outputs_of: what of a teacher's logits ``(M, C)`` is put aside. Default: the logits.
 
         Returns:
             FLOPs.
         """
         flops = 0.0
-        answers = run_on_server("predict_public", (self.teacher(client) for client in teachers))
-        for client, update in zip(teachers, answers, strict=True):
-            words = said(update.state[OUTPUTS])
-            self.shape, self.dtype = words.shape, words.dtype
-            self.round_state.put(client, {OUTPUTS: words.flatten()}, self.round)
+        predicted = run_on_server("predict_public", (self.teacher(client) for client in clients))
+        for client, update in zip(clients, predicted, strict=True):
+            outputs = outputs_of(update.state[OUTPUTS])
+            self.shape, self.dtype = outputs.shape, outputs.dtype
+            self.round_state.put(client, {OUTPUTS: outputs.flatten()}, self.round)
             flops += update.metrics["flops"]
         return flops
 
-    def heard(self, teachers: Sequence[int]) -> Vectors:
-        """What they said, each a vector of all rows."""
-        return Vectors(self.round_state, OUTPUTS, teachers, self.shape.numel())
+    def predictions(self, clients: Sequence[int]) -> Vectors:
+        """What was put aside of each, a vector of all rows."""
+        return Vectors(self.round_state, OUTPUTS, clients, self.shape.numel())
 
-    def teach(self, students: Sequence[int], targets: State, run_on_server: RunOnServer) -> dict[str, float]:
+    def distill(self, students: Sequence[int], targets: State, run_on_server: RunOnServer) -> dict[str, float]:
         """Train the models of some architectures.
 
         Args:

@@ -1,14 +1,14 @@
-"""Clients with two networks that teach each other: one of any architecture, which stays, and one of everybody's, which travels."""
+"""Clients with two networks that learn from each other: one of any architecture, which stays, and a shared one, which travels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from lightning_fed.core import FederatedModule, Phase, default_optimizer
+from lightning_fed.core import FederatedModule, Phase
 from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
 from lightning_fed.nn.joint_optimizer import Share, jointly
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 from lightning_fed.seeding import branched
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ SHARED = "shared."
 """What the names of the shared network's tensors begin with."""
 
 
-class TwinModule(FederatedModule):
+class MutualLearningModule(FederatedModule):
     """What FML and FedKD have in common: both networks learn from each batch at once, each with an optimizer of its own.
 
     The private network learns as if it were alone: the shared one draws what it draws (dropout) from a random stream of its own,
@@ -27,9 +27,7 @@ class TwinModule(FederatedModule):
         backbone: the clients' private networks; client ``k`` gets entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         shared: the network that travels; None: the first of ``backbone``.
-        optimizer: of the private network.
-        shared_optimizer: of the shared one. Default: the same as ``optimizer``.
-        epochs: local epochs per round.
+        shared_optimizer: of the shared network. Default: the same as ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -41,18 +39,16 @@ class TwinModule(FederatedModule):
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
         shared: BackboneFactory | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
         shared_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
-        self.shared_optimizer = shared_optimizer or optimizer
+        self.shared_optimizer = shared_optimizer or self.optimizer
         self.check_task()
 
     def check_task(self) -> None:
-        """What is taught are probabilities of classes."""
+        """What is distilled are probabilities of classes."""
         self.task.need_classes(
             type(self).__name__,
             "its networks teach each other what probability each class has: "
