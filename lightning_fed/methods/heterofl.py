@@ -118,9 +118,9 @@ class HeteroFLServer(SizedServer):
 
     def version(self, model_size: float | None) -> State:
         """The leading part; views, no copies."""
-        return self.state if model_size is None else leading(self.state, self.shapes[model_size])
+        return self.state if model_size is None else narrowed(self.state, self.shapes[model_size])
 
 
-def leading(state: State, shapes: Mapping[str, torch.Size]) -> State:
+def narrowed(state: State, shapes: Mapping[str, torch.Size]) -> State:
     """Of each tensor, the leading indices of every dimension, as many as ``shapes`` has."""
     return {name: tensor[tuple(slice(size) for size in shapes[name])] for name, tensor in state.items()}
