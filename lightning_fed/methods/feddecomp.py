@@ -19,7 +19,7 @@ class FedDecomp(FederatedModule):
     r"""Every weight is :math:`\sigma + \tau_i`: a shared full-rank part and a private low-rank part, trained one after the other.
 
     Convolutional, linear and attention weights of any network are decomposed (see :func:`lightning_fed.nn.decompose`); biases,
-    norms and embeddings belong to :math:`\sigma`. A round of a client (Algorithm 1):
+    norms and embeddings belong to :math:`\sigma`. A frozen weight has no :math:`\tau_i`. A round of a client (Algorithm 1):
 
     1. Load the server's :math:`\sigma`.
     2. ``lora_epochs`` epochs on :math:`\tau_i`, with :math:`\sigma` frozen: it takes up what is the client's own.
@@ -142,21 +142,21 @@ class DecompServer(Server):
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge; returns ``server/drift``, the mean over the participants of their distance from the average (eq. 9)."""
         previous, participants = self.state, 0
-        kept: list[State] = []
+        states: list[State] = []
 
         def watched() -> Iterator[ClientUpdate]:
             nonlocal participants
             for update in updates:
                 participants += 1
                 if self.tracked:
-                    kept.append({name: update.state[name] for name in self.tracked})
+                    states.append({name: update.state[name] for name in self.tracked})
                 yield update
 
         metrics = super().aggregate(watched())
         if self.num_clients is not None and 0 < participants < self.num_clients:
             self.state = weighted_mean([self.state, previous], [participants, self.num_clients - participants])
-        if kept:  # from the average that the clients get, stale copies included
-            metrics["server/drift"] = sum(distance(state, self.state) for state in kept) / len(kept)
+        if states:  # from the average that the clients get, stale copies included
+            metrics["server/drift"] = sum(distance(state, self.state) for state in states) / len(states)
         return metrics
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Phase, Server, State
-from lightning_fed.methods.families.model_sizes import Assignment, Contribution, SizedModule, SizedServer, default_sgd
+from lightning_fed.methods.families.model_sizes import Assignment, Contribution, SizedModule, SizedServer
 from lightning_fed.models import BackboneFactory
 from lightning_fed.models.factory import name_of
 from lightning_fed.nn.factorize import (
@@ -24,7 +24,7 @@ from lightning_fed.nn.factorize import (
     recover,
     unroll,
 )
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 Weights = Literal["paper", "uniform", "official"]
 Anchor = Literal["never", "missing_largest", "always"]
@@ -72,10 +72,8 @@ class FedHM(SizedModule):
             ``"always"``.
         decay: :math:`\lambda`, the weight decay of the products. None: the optimizer's weight decay, as in the paper.
         masked: mask absent classes.
-        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as the paper has it; its scripts have 1e-4. Its weight
-            decay acts on everything that is not factorized.
-        epochs: local epochs per round; the paper: 10.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.SizedModule`. The paper: 10 ``epochs`` per round. The weight decay of ``optimizer``, 5e-4 in the
+            paper and 1e-4 in its scripts, acts on everything that is not factorized.
     """
 
     def __init__(
@@ -90,11 +88,9 @@ class FedHM(SizedModule):
         anchor: Anchor = "never",
         decay: NonNegativeFloat | None = None,
         masked: bool = True,
-        optimizer: OptimizerCallable = default_sgd,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, ratios, num_classes, assignment, masked, optimizer, epochs, **kwargs)
+        super().__init__(backbone, ratios, num_classes, assignment, masked, **kwargs)
         if any(not 0 < ratio <= 1 for ratio in ratios):
             raise FederationError(f"ratios is {list(ratios)}: give rank ratios in (0, 1], that is 0.125 where the paper says 8.")
         self.layers = layers
@@ -211,9 +207,9 @@ class FedHMServer(SizedServer):
         self._source: State | None = None
         self._decomposed = Decomposed({}, Energy())
 
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The model with factorized layers; the same tensors until the model changes."""
-        return self.state if model_size is None else self.decomposed.versions[model_size]
+        return self.state if size is None else self.decomposed.versions[size]
 
     @property
     def decomposed(self) -> Decomposed:
@@ -224,7 +220,7 @@ class FedHMServer(SizedServer):
 
     def decompose(self) -> Decomposed:
         """Every ratio's version, from one decomposition per layer."""
-        ratios = {model_size for model_size in self.model_sizes if model_size is not None}
+        ratios = {size for size in self.model_sizes if size is not None}
         kept = {name: t for name, t in self.state.items() if name.rpartition(".")[0] not in self.layers}
         versions, energy = {ratio: dict(kept) for ratio in ratios}, Energy()
         for layer in self.layers if ratios else ():
@@ -257,9 +253,9 @@ class FedHMServer(SizedServer):
                 whole[f"{layer}.bias"] = state[f"{layer}.1.bias"]
         return whole
 
-    def log_weight(self, model_size: float | None) -> float:
+    def log_weight(self, size: float | None) -> float:
         """By rank ratio."""
-        return self.exponent(1.0 if model_size is None else model_size)
+        return self.exponent(1.0 if size is None else size)
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
         """The updates, and the previous model, always or where none of the largest size is among those that arrived."""
@@ -283,9 +279,7 @@ class FedHMServer(SizedServer):
         """``server/energy_rank_<size>``: which part of the squared norm of all factorized layers a size keeps.
         ``server/energy_tail``: the part behind the largest of them. Nothing where everybody has the whole.
         """
-        if all(model_size is None for model_size in self.model_sizes) or not all(
-            torch.isfinite(t).all() for t in self.state.values()
-        ):
+        if all(size is None for size in self.model_sizes) or not all(torch.isfinite(t).all() for t in self.state.values()):
             return {}  # what is not finite cannot be decomposed; the run refuses it next
         shares = self.decomposed.energy.shares()
         kept = {f"server/energy_{self.version_name}_{size:g}": shares[size] for size in sorted(shares, reverse=True)}

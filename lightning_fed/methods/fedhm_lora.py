@@ -223,10 +223,10 @@ class FedHMLoRAServer(FedHMServer):
         """The products."""
         return self.recovered(update.state)
 
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The factors of a rank and the head; for the whole, the change times the identity."""
-        if model_size is not None:
-            return super().version(model_size)
+        if size is not None:
+            return super().version(size)
         version = self._head()
         for matrix in self.matrices:
             change, rank = self.state[matrix.change], self.rows[matrix.first]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lightning_fed.core import ClientInfo, ClientUpdate, Server, State
-from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, leading
+from lightning_fed.methods.heterofl import HeteroFL, HeteroFLServer, narrowed
 
 
 class FedRolex(HeteroFL):
@@ -59,9 +59,9 @@ class FedRolexServer(HeteroFLServer):
         super().on_round_start(round, cohort)
         self.start = round - 1
 
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The channels in the window."""
-        return self.state if model_size is None else leading(self.rolled(self.state, -self.start), self.shapes[model_size])
+        return self.state if size is None else narrowed(self.rolled(self.state, -self.start), self.shapes[size])
 
     def embed(self, update: ClientUpdate) -> State:
         """The whole rolls as the server's state does; what is smaller was cut from the rolled state."""

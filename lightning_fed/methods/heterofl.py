@@ -5,14 +5,13 @@ from typing import Any, Self
 
 import torch
 from jsonargparse.typing import PositiveFloat
-from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fed.core import ClientInfo, FederationError, Server, State
-from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer, default_sgd
+from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 class HeteroFL(SizedModule):
@@ -33,9 +32,7 @@ class HeteroFL(SizedModule):
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the widths at random.
         masked: mask absent classes.
         scaler: divide activations by the width in training.
-        optimizer: default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4, as in the paper.
-        epochs: local epochs per round; the paper: 5.
-        **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` in the authors' code: 1.
+        **kwargs: see :class:`.SizedModule`. The paper: 5 ``epochs`` per round. ``gradient_clip`` in the authors' code: 1.
     """
 
     def __init__(
@@ -46,11 +43,9 @@ class HeteroFL(SizedModule):
         assignment: Assignment = "fixed",
         masked: bool = True,
         scaler: bool = True,
-        optimizer: OptimizerCallable = default_sgd,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, widths, num_classes, assignment, masked, optimizer, epochs, **kwargs)
+        super().__init__(backbone, widths, num_classes, assignment, masked, **kwargs)
         if any(not 0 < width <= 1 for width in widths):
             raise FederationError(f"widths is {list(widths)}: give numbers in (0, 1], relative to the global network.")
         self.scaler = scaler
@@ -116,11 +111,11 @@ class HeteroFLServer(SizedServer):
         super().__init__(*sizes)
         self.shapes = shapes
 
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The leading part; views, no copies."""
-        return self.state if model_size is None else leading(self.state, self.shapes[model_size])
+        return self.state if size is None else narrowed(self.state, self.shapes[size])
 
 
-def leading(state: State, shapes: Mapping[str, torch.Size]) -> State:
+def narrowed(state: State, shapes: Mapping[str, torch.Size]) -> State:
     """Of each tensor, the leading indices of every dimension, as many as ``shapes`` has."""
     return {name: tensor[tuple(slice(size) for size in shapes[name])] for name, tensor in state.items()}

@@ -76,7 +76,7 @@ class HETLoRA(LoRAModule):
         """The client's rank."""
         return client.model_size if client else None
 
-    def kept_rank(self) -> int:
+    def rank_without_tail(self) -> int:
         """Rank without the tail."""
         return max(self.r_min, floor_of(self.keep, self.rank()))
 
@@ -98,7 +98,7 @@ class HETLoRA(LoRAModule):
     def on_fit_end(self) -> None:
         """Drop the tail if it has become lighter."""
         super().on_fit_end()
-        self._kept = self.kept_rank() if self.tail().item() < self._heavy else None
+        self._kept = self.rank_without_tail() if self.tail().item() < self._heavy else None
 
     def load_shared_state(self, state: State) -> None:
         """Take over what the server sent, of the client's rank."""

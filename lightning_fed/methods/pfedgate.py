@@ -28,7 +28,7 @@ from lightning_fed.models import Backbones
 from lightning_fed.nn.blocks import Blocks
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.switch_norm import SwitchNorm2d
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 MOVED = "moved_blocks"
 """The mask on the wire: a bit per block."""
@@ -66,8 +66,8 @@ class PFedGate(KeepsGlobalParameters):
             :math:`\theta`, as in the authors' code.
         optimizer: of :math:`\theta`. The authors, for s = 0.5 and CIFAR-10: SGD, lr 0.05, momentum 0.9, weight decay 5e-4.
         gate_optimizer: of the gate. Default: the same as ``optimizer``.
-        epochs: local epochs per round; the authors: 1.
-        **kwargs: see :class:`.FederatedModule`. ``gradient_clip``, which the authors set to 10, is of each of both on its own.
+        **kwargs: see :class:`.FederatedModule`. The authors: 1 epoch per round, and ``gradient_clip`` 10, which is of each of both
+            on its own.
     """
 
     flops_on_meta = False  # which blocks are kept depends on numbers
@@ -85,10 +85,9 @@ class PFedGate(KeepsGlobalParameters):
         absentees: Literal["left_out", "stale"] = "left_out",
         optimizer: OptimizerCallable = default_optimizer,
         gate_optimizer: OptimizerCallable | None = None,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, optimizer, **kwargs)
         if not densities or any(not 0 < density <= 1 for density in densities):
             raise FederationError(f"densities is {list(densities)}: give at least one share in (0, 1].")
         if len(input_shape) != 3:

@@ -88,7 +88,7 @@ class SLoRA(LoRAModule):
         return self.client is not None and self.client.model_size is not None
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The stage, which is a model_size: the density in the first, none in the second."""
+        """The stage, sent as the client's ``model_size``: the density in the first, none in the second."""
         return client.model_size if client else None
 
     def adapted_layers(self) -> list[str] | str | None:

@@ -13,7 +13,7 @@ from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationEr
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import BackboneFactory, backbone_of
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 
 def slow_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -42,8 +42,8 @@ class SplitMix(SizedModule):
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the budgets at random.
         masked: mask absent classes.
         optimizer: default: SGD, lr 0.01, momentum 0.9, weight decay 5e-4, as in the paper. FedHM's experiments: lr 0.1.
-        epochs: local epochs per round; the paper: 5.
-        **kwargs: see :class:`.FederatedModule`. ``gradient_clip`` is of all networks' gradients together.
+        **kwargs: see :class:`.SizedModule`. The paper: 5 ``epochs`` per round. ``gradient_clip`` is of all networks' gradients
+            together.
     """
 
     def __init__(
@@ -55,11 +55,10 @@ class SplitMix(SizedModule):
         assignment: Assignment = "fixed",
         masked: bool = True,
         optimizer: OptimizerCallable = slow_sgd,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
         self.num_bases = bases
-        super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, epochs, **kwargs)
+        super().__init__(backbone, budgets, num_classes, assignment, masked, optimizer, **kwargs)
         if any(not 1 <= budget <= bases for budget in budgets):
             raise FederationError(f"budgets is {list(budgets)}: give numbers of networks from 1 to bases, {bases}.")
         if isinstance(backbone, nn.Module):
@@ -140,12 +139,12 @@ class SplitMixServer(SizedServer):
         return np.random.default_rng([self.key, cycle]).permutation(self.bases).tolist()
 
     def _budget(self, client: int) -> int:
-        model_size = self.model_size[client]
-        return self.bases if model_size is None else int(model_size)
+        size = self.model_size[client]
+        return self.bases if size is None else int(size)
 
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The first networks."""
-        return self.state if model_size is None else renamed(self.state, {k: k for k in range(int(model_size))})
+        return self.state if size is None else renamed(self.state, {k: k for k in range(int(size))})
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The networks that the client was given, in its order."""
@@ -154,8 +153,8 @@ class SplitMixServer(SizedServer):
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The first networks, as many as the client can hold."""
-        model_size = self.model_size[client.id]
-        return self._with_statistics(Broadcast(self.version(model_size), model_size))
+        size = self.model_size[client.id]
+        return self._with_statistics(Broadcast(self.version(size), size))
 
     def global_models(self) -> dict[str, Broadcast]:
         """``global``, all networks, and the first k for every smaller k."""

@@ -208,10 +208,10 @@ def _apart_is_cheaper(delta: LowRankDelta, weight: Tensor, x: Tensor, hidden: in
 def decompose(
     module: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant = "paper", layers: Iterable[str] | None = None
 ) -> None:
-    """Decompose every convolutional, linear and attention weight of ``module`` in place, or those of some layers.
+    """Decompose every convolutional, linear and attention weight of ``module`` that learns in place, or those of some layers.
 
     The module's own weights become the full-rank part and keep their values and their random stream: the factors are drawn after
-    them. Biases, norms and embeddings stay as they are.
+    them. Biases, norms, embeddings and frozen weights stay as they are.
 
     Args:
         module: any network; its layers stay the objects they are.
@@ -222,28 +222,27 @@ def decompose(
             ``["*.self_attn", "head"]``. None: all.
 
     Raises:
-        FederationError: for a name in which no layer is that can be decomposed.
+        FederationError: for a name in which no weight is that can be decomposed.
     """
     known = dict(module.named_modules())
     chosen = list(known.values())
     if layers is not None:
         named = {pattern: [layer for name, layer in known.items() if fnmatchcase(name, pattern)] for pattern in layers}
         for pattern, found in named.items():
-            if not any(isinstance(part, DECOMPOSABLE) for layer in found for part in layer.modules()):
-                possible = ", ".join(name for name, layer in known.items() if isinstance(layer, DECOMPOSABLE))
+            if not any(decomposable(part) for layer in found for part in layer.modules()):
+                possible = ", ".join(name for name, layer in known.items() if decomposable(layer))
                 raise FederationError(
                     f"layers names {pattern!r}, in which {type(module).__name__} has nothing to decompose: give some of {possible}."
                 )
         wanted = {part for found in named.values() for layer in found for part in layer.modules()}
         chosen = [layer for layer in chosen if layer in wanted]
     for layer in chosen:
-        for name, delta in _deltas(layer, conv_ratio, linear_ratio, variant):
+        ratio = conv_ratio if isinstance(layer, nn.Conv2d) else linear_ratio
+        for name, weight in decomposable(layer).items():
+            delta = PackedLowRankDelta if name == "in_proj_weight" else LowRankDelta
             layer.__class__ = DECOMPOSED.get(type(layer), type(layer))
-            parametrize.register_parametrization(layer, name, delta)
+            parametrize.register_parametrization(layer, name, delta(weight, ratio, variant))
 
-
-DECOMPOSABLE = (nn.Conv2d, nn.Linear, nn.MultiheadAttention)
-"""Layers whose weights can be decomposed."""
 
 DECOMPOSED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DecomposedLinear, nn.Conv2d: DecomposedConv2d}
 """What decomposed layers become; their subclasses, which may compute something else, stay what they are."""
@@ -254,15 +253,12 @@ def factors(module: nn.Module) -> list[nn.Parameter]:
     return [p for part in module.modules() if isinstance(part, LowRankDelta) for p in part.parameters()]
 
 
-def _deltas(layer: nn.Module, conv_ratio: float, linear_ratio: float, variant: Variant) -> list[tuple[str, nn.Module]]:
-    """The weights of one layer that are decomposed, by name, and what is added to each."""
-    if isinstance(layer, nn.Conv2d):
-        return [("weight", LowRankDelta(layer.weight, conv_ratio, variant))]
-    if isinstance(layer, nn.Linear):
-        return [("weight", LowRankDelta(layer.weight, linear_ratio, variant))]
-    if isinstance(layer, nn.MultiheadAttention):
-        if layer.in_proj_weight is not None:
-            return [("in_proj_weight", PackedLowRankDelta(layer.in_proj_weight, linear_ratio, variant))]
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        return [(name, LowRankDelta(getattr(layer, name), linear_ratio, variant)) for name in names]
-    return []
+def decomposable(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of one layer that can be decomposed, by name; a frozen one cannot."""
+    names: tuple[str, ...] = ()
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        names = ("weight",)
+    elif isinstance(layer, nn.MultiheadAttention):
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # either the first or the others
+    weights = {name: getattr(layer, name) for name in names}
+    return {name: weight for name, weight in weights.items() if weight is not None and weight.requires_grad}

@@ -8,6 +8,8 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.federation.federation import Federation
@@ -16,6 +18,7 @@ from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
 from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
+from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[0]
 
@@ -88,6 +91,19 @@ def test_low_rank_parts_are_private(alternating: bool) -> None:
     for name in one:
         private = name.endswith((".A", ".B"))
         assert torch.equal(one[name], other[name]) != private
+
+
+def test_a_frozen_weight_has_no_low_rank_part() -> None:
+    """Neither shared nor private training moves what is frozen."""
+    federation = fit(FedDecomp(fixed(PartlyFrozenNet), CLASSES, optimizer=momentum))
+    network = fixed(PartlyFrozenNet)(CLASSES)
+    for client in (0, 1):
+        trained = federation.client_module(client).backbone
+        for name, layer in network.named_modules():
+            if isinstance(layer, nn.Linear):
+                frozen = not layer.weight.requires_grad
+                assert frozen != is_parametrized(trained.get_submodule(name)), name
+                assert frozen == torch.equal(trained.get_submodule(name).weight, layer.weight), name
 
 
 def test_payload_is_the_whole_network() -> None:

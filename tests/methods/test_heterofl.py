@@ -15,7 +15,7 @@ from torch.nn.functional import batch_norm
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import HeteroFL
-from lightning_fed.methods.heterofl import leading
+from lightning_fed.methods.heterofl import narrowed
 from lightning_fed.models import ResNet8, ResNet18, ResNet34
 from lightning_fed.tensors import count_floats
 
@@ -96,10 +96,10 @@ def test_a_narrow_network_is_the_global_one_without_the_other_channels(network: 
     method.configure_model()
     shapes = method.shapes(0.6)
     state = {name: tensor + 0.1 for name, tensor in whole.shared_state().items()}
-    part.load_shared_state(leading(state, shapes))
+    part.load_shared_state(narrowed(state, shapes))
     cut = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    for name, tensor in leading(cut, shapes).items():
-        tensor.copy_(leading(state, shapes)[name])
+    for name, tensor in narrowed(cut, shapes).items():
+        tensor.copy_(narrowed(state, shapes)[name])
     whole.load_shared_state(cut)
     assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters()) * 0.7
     torch.testing.assert_close(part(x), whole(x), rtol=1e-4, atol=1e-4)
@@ -147,7 +147,7 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: d
         method.configure_model()
     state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
     for width, (exactly, millions) in sizes.items():
-        count = count_floats(leading(state, method.shapes(width)))
+        count = count_floats(narrowed(state, method.shapes(width)))
         assert round(count / 1e6, 2) == millions
         assert exactly in (None, count)
 

@@ -280,7 +280,7 @@ def test_more_batches_are_the_union_of_their_blocks() -> None:
 @pytest.mark.parametrize(("participation", "participants"), [(0.4, None), (1.0, None), (1.0, [0, 2]), (0.5, [0, 2])])
 def test_who_is_absent_may_count_with_what_everybody_had(participation: float, participants: list[int] | None) -> None:
     """But not who may never take part."""
-    engine, who = Recording(), {"participation": participation, "participants": participants}
+    engine, who = Recording(), {"participation": participation, "eligible_clients": participants}
     model = PFedGate(Net, CLASSES, **SMALL, absentees="stale", optimizer=momentum)
     federation = fit(model, new_data(), engine=engine, rounds=1, **who)
     left_out = fit(PFedGate(Net, CLASSES, **SMALL, optimizer=momentum), new_data(), rounds=1, **who)

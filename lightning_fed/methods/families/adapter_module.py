@@ -38,13 +38,11 @@ class AdapterModule(FederatedModule):
             :func:`.transformer_of`.
         num_classes: number of classes; None: as many as the data have.
         train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
-        metric: monitor: one that the network has, such as ``f1`` or ``matthews`` of a classifier, or one of those in ``metrics``;
-            None: the network's first.
         optimizer: of all that is trained.
         local_steps: optimizer steps per round; None: ``epochs`` epochs.
-        epochs: local epochs per round, where ``local_steps`` is None.
         persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
-        **kwargs: see :class:`.FederatedModule`.
+        **kwargs: see :class:`.FederatedModule`. ``metric`` is one that the network has, such as ``f1`` or ``matthews`` of a
+            classifier, or one of those in ``metrics``; None: the network's first.
     """
 
     weighting: Literal["examples", "uniform"] = "uniform"
@@ -55,14 +53,12 @@ class AdapterModule(FederatedModule):
         backbone: TransformerFactory,
         num_classes: PositiveInt | None = None,
         train_head: bool = True,
-        metric: str | None = None,
         optimizer: OptimizerCallable = default_adamw,
         local_steps: NonNegativeInt | None = 10,
-        epochs: NonNegativeInt = 1,
         persistent: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, metric=metric, **kwargs)
+        super().__init__(backbone, num_classes, optimizer, **kwargs)
         self.source = SharedTransformer(backbone)
         self.train_head = train_head
         self.local_steps = local_steps

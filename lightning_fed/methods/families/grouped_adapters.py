@@ -58,8 +58,8 @@ class GroupTuning(AdapterModule):
 
     def size(self) -> int:
         """The client's size; who has none, as a model that no server has sent, has the largest."""
-        model_size = self.client.model_size if self.client else None
-        return max(self.sizes) if model_size is None else int(model_size)
+        size = self.client.model_size if self.client else None
+        return max(self.sizes) if size is None else int(size)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The client's size."""

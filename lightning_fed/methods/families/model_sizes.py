@@ -1,4 +1,4 @@
-"""Clients of different model_size: one global model on the server, and smaller versions of it on the clients."""
+"""Clients of different sizes: one global model on the server, and smaller versions of it on the clients."""
 
 import math
 from abc import abstractmethod
@@ -14,7 +14,7 @@ from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, EntryMean, F
 from lightning_fed.models import Backbone, BackboneFactory
 from lightning_fed.nn.masked_loss import mask_absent
 from lightning_fed.nn.static_batch_norm import running_statistics
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import PositiveInt
 
 Assignment = Literal["fixed", "redrawn"]
 
@@ -46,8 +46,7 @@ class SizedModule(FederatedModule):
         num_classes: number of classes; None: as many as the data have.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the sizes at random.
         masked: mask absent classes.
-        optimizer: how a client steps. Default: :func:`default_sgd`.
-        epochs: local epochs per round.
+        optimizer: how a client steps. Default: SGD, lr 0.1, momentum 0.9, weight decay 5e-4; see :func:`default_sgd`.
         **kwargs: see :class:`.FederatedModule`.
     """
 
@@ -62,16 +61,15 @@ class SizedModule(FederatedModule):
         assignment: Assignment = "fixed",
         masked: bool = True,
         optimizer: OptimizerCallable = default_sgd,
-        epochs: NonNegativeInt = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer, epochs, **kwargs)
+        super().__init__(backbone, num_classes, optimizer, **kwargs)
         if not model_sizes:
             raise FederationError(
                 f"{type(self).__name__} got an empty list of sizes (ratios, widths, budgets): give at least one, 1 for the whole "
                 "model."
             )
-        self.model_sizes = [None if model_size == 1 else model_size for model_size in model_sizes]
+        self.model_sizes = [None if size == 1 else size for size in model_sizes]
         self.assignment = assignment
         self.masked = masked
         self.check_task()
@@ -176,10 +174,10 @@ class SizedServer(Server):
             self.model_size = {client: self.model_sizes[draw] for client, draw in zip(self.model_size, draws, strict=True)}
 
     @abstractmethod
-    def version(self, model_size: float | None) -> State:
+    def version(self, size: float | None) -> State:
         """The global model in a size; None: the whole."""
 
-    def log_weight(self, model_size: float | None) -> float:
+    def log_weight(self, size: float | None) -> float:
         """Logarithm of what an update of a size counts. Default: all the same."""
         return 0.0
 
@@ -198,8 +196,8 @@ class SizedServer(Server):
         largest so far: nobody knows before which updates arrive, and exponentials can overflow.
         """
         mean, largest = EntryMean(whole), -math.inf
-        for state, model_size, rows in self.contributions(updates):
-            exponent = self.log_weight(model_size)
+        for state, size, rows in self.contributions(updates):
+            exponent = self.log_weight(size)
             if exponent > largest:
                 if largest > -math.inf:
                     mean.scale(math.exp(largest - exponent))
@@ -214,8 +212,8 @@ class SizedServer(Server):
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """The global model in the client's size."""
-        model_size = self.model_size[client.id]
-        return Broadcast(self.version(model_size), model_size)
+        size = self.model_size[client.id]
+        return Broadcast(self.version(size), size)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The same, with statistics."""
@@ -223,10 +221,8 @@ class SizedServer(Server):
 
     def global_models(self) -> dict[str, Broadcast]:
         """``global``, and every smaller size that a client may have."""
-        smaller = sorted({model_size for model_size in self.model_sizes if model_size is not None}, reverse=True)
-        versions = {
-            f"{self.version_name}_{model_size:g}": Broadcast(self.version(model_size), model_size) for model_size in smaller
-        }
+        smaller = sorted({size for size in self.model_sizes if size is not None}, reverse=True)
+        versions = {f"{self.version_name}_{size:g}": Broadcast(self.version(size), size) for size in smaller}
         return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.version(None)), **versions}.items()}
 
     def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:

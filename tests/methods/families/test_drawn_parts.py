@@ -15,7 +15,6 @@ from tiny import CLASSES, TINY_BERT, new_federation, new_method, new_texts, same
 from lightning_fed.errors import FederationError
 from lightning_fed.methods.families.lora import modules_of
 from lightning_fed.models import TransformerClassifier, TransformerLM
-from lightning_fed.storage.export.safetensors import write_safetensors
 
 POOLER = {"network.bert.pooler.dense.weight", "network.bert.pooler.dense.bias"}
 HEAD = {"network.classifier.weight", "network.classifier.bias"}
@@ -105,7 +104,7 @@ def test_an_untrained_head_is_exported_as_it_was_drawn(without_pooler: str) -> N
     module = new_method("HOMLoRA", backbone=partial(TransformerClassifier, name=without_pooler), train_head=False)
     module.configure_model()
     assert all(".lora_" in name for name in module.shared_names())
-    write_safetensors(Path("exported"), module)
+    module.export_adapter(Path("exported"))
     torch.manual_seed(7)
     checkpoint = transformers.AutoModelForSequenceClassification.from_pretrained(without_pooler, num_labels=CLASSES)
     inputs = new_texts(3).client(1).data[torch.arange(20)][0]
