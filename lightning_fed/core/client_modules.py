@@ -82,7 +82,7 @@ def unbuilt_copy(module: M) -> M:
             vars(copied)[place] = {name: value for name, value in vars(module)[place].items() if name in given}
     copied._trainer, copied.is_built, copied.task = None, False, module.task.copied()
     copied.progress, copied._phase, copied.running_phases = Progress(), None, []
-    copied.moments, copied._schedules, copied.resume, copied.answers = {}, {}, Resume(), Answers()
+    copied.moments, copied._schedules, copied.resume, copied.answers, copied._clients = {}, {}, Resume(), Answers(), {}
     return copied
 
 

@@ -133,6 +133,7 @@ class FederatedModule(PhasedModule):
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False
         self.answers = Answers()
+        self._clients: dict[int, ClientModules[Self]] = {}
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -165,7 +166,9 @@ class FederatedModule(PhasedModule):
 
         Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
         """
-        return ClientModules(self, seed).of(client)
+        if seed not in self._clients:  # whose frozen tensors all its modules have
+            self._clients[seed] = ClientModules(self, seed)
+        return self._clients[seed].of(client)
 
     def unbuilt_copy(self) -> Self:
         """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""

@@ -282,7 +282,7 @@ def with_prototypes(**options: Any) -> FedProto:
 
 def test_what_an_earlier_broadcast_brought_is_not_known_any_more() -> None:
     module = with_prototypes(predict="prototypes")
-    module.load_broadcast(Broadcast({f"{PROTOTYPE}2": torch.full((6,), 2.0)}))
+    module.load_broadcast(Broadcast(packed({2: [2.0] * 6})))
     with torch.no_grad():
         assert (module(torch.randn(20, 3, 4, 4)).argmax(1) == 2).all()
 
