@@ -8,8 +8,19 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lightning_fed.core import ClientInfo, ClientUpdate, FederatedModule, Phase, Server, State, default_optimizer, weighted_mean
+from lightning_fed.core import (
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    Phase,
+    Server,
+    State,
+    default_optimizer,
+    weighted_mean,
+)
 from lightning_fed.models import Backbones
+from lightning_fed.models.factory import name_of
 from lightning_fed.nn.joint_optimizer import jointly
 from lightning_fed.nn.low_rank import Variant, decompose, factors
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
@@ -86,6 +97,11 @@ class FedDecomp(FederatedModule):
         """The network, whose weights become σ, and the factors of τ, drawn after it."""
         super().build()
         decompose(self.backbone, self.rank_ratio_conv, self.rank_ratio_linear, self.variant, self.layers)
+        if not factors(self.backbone):
+            raise FederationError(
+                f"FedDecomp decomposes convolutional, linear and attention weights that learn, and {name_of(self.backbone)} has none: "
+                "let some learn, or use FedAvg."
+            )
 
     def shared_names(self) -> set[str]:
         """σ with biases, norms and buffers: all but the factors."""

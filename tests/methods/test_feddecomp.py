@@ -106,6 +106,17 @@ def test_a_frozen_weight_has_no_low_rank_part() -> None:
                 assert frozen == torch.equal(trained.get_submodule(name).weight, layer.weight), name
 
 
+def test_a_network_without_weights_to_decompose_is_refused() -> None:
+    class Still(Net):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(name.endswith("bias"))
+
+    with pytest.raises(FederationError, match=r"weights that learn, and Still has none: let some learn, or use FedAvg\.$"):
+        FedDecomp(Still, CLASSES).configure_model()
+
+
 def test_payload_is_the_whole_network() -> None:
     module = FedDecomp(CNN1, 10).for_client(INFO)
     assert count_floats(module.shared_state()) == 2_621_558
