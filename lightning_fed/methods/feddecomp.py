@@ -99,8 +99,8 @@ class FedDecomp(FederatedModule):
         decompose(self.backbone, self.rank_ratio_conv, self.rank_ratio_linear, self.variant, self.layers)
         if not factors(self.backbone):
             raise FederationError(
-                f"FedDecomp decomposes convolutional, linear and attention weights that learn, and {name_of(self.backbone)} has none: "
-                "let some learn, or use FedAvg."
+                "FedDecomp decomposes convolutional, linear and attention weights that learn, and "
+                f"{name_of(self.backbone)} has none: let some learn, or use FedAvg."
             )
 
     def shared_names(self) -> set[str]:

@@ -11,6 +11,7 @@ from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, sam
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from lightning_fed import FederationError
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDecomp
