@@ -154,7 +154,8 @@ def pool(monkeypatch: pytest.MonkeyPatch, machines: Machines, workers: int | Non
     pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
     monkeypatch.setattr("lightning_fed.engines.ray.engine.the_package", lambda: machines)
     monkeypatch.setattr("lightning_fed.engines.ray.engine.SETTLED", 0.1)
-    return _Actors(workers, {"CPU": 2.0, "GPU": 0.3}, wait, None)
+    there: Any = SimpleNamespace(check=lambda: None, is_gone=False)
+    return _Actors(there, workers, {"CPU": 2.0, "GPU": 0.3}, wait, ordered=None, turn_timeout=None)
 
 
 def test_there_are_as_many_workers_as_all_machines_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
