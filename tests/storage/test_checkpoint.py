@@ -21,7 +21,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, read_state
 from lightning_fed.storage.index import CLIENTS, Index
-from lightning_fed.storage.manifest import Best
+from lightning_fed.storage.manifest import FORMAT, Best
 from lightning_fed.tensors import State
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}
@@ -323,8 +323,8 @@ def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.Mon
     found = {}
     save = Checkpoints.save
 
-    def noting(self: Checkpoints, round: int, *args: Any) -> None:
-        found[round] = written_by(self.run_folder, lambda: save(self, round, *args))
+    def noting(self: Checkpoints, round: int, *args: Any, **named: Any) -> None:
+        found[round] = written_by(self.run_folder, lambda: save(self, round, *args, **named))
 
     monkeypatch.setattr(Checkpoints, "save", noting)
     federation = new_federation(31, "run", participation=0.25, evaluate_every=0)
@@ -550,8 +550,8 @@ def test_without_a_complete_checkpoint_the_message_says_why(checkpoints: Checkpo
 
 def test_a_manifest_of_another_format_is_refused(checkpoints: Checkpoints, store: ClientStore) -> None:
     manifest = save(checkpoints, store, 1) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 4', '"format": 99'))
-    with pytest.raises(FederationError, match="has format 99, this version reads 4"):
+    manifest.write_text(manifest.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
+    with pytest.raises(FederationError, match=f"has format 99, this version reads {FORMAT}"):
         checkpoints.latest()
 
 
