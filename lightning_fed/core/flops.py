@@ -75,6 +75,11 @@ class FlopMeter(L.Callback):
         return total
 
 
+def countable_on_meta(module: FederatedModule) -> bool:
+    """Whether a step can be counted on the meta device: not if the method or its network may look at numbers (attention masks)."""
+    return module.flops_on_meta and not any(isinstance(layer, Wrapped | Transformer) for layer in module.modules())
+
+
 def _shapes(batch: Any) -> tuple[Any, ...]:
     """The shapes of a batch's tensors: what its cost depends on."""
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
@@ -83,8 +88,8 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
 def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> int:
     """FLOPs of a step."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
-    on_meta = module.flops_on_meta and not any(isinstance(layer, Wrapped | Transformer) for layer in module.modules())
-    if on_meta and not small:  # nobody knows what other networks look at
+    on_meta = countable_on_meta(module)
+    if on_meta and not small:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))
     else:
         copied, batch = _real_copy(module), copy.deepcopy(batch)

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.formatting import shown
+from lightning_fed.parameters import parameters_of
 from lightning_fed.storage.manifest import Setting
 
 
@@ -16,7 +17,8 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, participation
     """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
     and of an input, and who takes part. What has no plain form (a network that is an object, say) is left out.
     """
-    found: dict[str, Any] = {name: value for name, value in model.hparams.items() if not name.startswith("_")}
+    inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
+    found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
     for phase in model.phases():
         optimizer = phase.optimizer(phase.parameters)
         found[optimizer_of(phase.name)] = type(optimizer).__name__

@@ -150,7 +150,7 @@ class Task(nn.Module, ABC):
 
     def higher_is_better(self, monitor: str, metrics: MetricCollection, network: MeasuredNetwork | None = None) -> bool:
         """Whether a metric is to be large; an error, say, is not. Metrics know, or the network where the data measure it."""
-        if network is not None and monitor in network.lower_is_better:
+        if network is not None and (self.monitor or network.measures[0]) in network.lower_is_better:
             return False
         known = dict(metrics.items(keep_base=True, copy_state=False))
         return getattr(known.get(monitor), "higher_is_better", None) is not False

@@ -45,4 +45,4 @@ def test_a_report_of_an_old_metric_says_the_new_name(tmp_path: Path) -> None:
     with pytest.raises(
         FederationError, match=r"No run has adapted/test_accuracy/mean \(it is called fine_tuned/test_accuracy/mean now\)"
     ):
-        load_runs([tmp_path], metric="adapted/test_accuracy/mean")
+        load_runs(tmp_path, metric="adapted/test_accuracy/mean")

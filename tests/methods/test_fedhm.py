@@ -206,7 +206,7 @@ def test_when_the_anchor_takes_part(ratios: list[float], present: list[int], anc
 def test_what_is_called_the_authors_is_theirs() -> None:
     """Their aggregation adds the previous model where nobody of the largest size takes part, and only there."""
     config = yaml.safe_load(Path(CONFIGS, "fedhm/cifar10_official.yaml").read_text())["model"]["init_args"]
-    overrides = yaml.safe_load(Path(CONFIGS, "worth/model_size.sweep.yaml").read_text())["methods"]["FedHM, official"]
+    overrides = yaml.safe_load(Path(CONFIGS, "worth/capacity.sweep.yaml").read_text())["methods"]["FedHM, official"]
     assert (config["weights"], config["anchor"]) == ("official", "missing_largest")
     assert overrides == {"model.init_args.weights": "official", "model.init_args.anchor": "missing_largest"}
 

@@ -63,20 +63,20 @@ class Second(FederationCallback):
     """Continues the run while it is played."""
 
     def __init__(self) -> None:
-        self.public_predictions = ""
+        self.message = ""
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        if run.round == 2 and not self.public_predictions:
+        if run.round == 2 and not self.message:
             with pytest.raises(FederationError) as caught:
                 fit(3, ckpt_path="last")
-            self.public_predictions = str(caught.value)
+            self.message = str(caught.value)
 
 
 def test_a_new_run_has_one_writer_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightning_fed.storage.owner, "PATIENCE", 0.1)
     second = Second()
     fit(3, callbacks=[second])
-    assert "has one writer" in second.said
+    assert "has one writer" in second.message
     fit(3, "whole")
     assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
 

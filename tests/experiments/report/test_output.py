@@ -31,13 +31,13 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.predict_public: list[str] = []
+        self.asked: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in {"meta", "img", "br"}:
             self.open.append(tag)
-        self.predict_public += [value or "" for name, value in attrs if name in {"src", "href"}]
+        self.asked += [value or "" for name, value in attrs if name in {"src", "href"}]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -295,9 +295,9 @@ def test_several_sizes_are_measured_each(name: str) -> None:
 def test_one_size_is_a_global_model(name: str, sizes: tuple[int, ...]) -> None:
     method = method_of(name, sizes)
     assert method.monitor_model == "global"
-    assert server_of(name, sizes).models().keys() == {"global"}
+    assert server_of(name, sizes).global_models().keys() == {"global"}
     assert method_of(name).monitor_model == "clients"
-    assert server_of(name, (3, 2)).models().keys() == {"size_2", "size_3"}
+    assert server_of(name, (3, 2)).global_models().keys() == {"size_2", "size_3"}
 
 
 def test_the_headline_of_one_size() -> None:
