@@ -1,4 +1,6 @@
 import logging
+import os
+from pathlib import Path
 
 import pytest
 from tiny import Net, new_data, new_federation, new_method
@@ -77,21 +79,25 @@ def test_a_handler_of_the_users_gets_them_too() -> None:
     assert any(line.startswith("Round 1/1: ") for line in said)
 
 
-class Talking(FedAvg):
-    """A method that logs where its clients are trained."""
+class Noting(FedAvg):
+    """A method that writes down what is logged where its clients are trained."""
 
     def phases(self) -> list[Phase]:
-        logging.getLogger("lightning_fed.methods").info("a line of a worker")
-        logging.getLogger("lightning_fed.methods").warning("a warning of a worker")
+        levels = [level for level in (logging.INFO, logging.WARNING) if LOGGER.isEnabledFor(level)]
+        with Path("levels").open("a") as notes:
+            notes.write(f"{os.getpid()} {levels} {[type(handler).__name__ for handler in LOGGER.handlers]}\n")
         return super().phases()
 
 
-def test_workers_have_the_level_too(capfd: pytest.CaptureFixture[str]) -> None:
-    LOGGER.setLevel(logging.WARNING)
-    new_federation(1, engine=Processes(1)).fit(Talking(Net), new_data(2))
-    said = capfd.readouterr().out
-    assert "a warning of a worker\n" in said
-    assert "a line of a worker" not in said
+@pytest.mark.parametrize(("level", "logged"), [(logging.WARNING, "[30]"), (logging.NOTSET, "[20, 30]")])
+def test_workers_log_what_this_process_does(level: int, logged: str) -> None:
+    """A worker's own output goes where that of the first one in this process went."""
+    LOGGER.setLevel(level)
+    new_federation(1, engine=Processes(1)).fit(Noting(Net), new_data(2))
+    of_workers = {
+        line.partition(" ")[2] for line in Path("levels").read_text().splitlines() if not line.startswith(f"{os.getpid()} ")
+    }
+    assert of_workers == {f"{logged} ['Terminal']"}
 
 
 @pytest.mark.parametrize(("debug", "traced"), [("1", True), ("0", False), (None, False)])
