@@ -193,7 +193,7 @@ def test_whoever_is_idle_on_a_machine_that_left_gets_no_turn(monkeypatch: pytest
 
 
 def test_a_busy_cluster_gives_fewer_workers_than_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: None
 ) -> None:
     machines = Machines(4)
     machines.busy = 2
