@@ -71,8 +71,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
             raise
-        told = " ".join(str(error).split())
-        print_error(f"out of memory ({told:.200}): make images, batches or networks smaller.")
+        reason = " ".join(str(error).split())
+        print_error(f"out of memory ({reason:.200}): make images, batches or networks smaller.")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)

@@ -94,9 +94,9 @@ class RoundTurns:
 
         def turns() -> Iterator[Turn]:
             for client in clients:
-                if (lesson := self._server.public_training(client)) is not None:
-                    self.traffic.down(client.id, lesson)
-                    yield Turn("train_on_public", client, round, lesson, last_round=round)
+                if (broadcast := self._server.public_training(client)) is not None:
+                    self.traffic.down(client.id, broadcast)
+                    yield Turn("train_on_public", client, round, broadcast, last_round=round)
 
         metrics = {update.client: update.metrics for update in self.updates}
         for _, update in self._stopwatch.each("fit", self.run(turns())):
