@@ -1,7 +1,7 @@
 """Modules of clients: each has networks of its own, and its frozen tensors in common with everybody of its architecture."""
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,7 +32,6 @@ class ClientModules(Generic[M]):
     def __init__(self, method: M, seed: int) -> None:
         self.seed = seed
         self._template = method
-        self._frozen: dict[Hashable, dict[str, nn.Parameter]] = {}
         if not method.is_built:
             self._template = method.unbuilt_copy()
             with seeded(seed, INITIAL):
@@ -48,12 +47,13 @@ class ClientModules(Generic[M]):
 
     def _with_frozen(self, client: ClientInfo, *own: int) -> M:
         module, architecture = self._drawn(client, *own), self._template.architecture(client)
+        known = self._template.frozen_by_architecture  # in memory once, whoever makes modules of this template
         if frozen_parameters(module):
             if architecture == self._template.architecture(self._template.client):
                 frozen = frozen_parameters(self._template)
-            elif (frozen := self._frozen.get(architecture, {})) == {}:
+            elif (frozen := known.get((self.seed, architecture), {})) == {}:
                 frozen = frozen_parameters(self._drawn(client) if own else module)
-                self._frozen[architecture] = frozen
+                known[self.seed, architecture] = frozen
             take_frozen(module, frozen)
         return module
 
@@ -83,6 +83,7 @@ def unbuilt_copy(module: M) -> M:
     copied._trainer, copied.is_built, copied.task = None, False, module.task.copied()
     copied.progress, copied._phase, copied.running_phases = Progress(), None, []
     copied.moments, copied._schedules, copied.resume, copied.answers, copied._clients = {}, {}, Resume(), Answers(), {}
+    copied.frozen_by_architecture = {}
     return copied
 
 

@@ -134,6 +134,7 @@ class FederatedModule(PhasedModule):
         self.is_built = False
         self.answers = Answers()
         self._clients: dict[int, ClientModules[Self]] = {}
+        self.frozen_by_architecture: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -166,7 +167,9 @@ class FederatedModule(PhasedModule):
 
         Hyperparameters, and networks that ``__init__`` was given rather than :meth:`build` made, are shared, not copied.
         """
-        if seed not in self._clients:  # whose frozen tensors all its modules have
+        if self.is_built:
+            return ClientModules(self, seed).of(client)
+        if seed not in self._clients:  # which has a template of its own
             self._clients[seed] = ClientModules(self, seed)
         return self._clients[seed].of(client)
 
