@@ -23,7 +23,7 @@ import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
 from lightning_fed.cli.refusals import known
-from lightning_fed.core import PublicDistillation
+from lightning_fed.core import FineTuning, PublicDistillation
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.parameters import parameters_of
@@ -218,6 +218,7 @@ def starts(folder: Path) -> list[Start]:
     for name in known("backbone"):
         if name not in MADE_OF:
             found += of_network(bases, plain, name, data["AGNews"], seen)
+    found += of_class(plain, "model.init_args.fine_tuning", FineTuning, seen)
     found += of_class(plain, "federation", Federation, seen, skip={"seed", "trainer"})
     found += of_class(plain, "trainer", L.Trainer, seen)
     return thinned([*found, *of_optimizers(plain), *of_callbacks(plain), *of_engines(plain, seen), *of_settings(bases)])
@@ -280,7 +281,7 @@ def of_another(config: str, kind: type) -> Start:
 def of_answering(method: str, *configs: str) -> Iterator[Start]:
     """A method with networks that answer with texts and spans, on data of their own."""
     share = (f"--data.init_args.public={json.dumps(of('PublicShare', share=0.2))}",)
-    public = share if getattr(lightning_fed.methods, method).needs_public_data else ()
+    public = share if issubclass(getattr(lightning_fed.methods, method), PublicDistillation) else ()
     for config in configs:
         network = yaml.safe_load(Path(config).read_text())["model"]["init_args"]["backbone"]
         own = ON_TINY_DATA.get(method, {}) | ({"input_shape": [3, 8, 8]} if method == "PFedGate" else {})
