@@ -32,6 +32,7 @@ class RunView(Protocol):
         model: the method.
         server: its server.
         engine: where turns run.
+        threads: torch threads of whatever computes.
         store: the clients' private states.
         folder: the run's folder; None: nothing is written.
         loggers: where metrics go.
@@ -51,6 +52,7 @@ class RunView(Protocol):
     model: FederatedModule
     server: Server
     engine: Engine
+    threads: int
     store: ClientStore
     folder: Path | None
     loggers: list[Logger]

@@ -24,7 +24,8 @@ class StartLine(FederationCallback):
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
         clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
         what = f"{run.method} with {networks(run)} on {type(run.data).__name__}, {clients}, {run.rounds} rounds"
-        log.info(f"{begun}: {what}, {type(run.engine).__name__}.")
+        threads = f"{run.threads} thread{'s' * (run.threads > 1)}"
+        log.info(f"{begun}: {what}, {type(run.engine).__name__}, {threads}.")
 
 
 class RoundLines(FederationCallback):

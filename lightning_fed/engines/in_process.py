@@ -14,7 +14,8 @@ class InProcess(Engine):
     """Takes each turn when the one before has been merged, so that one update is in memory at a time.
 
     Args:
-        threads: torch threads during a run; None: as many as the process has.
+        threads: torch threads during a run; None: one, or as many as the process has where steps are large enough to gain from
+            them, see :meth:`.Engine.threads_for`.
     """
 
     def __init__(self, threads: PositiveInt | None = None) -> None:

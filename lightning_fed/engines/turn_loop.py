@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -130,6 +131,8 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         self._logged = 0  # names that are logged at the end of an epoch
         self._moves = self._takes_number = True
         self._step: Callable[..., Any] = _nothing
+        self._before_transfer: list[Callable[..., Any]] = []
+        self._after_transfer: list[Callable[..., Any]] = []
         self._callbacks_start: list[Callable[..., Any]] = []
         self._callbacks_end: list[Callable[..., Any]] = []
         self._module_start: list[Callable[..., Any]] = []
@@ -169,9 +172,10 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         self._module_start = _who("on_train_batch_start", [module], L.LightningModule)
         self._module_end = _who("on_train_batch_end", [module], L.LightningModule)
         self._strategy_start = _who("on_train_batch_start", [trainer.strategy], Strategy)
-        hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        data = [trainer.datamodule] if trainer.datamodule is not None else []
-        self._moves = any(_who(hook, [module], L.LightningModule) or _who(hook, data, L.LightningDataModule) for hook in hooks)
+        data = trainer._data_connector._datahook_selector
+        self._before_transfer = _who("on_before_batch_transfer", [data.get_instance("on_before_batch_transfer")], DataHooks)
+        self._moves = bool(_who("transfer_batch_to_device", [data.get_instance("transfer_batch_to_device")], DataHooks))
+        self._after_transfer = _who("on_after_batch_transfer", [data.get_instance("on_after_batch_transfer")], DataHooks)
         self._logged = len(self._results)
         self._spare_hooks_of_a_step()
 
@@ -200,9 +204,13 @@ class _TurnEpochLoop(_TrainingEpochLoop):
         number = self.batch_idx + 1
         progress.is_last_batch = data_fetcher.done
         batch = trainer.precision_plugin.convert_input(batch)
+        for hook in self._before_transfer:
+            batch = hook(batch, 0)
         if self._moves or not _is_on(batch, trainer.strategy.root_device):
-            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # which calls what follows it, too
+        else:
+            for hook in self._after_transfer:
+                batch = hook(batch, 0)
         progress.increment_ready()
         trainer._logger_connector.on_batch_start(batch)
         for hook in self._callbacks_start:

@@ -22,6 +22,7 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
+from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
@@ -85,7 +86,10 @@ class Run:
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
         spec = WorkerSpec(model, data, new_trainer, self.seed)
-        spec.build()
+        with torch_threads(engine.threads or 1):  # what is built does not depend on the machine's cores
+            spec.build()
+        self.threads = engine.threads_for(model, data.batch_size)
+        torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.configure_server(self.clients)
@@ -95,7 +99,6 @@ class Run:
             refuse_single_examples(model, data, trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
-        self.threads = torch.get_num_threads()
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()

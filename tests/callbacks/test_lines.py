@@ -15,7 +15,7 @@ def test_a_line_at_the_start_one_per_round_and_one_at_the_end(capsys: pytest.Cap
     federation.fit(new_method("Standalone"), new_data())
     start, *rounds, end = capsys.readouterr().out.splitlines()[:5]
     assert start == (
-        "Starting runs/version_0: Standalone with Net, WideNet on InMemory, 4 clients, 2 per round, 3 rounds, InProcess."
+        "Starting runs/version_0: Standalone with Net, WideNet on InMemory, 4 clients, 2 per round, 3 rounds, InProcess, 1 thread."
     )
     for round, line in enumerate(rounds, start=1):
         row = federation.run.history[round - 1]
@@ -32,7 +32,9 @@ def test_a_continued_run_says_so_and_estimates_by_the_rounds_that_it_plays(capsy
     capsys.readouterr()
     new_federation(3, "runs", progress=True).fit(new_method("FedAvg"), new_data(), ckpt_path="last")
     said = capsys.readouterr().out
-    assert said.startswith("Continuing runs/version_0 from round 2: FedAvg with Net on InMemory, 4 clients, 3 rounds, InProcess.\n")
+    assert said.startswith(
+        "Continuing runs/version_0 from round 2: FedAvg with Net on InMemory, 4 clients, 3 rounds, InProcess, 1 thread.\n"
+    )
     assert re.search(r"^Round 3/3: ", said, re.MULTILINE)
     assert "Round 2/3" not in said
 

@@ -83,7 +83,9 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
         *(["FedAvg", "FedAvg", 3, 1], ["local only", "Standalone", 3, 1]),
     ]
     log = Path("compared/FedAvg/seed_3/log.txt").read_text()
-    assert log.startswith("Starting compared/FedAvg/seed_3/version_0: FedAvg with CNN5 on Digits, 3 clients, 1 rounds, InProcess.")
+    assert log.startswith(
+        "Starting compared/FedAvg/seed_3/version_0: FedAvg with CNN5 on Digits, 3 clients, 1 rounds, InProcess, 1 thread."
+    )
 
     # One seed, one partition.
     [one, other] = [group for _, group in load_clients("compared").groupby("method")]

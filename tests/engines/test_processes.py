@@ -409,7 +409,13 @@ def test_a_worker_never_starts_workers(monkeypatch: pytest.MonkeyPatch, engine: 
         new_federation(1, engine=engine).fit(FedAvg(Net, 4), new_data(3))
 
 
-def test_threads_are_those_asked_for_during_a_run_alone() -> None:
+@pytest.mark.parametrize(
+    ("asked", "gains_from", "expected"),
+    [(2, 1e9, 2), (None, 1e9, 1), (None, 0, 3), (1, 0, 1)],
+    ids=["asked", "small", "large", "one"],
+)
+def test_threads_during_a_run_alone(asked: int | None, gains_from: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fed.engines.base.GAINS_FROM_THREADS", gains_from)
     before = torch.get_num_threads()
     seen = []
 
@@ -417,9 +423,23 @@ def test_threads_are_those_asked_for_during_a_run_alone() -> None:
         def on_test_start(self) -> None:
             seen.append(torch.get_num_threads())
 
-    new_federation(1, engine=InProcess(threads=2), trainer=new_trainer).fit(Noting(Net, 4), new_data(2))
-    assert set(seen) == {2}
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(3)
+    try:
+        new_federation(1, engine=InProcess(asked), trainer=new_trainer).fit(Noting(Net, 4), new_data(2))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {expected}
+
+
+def test_the_size_of_a_step_decides_on_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        network = torch.nn.Linear(999, 1000)  # a million parameters
+        assert [InProcess().threads_for(network, batch) for batch in (19, 20)] == [1, 3]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_command_line_knows_engines_by_name(capsys: pytest.CaptureFixture[str]) -> None:

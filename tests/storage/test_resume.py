@@ -131,7 +131,7 @@ def test_a_checkpoint_made_with_other_threads_gives_a_warning_line(capsys: pytes
     new_federation(1, "runs", engine=InProcess(threads=2)).fit(new_method("FedAvg"), new_data())
     new_federation(2, "runs", engine=InProcess(threads=2)).fit(new_method("FedAvg"), new_data(), ckpt_path="last")
     assert "torch threads" not in capsys.readouterr().out
-    federation = new_federation(3, "runs", engine=InProcess(threads=1))
+    federation = new_federation(3, "runs", engine=InProcess())
     federation.fit(new_method("FedAvg"), new_data(), ckpt_path="last")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "torch threads" in line]
     assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with 2 torch threads, this run has 1: ")
