@@ -10,6 +10,9 @@ import torch
 from tiny import METHODS, ON_IMAGES, TINY_TRANSFORMER, Net, data_for, new_federation, new_method, without_seconds
 
 import lightning_fed.methods
+from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.core.client_modules import frozen_parameters
+from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.model_sizes import SizedModule
@@ -27,6 +30,22 @@ def test_a_run_on_the_gpu_leaves_everything_on_the_cpu(name: str) -> None:
     federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
     states = [federation.run.server.state_dict(), *(federation.run.store.get(k) for k in range(3) if k in federation.run.store)]
     assert all(tensor.device.type == "cpu" for state in states for tensor in state.values())
+    modules = federation.run.model, federation.run.client_module(0), federation.run.server_module()
+    assert all(tensor.device.type == "cpu" for module in modules for tensor in module.state_dict().values())
+
+
+def test_what_is_frozen_stays_on_the_gpu_from_turn_to_turn(name: str) -> None:
+    places = []
+
+    class Noting(FederationCallback):
+        def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
+            frozen = frozen_parameters(run.model).values()
+            places.append([(parameter.device.type, parameter.data_ptr()) for parameter in frozen])
+
+    federation = new_federation(2, callbacks=[Noting()], trainer=partial(L.Trainer, accelerator="gpu", devices=1))
+    federation.fit(new_method(name), data_for(name, num_clients=3, size=120))
+    assert all(place == places[0] for place in places)
+    assert all(kind == "cuda" for kind, _ in places[0])
 
 
 def test_cpu_and_gpu_learn_the_same_at_first(name: str) -> None:

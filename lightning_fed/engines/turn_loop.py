@@ -5,10 +5,12 @@ calling the hooks of a batch as long as one. All that is done here belongs to th
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -45,10 +47,24 @@ def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
     trainer = new_trainer(**QUIET, **options)
     # Signals are the run's, see lightning_fed.signals: Lightning would take them from it, and give them back wrongly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    strategy = trainer.strategy
-    if type(strategy) is SingleDeviceStrategy and strategy.root_device.type == "cpu":
-        strategy.teardown = lambda: None  # type: ignore[method-assign]  # it would move what is on the CPU to the CPU, tensor by tensor
+    if type(trainer.strategy) is SingleDeviceStrategy:
+        trainer.strategy.teardown = partial(take_back, trainer.strategy)  # type: ignore[method-assign]
     return trainer
+
+
+def take_back(strategy: Strategy) -> None:
+    """End a fit or a measurement: what learns goes to the CPU, where it is harvested. What is frozen stays on its device: the turns
+    that follow have it in common, and it may be a large network.
+    """
+    module = strategy.lightning_module
+    if strategy.root_device.type == "cpu" or module is None:
+        return
+    frozen = {id(parameter) for parameter in module.parameters() if not parameter.requires_grad}
+    module._apply(lambda tensor: tensor if id(tensor) in frozen else tensor.cpu())
+    for part in module.modules():
+        if isinstance(part, _DeviceDtypeModuleMixin):
+            part._device = torch.device("cpu")
+    strategy.precision_plugin.teardown()
 
 
 class Trainers:

@@ -130,6 +130,7 @@ class Run:
     def close(self) -> None:
         """End the run on its engine. What it found can still be looked at; what that takes is computed in this process."""
         self.engine.close()
+        self.model.cpu()  # what is frozen stays on a GPU between turns
         self._scratch.clear()
         self.engine = self._turns.engine = InProcess()
         self.engine.open(self._spec, self.store)
@@ -288,7 +289,7 @@ class Run:
         module = self.local.module_of(info, self.server.evaluation_broadcast(info), self.store.find(client))
         with isolated():
             self.local.fine_tune(module, client, self.round)
-        return module
+        return module.cpu()
 
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
@@ -297,9 +298,9 @@ class Run:
         if broadcast.model_size is not None:  # a version of the model that the template is not
             everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
             private = self.store.find(SERVER) if self.data.at_hand else None
-            return self.local.module_of(everybody, broadcast, private)
+            return self.local.module_of(everybody, broadcast, private).cpu()
         self.model.load_broadcast(broadcast)
-        return self.model
+        return self.model.cpu()
 
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 

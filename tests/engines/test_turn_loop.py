@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
-from lightning_fed.engines.turn_loop import QUIET, Trainers
+from lightning_fed.engines.turn_loop import QUIET, Trainers, take_back
 
 new_trainer = partial(L.Trainer, accelerator="cpu", devices=1)
 
@@ -158,6 +159,20 @@ def test_what_an_earlier_turn_could_leave_something_in_is_built_anew(block: dict
     assert first is not second
     assert any(isinstance(callback, Timer) for callback in second.callbacks) == ("max_time" in block)
     assert fit(second, Plain())["steps"] == (2 if "fast_dev_run" in block else 3)
+
+
+def test_what_is_frozen_stays_on_its_device() -> None:
+    module = Plain()
+    module.frozen = nn.Linear(4, 2, device="meta").requires_grad_(False)  # from where nothing can be moved
+    module._device = torch.device("meta")
+    strategy = SingleDeviceStrategy("meta")
+    strategy._lightning_module = module
+    take_back(strategy)
+    assert [parameter.device.type for parameter in module.parameters()] == ["cpu", "cpu", "meta", "meta"]
+    assert module.device.type == "cpu"
+    module.frozen.requires_grad_()
+    with pytest.raises(NotImplementedError, match="meta"):
+        take_back(strategy)
 
 
 def test_a_profiler_profiles() -> None:
