@@ -1,7 +1,7 @@
 """What a method is on the client: a LightningModule that learns in phases and knows which part of its state travels."""
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 from jsonargparse.typing import PositiveFloat
@@ -21,7 +21,8 @@ from lightning_fed.core.server import Server
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.models import Backbone, Backbones, Transformer, backbone_of
+from lightning_fed.models import Adapters, Backbone, Backbones, Transformer, backbone_of
+from lightning_fed.models.frozen import FrozenBackbone, is_frozen
 from lightning_fed.models.pretrained import with_weights
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.options import NonNegativeInt, PositiveInt
@@ -54,6 +55,9 @@ class FederatedModule(PhasedModule):
         num_classes: number of classes, or of labels or values that are predicted; None: as many as the data have.
         optimizer: how a client steps. Default: SGD, lr 0.01.
         epochs: local epochs per round.
+        steps: optimizer steps per round, instead of epochs.
+        persistent: whether the optimizer's state (moments) stays with the client between its turns; else each begins with none.
+        weighting: how the server weights updates, by training ``examples`` or ``uniform``; None: as the method does.
         gradient_clip: largest gradient norm of a step; None does not clip.
         loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
             the module, and what it has of parameters is trained. None: the task's.
@@ -64,6 +68,8 @@ class FederatedModule(PhasedModule):
         lr_scheduler: builds the schedule of the learning rate from an optimizer: one of ``torch.optim.lr_scheduler``. None: the
             rate is constant.
         lr_interval: what the schedule counts: the rounds of the federation, or the epochs or steps of a phase of a round.
+        adapters: low-rank adapters that learn in the backbone's place: the network is frozen, its head learns with them, and what
+            travels, stays and is optimized is theirs. None: the whole network learns.
         fine_tuning: how a client's model is tuned to its own training data before it is measured or exported; None: it is measured
             as it is.
     """
@@ -82,6 +88,9 @@ class FederatedModule(PhasedModule):
     weighting: Literal["examples", "uniform"] = "examples"
     """How the server weights updates; see :class:`Server`."""
 
+    refuses_adapters = ""
+    """Why ``adapters`` cannot be put on the method's networks, as the rest of a sentence; empty: they can."""
+
     flops_on_meta = True
     """Whether a step can be counted on the meta device; not where a network looks at numbers (attention masks)."""
 
@@ -99,6 +108,9 @@ class FederatedModule(PhasedModule):
         num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         epochs: NonNegativeInt = 1,
+        steps: NonNegativeInt | None = None,
+        persistent: bool = False,
+        weighting: Literal["examples", "uniform"] | None = None,
         gradient_clip: PositiveFloat | None = None,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
@@ -107,6 +119,7 @@ class FederatedModule(PhasedModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
         fine_tuning: FineTuning | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
         self._not_stored = store_hyperparameters(self, inspect.currentframe())
@@ -125,8 +138,17 @@ class FederatedModule(PhasedModule):
                 f"{type(self).__name__} got {len(self.backbone_factories)} different backbones, but it averages their weights: "
                 "give one backbone, or use a method for heterogeneous models (PFedLoRA, LGFedAvg, Standalone)."
             )
+        if adapters and self.refuses_adapters:
+            raise FederationError(
+                f"{type(self).__name__} got adapters, but {self.refuses_adapters}: leave adapters out, or choose another method, "
+                "such as FedAvg."
+            )
+        self.adapters = adapters
+        self.frozen_backbones: list[FrozenBackbone[Any]] = []
+        self.freeze(self.backbone_factories)
         self.optimizer = optimizer
-        self.epochs = epochs
+        self.epochs, self.steps, self.persistent = epochs, steps, persistent
+        self.weighting = weighting or type(self).weighting
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
@@ -145,13 +167,35 @@ class FederatedModule(PhasedModule):
         """
         self.backbone: Backbone = self.new_backbone()
 
-    def new_backbone(self) -> Backbone:
-        """Another network of the client's architecture, with initial weights of its own."""
-        return backbone_of(self._factory, self.num_classes)
+    def new_backbone(self, given: Any = None) -> Backbone:
+        """Another network, with initial weights of its own; with adapters, these are the adapters' and the rest is in memory once.
+
+        Args:
+            given: what makes it, one of those that :meth:`freeze` was told; None: what makes the client's.
+        """
+        given = self._factory if given is None else given
+        if self.adapters is None:
+            return backbone_of(given, self.num_classes)
+        [frozen] = [frozen for frozen in self.frozen_backbones if frozen.given is given]
+        network: Backbone = frozen.copy(self.num_classes)
+        self.adapters.add_to(network)
+        return network
+
+    def freeze(self, factories: Iterable[Any]) -> None:
+        """Tell of networks that are to have adapters, if there are any; those in ``backbone`` are known."""
+        if self.adapters:
+            known = {id(frozen.given) for frozen in self.frozen_backbones}
+            new = {id(each): each for each in factories if id(each) not in known}
+            self.frozen_backbones += [FrozenBackbone(each, learning=self.adapters.modules_to_save or ()) for each in new.values()]
+
+    @property
+    def place(self) -> int:
+        """Which entry of ``backbone`` the client's network is."""
+        return self.client.id % len(self.backbone_factories) if self.client else 0
 
     @property
     def _factory(self) -> Any:
-        return self.backbone_factories[self.client.id % len(self.backbone_factories) if self.client else 0]
+        return self.backbone_factories[self.place]
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """What makes the network that this module trains, and what it is given besides the number of classes."""
@@ -175,7 +219,9 @@ class FederatedModule(PhasedModule):
 
     def unbuilt_copy(self) -> Self:
         """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""
-        return unbuilt_copy(self)
+        module = unbuilt_copy(self)
+        module.frozen_backbones = [frozen.fresh() for frozen in self.frozen_backbones]
+        return module
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """This method with networks that begin with the given weights instead of those that they are built with.
@@ -188,8 +234,11 @@ class FederatedModule(PhasedModule):
             FederationError: if the clients' networks have other tensors, or tensors of another shape.
         """
         module = self.unbuilt_copy()
-        networks = [backbone_of(factory, self.num_classes) for factory in self.backbone_factories]
+        make = self.frozen_backbones[0].make if self.frozen_backbones else backbone_of
+        networks = [make(factory, self.num_classes) for factory in self.backbone_factories]
         module.backbone_factories = [with_weights(each, network, what) for each in networks]
+        given = {id(old): new for old, new in zip(self.backbone_factories, module.backbone_factories, strict=True)}
+        module.frozen_backbones = [frozen.fresh(given.get(id(frozen.given))) for frozen in self.frozen_backbones]
         return module
 
     def configure_model(self) -> None:
@@ -204,6 +253,8 @@ class FederatedModule(PhasedModule):
         if (task := getattr(datamodule, "problem", None)) is not None:
             self.know_task(task)
         self.given_attributes = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
+        for network in self.frozen_backbones:  # before anything is drawn that depends on the client
+            network.load(self.num_classes)
         self.build()
         learn_in_float32(self)
         self.val_metrics = self.configure_metrics().clone(prefix="val/")
@@ -218,6 +269,21 @@ class FederatedModule(PhasedModule):
             )
         self.load_initial(self.update_state() if self.initialized_from() else {})
         self.is_built = True
+
+    def find_frozen(self) -> frozenset[str]:
+        """See :meth:`.PhasedModule.find_frozen`; statistics of batch normalisation that is frozen are, too."""
+        norms = ((name, layer) for name, layer in self.named_modules(remove_duplicate=False) if is_frozen(layer))
+        statistics = {f"{name}.{own}" for name, layer in norms for own in layer.state_dict()}
+        return super().find_frozen() | statistics
+
+    def learning_parameters(self, network: nn.Module) -> list[nn.Parameter]:
+        """The parameters of one of the networks that are not frozen."""
+        frozen = {id(p) for name, p in self.named_parameters(remove_duplicate=False) if name in self.frozen_names}
+        return [p for p in network.parameters() if id(p) not in frozen]
+
+    def frozen_layers(self) -> Iterable[nn.Module]:
+        """Batch normalisation whose statistics are frozen."""
+        return filter(is_frozen, self.modules())
 
     def shared_names(self) -> set[str]:
         """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
@@ -362,8 +428,13 @@ class FederatedModule(PhasedModule):
         return self.task.criterion(outputs, targets)
 
     def phases(self) -> list[Phase]:
-        """The local procedure of a round. Default: ``epochs`` epochs of :meth:`client_loss` on everything."""
-        return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, epochs=self.epochs)]
+        """The local procedure of a round. Default: :meth:`local_phase` of everything on :meth:`client_loss`."""
+        return [self.local_phase("local", list(self.parameters()), self.client_loss)]
+
+    def local_phase(self, name: str, parameters: Sequence[nn.Parameter], loss: Callable[[Any], Tensor], **options: Any) -> Phase:
+        """A phase of ``epochs`` epochs or ``steps`` steps; the arguments are those of :class:`.Phase`."""
+        length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
+        return Phase(name, parameters, loss, **{"optimizer": self.optimizer, "persistent": self.persistent} | length | options)
 
     def post_training_step(self, batch: Any) -> State:
         """Look at a batch of the client's training data once more, when it has trained: in order, not augmented, with the module in

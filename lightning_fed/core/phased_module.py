@@ -1,7 +1,7 @@
 """Training in phases: a LightningModule in which different parameters learn one after the other. It knows no client."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fed.core.phase import Phase, Progress
@@ -274,8 +274,12 @@ class PhasedModule(L.LightningModule):
             parameter.requires_grad_(id(parameter) in learning and name not in frozen)
             parameter.grad = None
         self.train()
-        for module in phase.eval_modules:
+        for module in (*phase.eval_modules, *self.frozen_layers()):
             module.eval()
+
+    def frozen_layers(self) -> Iterable[nn.Module]:
+        """Layers that are in eval mode whatever learns. Default: none."""
+        return ()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One :meth:`client_step`, once there are enough batches for it."""

@@ -1,6 +1,5 @@
 """Ditto (Li et al., ICML 2021, https://arxiv.org/abs/2012.04221), Algorithm 1."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lightning_fed.core import KeepsGlobalParameters, Phase, State
 from lightning_fed.models import Backbone, Backbones
+from lightning_fed.models.frozen import copy_learning
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
@@ -58,7 +58,7 @@ class Ditto(KeepsGlobalParameters):
     def build(self) -> None:
         """The global network, and the personal one."""
         super().build()
-        self.personal: Backbone = copy.deepcopy(self.backbone)  # frozen tensors included, which no broadcast brings
+        self.personal: Backbone = copy_learning(self.backbone)
 
     def shared_names(self) -> set[str]:
         """The global network travels."""

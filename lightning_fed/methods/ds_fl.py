@@ -134,7 +134,7 @@ class DSFL(PublicDistillation):
 
     def shared_names(self) -> set[str]:
         """No part of a client's network travels; the server has all of its own."""
-        return set(self.state_dict()) if self.is_servers else set()
+        return self.state_dict().keys() - self.frozen_names if self.is_servers else set()
 
     def payload(self) -> State:
         """The client's probabilities for the open examples, once it has predicted them."""

@@ -62,6 +62,8 @@ class FedDecomp(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    refuses_adapters = "it decomposes the network's own weights"
+
     weighting = "uniform"
 
     def __init__(

@@ -70,6 +70,8 @@ class PFedGate(KeepsGlobalParameters):
             on its own.
     """
 
+    refuses_adapters = "it gates the network's own weights"
+
     flops_on_meta = False  # which blocks are kept depends on numbers
     dynamic_payload = True
 

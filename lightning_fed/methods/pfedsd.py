@@ -1,6 +1,5 @@
 """pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lightning_fed.core import ClientInfo, FederatedModule, Phase, Server, State
 from lightning_fed.models import Backbone, Backbones
+from lightning_fed.models.frozen import copy_learning
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.options import PositiveInt
 
@@ -70,7 +70,7 @@ class PFedSD(FederatedModule):
     def build(self) -> None:
         """The network, the personal one, and whether that has been trained."""
         super().build()
-        self.personal: Backbone = copy.deepcopy(self.backbone)  # frozen tensors included, which no broadcast brings
+        self.personal: Backbone = copy_learning(self.backbone)
         self.trained: Tensor
         self.register_buffer("trained", torch.tensor(False))
 

@@ -46,6 +46,8 @@ class SplitMix(SizedModule):
             together.
     """
 
+    refuses_adapters = "its bases are made of the network's own weights"
+
     def __init__(
         self,
         backbone: BackboneFactory,

@@ -1,5 +1,6 @@
 """Networks that methods can train."""
 
+from lightning_fed.models.adapters import Adapters
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.language_model import TransformerLM
@@ -20,6 +21,7 @@ __all__ = [
     "CNN4",
     "CNN5",
     "MLP",
+    "Adapters",
     "Backbone",
     "BackboneFactory",
     "Backbones",

@@ -71,6 +71,10 @@ class Backbone(nn.Module, ABC):
         own = {id(p) for p in self.head.parameters()}
         return {name for name, p in self.named_parameters() if id(p) in own}
 
+    def task_names(self) -> set[str]:
+        """Names of the parameters that the task adds to a pretrained network. Default: those of the head, if it is known."""
+        return set() if self.num_outputs is None else self.head_names()
+
     @abstractmethod
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         """Representation ``(B, cuts[cut])`` of the images ``x`` ``(B, C, H, W)``."""
@@ -132,6 +136,7 @@ class Wrapped(Backbone):
         if network is None:
             raise FederationError("Wrapped got no network: give its dotted path, such as torchvision.models.resnet18.")
         self.network = network_of(network, None if new_head else num_classes, **(settings or {}))
+        self.drawn: frozenset[str] = frozenset()  # names of parameters that the files of a pretrained network lack
         self._head = self._found(head, None if new_head else num_classes)
         self._cuts = dict(cuts or {})
         self._num_classes = num_classes
@@ -191,6 +196,14 @@ class Wrapped(Backbone):
     def cuts(self) -> Mapping[str, int]:
         """Those that were named, and ``features``, the input of the head, if there is one."""
         return self._cuts | ({} if self._head is None else {"features": self.head.in_features})
+
+    def task_names(self) -> set[str]:
+        """See :meth:`.Backbone.task_names`: of the transformers library, all outside the body and what its files lack."""
+        body = getattr(self.network, "base_model", self.network)
+        if body is self.network:
+            return super().task_names()
+        own = {id(parameter) for parameter in body.parameters()}
+        return {name for name, p in self.named_parameters() if id(p) not in own} | self.drawn
 
     def forward(self, x: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Logits ``(B, num_classes)`` of images, or of what a tokenizer makes."""

@@ -1,28 +1,87 @@
-"""A pretrained network that is in memory once, whoever uses it."""
+"""A network that is in memory once, whoever uses it."""
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar
 
-from lightning_fed.models.pretrained import transformer_of
-from lightning_fed.models.transformer import Transformer, TransformerFactory
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.adapters import inside, named
+from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.factory import name_of
+from lightning_fed.models.pretrained import backbone_of
+from lightning_fed.models.transformer import Transformer
+
+Network = TypeVar("Network", bound=Backbone | Transformer)
+Module = TypeVar("Module", bound=nn.Module)
 
 
-class SharedTransformer:
-    """Loads a network once and hands out copies that share all of its tensors but the head's.
+class FrozenBackbone(Generic[Network]):
+    """Loads a network once and hands out copies that share all of its tensors but those that learn: the head's, and those of
+    further layers. Batch normalisation that does not learn keeps its statistics, too: its layers are marked ``is_frozen``.
 
     Args:
-        factory: builds the network, or is one.
+        given: builds the network, or is one.
+        make: makes a network of what was given and a number of classes.
+        learning: names of further layers that learn, or how they end.
     """
 
-    def __init__(self, factory: TransformerFactory) -> None:
-        self._factory = factory
-        self._network: Transformer | None = None
+    def __init__(self, given: Any, make: Callable[[Any, int], Network] = backbone_of, learning: Sequence[str] = ()) -> None:
+        self.given, self.make, self.learning = given, make, learning
+        self._network: Network | None = None
 
-    def copy(self, num_classes: int) -> Transformer:
-        """A network whose body is shared and frozen and whose head is its own and is not."""
+    def load(self, num_classes: int) -> Network:
+        """The network itself, built if this is the first time.
+
+        Raises:
+            FederationError: if there is no such layer, or one that learns has its weights in common with one that does not.
+        """
         if self._network is None:
-            self._network = transformer_of(self._factory, num_classes)
-            heads = self._network.head_names()
+            self._network = self.make(self.given, num_classes)
+            learning = self._learning_names(self._network)
             for name, parameter in self._network.named_parameters():
-                parameter.requires_grad_(name in heads)
-        shared = {id(parameter): parameter for parameter in self._network.parameters() if not parameter.requires_grad}
-        return copy.deepcopy(self._network, memo=shared)
+                parameter.requires_grad_(name in learning)
+            for layer in self._network.modules():
+                if isinstance(layer, _BatchNorm) and not any(p.requires_grad for p in layer.parameters()):
+                    layer.is_frozen = True  # type: ignore[assignment]
+        return self._network
+
+    def copy(self, num_classes: int) -> Network:
+        """A network whose body is shared and frozen, and whose head is its own and is not."""
+        return copy_learning(self.load(num_classes))
+
+    def fresh(self, given: Any = None) -> Self:
+        """One that loads, or draws, its network again; or another network that is given."""
+        return type(self)(self.given if given is None else given, self.make, self.learning)
+
+    def _learning_names(self, network: Network) -> set[str]:
+        learning = network.head_names() if isinstance(network, Transformer) else network.task_names()
+        own = {id(p) for layer in named(inside(network), self.learning).values() for p in layer.parameters()}
+        names = [name for name, p in network.named_parameters(remove_duplicate=False) if id(p) in own]
+        layers = {name.rpartition(".")[0] for name in names}
+        saved = tuple(f".{ending}" for ending in self.learning)
+        if tied := [layer for layer in sorted(layers) if not _within(layer, saved)]:
+            raise FederationError(
+                f"modules_to_save has {' and '.join(self.learning)}, whose weights are those of {tied[0]} of {name_of(network)}, "
+                "too, which would learn with it: leave it out."
+            )
+        return learning | set(names)
+
+
+def copy_learning(network: Module) -> Module:
+    """A copy that has in common with the network what requires no gradients."""
+    frozen: dict[int, Any] = {id(parameter): parameter for parameter in network.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(network, memo=frozen)
+
+
+def _within(layer: str, endings: tuple[str, ...]) -> bool:
+    """Whether a layer, or one that it is in, ends so."""
+    parts = layer.split(".")
+    return any(f".{'.'.join(parts[:end])}".endswith(endings) for end in range(1, len(parts) + 1))
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer's statistics are frozen with its weights."""
+    return getattr(layer, "is_frozen", False)

@@ -35,9 +35,12 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
         return kind(num_classes, partial(_itself, network))  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
+    if isinstance(network, TransformerClassifier):
+        wrapped = Wrapped(num_classes, partial(_itself, network.network))
+        wrapped.drawn = network.drawn
+        return wrapped
     if not isinstance(network, Backbone):
-        inner = network.network if isinstance(network, TransformerClassifier) else network
-        return Wrapped(num_classes, partial(_itself, inner))
+        return Wrapped(num_classes, partial(_itself, network))
     if network.num_outputs not in (None, num_classes):
         raise FederationError(
             f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="

@@ -13,7 +13,8 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRAServer
-from lightning_fed.models.frozen import SharedTransformer
+from lightning_fed.models.frozen import FrozenBackbone
+from lightning_fed.models.pretrained import transformer_of
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import count_floats
 
@@ -160,7 +161,7 @@ def test_copies_share_all_but_the_head() -> None:
         built.append(tiny_transformer(num_classes))
         return built[-1]
 
-    source = SharedTransformer(factory)
+    source = FrozenBackbone(factory, transformer_of)
     one, other = source.copy(3), source.copy(3)
     assert len(built) == 1
     heads = one.head_names()

@@ -141,8 +141,10 @@ def test_networks_that_are_shared_in_memory_start_there_too(tmp_path: Path) -> N
     tuned = new_method("HOMLoRA")
     assert isinstance(tuned, AdapterModule)
     tuned.configure_model()
-    body = {name: tensor + 1 for name, tensor in new_method("HOMLoRA").source.copy(tuned.num_classes).state_dict().items()}
+    body = {
+        name: tensor + 1 for name, tensor in new_method("HOMLoRA").frozen_backbones[0].copy(tuned.num_classes).state_dict().items()
+    }
     begun = tuned.with_initial_weights(body)
     begun.configure_model()
-    found = begun.source.copy(tuned.num_classes).state_dict()
+    found = begun.frozen_backbones[0].copy(tuned.num_classes).state_dict()
     assert same(found, body)

@@ -1,14 +1,14 @@
 """Fine-tuning of a frozen network that all clients share in memory: something small is trained beside it."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from lightning_fed.core import FederatedModule, Phase, State
-from lightning_fed.models.frozen import SharedTransformer
-from lightning_fed.models.pretrained import transformer_of, with_weights
+from lightning_fed.core import FederatedModule, Phase
+from lightning_fed.models.frozen import FrozenBackbone
+from lightning_fed.models.pretrained import transformer_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
@@ -47,6 +47,7 @@ class AdapterModule(FederatedModule):
 
     weighting: Literal["examples", "uniform"] = "uniform"
     local_baseline = None
+    refuses_adapters = "it puts what learns on the network itself"
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class AdapterModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, **kwargs)
-        self.source = SharedTransformer(backbone)
+        self.frozen_backbones = [FrozenBackbone(backbone, transformer_of)]
         self.train_head = train_head
         self.local_steps = local_steps
         self.persistent = persistent
@@ -68,27 +69,13 @@ class AdapterModule(FederatedModule):
 
     def build(self) -> None:
         """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
-        network = self.source.copy(self.num_classes)
+        network: Transformer = self.frozen_backbones[0].copy(self.num_classes)
         self.backbone: Transformer = network  # type: ignore[assignment]
         heads = network.head_names()
-        self._head_layers = sorted({name.removeprefix("network.").rpartition(".")[0] for name in heads})
         body = {id(p) for name, p in network.named_parameters() if name not in heads}
         self.attach()
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(id(parameter) not in body and (self.train_head or name not in heads))
-
-    def unbuilt_copy(self) -> Self:
-        """See :meth:`.FederatedModule.unbuilt_copy`: the network is loaded, or drawn, again."""
-        module = super().unbuilt_copy()
-        module.source = SharedTransformer(self.backbone_factories[0])
-        return module
-
-    def with_initial_weights(self, network: State, what: str = "The network") -> Self:
-        """See :meth:`.FederatedModule.with_initial_weights`."""
-        module = self.unbuilt_copy()
-        module.backbone_factories = [with_weights(transformer_of(self.backbone_factories[0], self.num_classes), network, what)]
-        module.source = SharedTransformer(module.backbone_factories[0])
-        return module
 
     def attach(self) -> None:
         """Put what is trained on ``self.backbone``. Default: nothing, so that the head alone is trained."""

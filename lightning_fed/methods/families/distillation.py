@@ -87,10 +87,6 @@ class EnsembleModule(PublicDistillation):
         assert isinstance(place, int)
         return place
 
-    @property
-    def _factory(self) -> Any:
-        return self.backbone_factories[self.place]
-
     def groups(self, clients: Sequence[ClientInfo]) -> dict[int, int]:
         """Which architecture each client has, by id."""
         return {client.id: int(self.architecture(client)) for client in clients}  # type: ignore[call-overload]

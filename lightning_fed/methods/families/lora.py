@@ -12,24 +12,15 @@ from torch.func import functional_call
 
 from lightning_fed.core import RANK, FederatedModule, FederationError, State
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.models.factory import NETWORK, name_of
+from lightning_fed.models.adapters import COMMON, Adapters
+from lightning_fed.models.factory import NETWORK
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import PositiveInt
 
-COMMON, CLIENT = "common", "client"
-"""Names of the adapters that are averaged and that stay with a client."""
-
-
-A_SLIP = 100
-"""How many times as many numbers as the matrix that it adapts an adapter has, if nobody meant it."""
-
-
-def _matrix(layer: nn.Module) -> Tensor | None:
-    """The weights of a layer, if they are a matrix."""
-    weight = getattr(layer, "weight", None)
-    return weight if isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(layer, nn.Embedding) else None
+CLIENT = "client"
+"""The name of the adapter that stays with a client; the one that is averaged has the usual one, :data:`.COMMON`."""
 
 
 class LoRAModule(AdapterModule):
@@ -84,36 +75,7 @@ class LoRAModule(AdapterModule):
 
     def add_adapter(self, name: str, rank: int) -> None:
         """Put another adapter on the network; all that are there act together."""
-        from peft import LoraConfig, inject_adapter_in_model
-        from peft.tuners.lora import LoraLayer
-
-        shapes = [tuple(w.shape) for layer in self.backbone.modules() if (w := _matrix(layer)) is not None]
-        rows, columns = max(shapes, key=sum, default=(rank, rank))
-        if rank * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
-            raise FederationError(
-                f"An adapter of rank {rank} was asked for, but the largest matrix of {name_of(self.backbone)} is {rows} x {columns}"
-                f": give up to {min(rows, columns)}."
-            )
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=cast(int, self.scaling * rank),
-            target_modules=self.adapted_layers(),
-            exclude_modules=self._head_layers,  # a head's layer may be called as one of the body's
-            lora_dropout=self.lora_dropout,
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second adapter beside the first: as intended
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
-            try:
-                inject_adapter_in_model(config, self.backbone.network, name)
-            except ValueError as error:
-                raise FederationError(
-                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(self.backbone)}: {error}. Name "
-                    "linear layers in target_modules, as in the network's named_modules()."
-                ) from error
-        for layer in self.backbone.modules():
-            if isinstance(layer, LoraLayer):
-                layer.set_adapter(list(layer.lora_A))  # injecting one deactivates those before
+        Adapters(rank, self.scaling * rank, self.adapted_layers(), self.lora_dropout).add_to(self.backbone, name)
 
     def adapter(self, name: str) -> dict[str, nn.Parameter]:
         """Parameters of an adapter by their names in the state dict."""
@@ -135,7 +97,7 @@ class LoRAModule(AdapterModule):
         """
         from peft import LoraConfig, get_peft_model
 
-        clean = self.source.copy(self.num_classes)
+        clean = self.frozen_backbones[0].copy(self.num_classes)
         own = self.state_dict()
         drawn = modules_of({name.removeprefix(NETWORK) for name in clean.head_names()}, clean.network)
         whole = [key for key in clean.network.state_dict() if any(key.startswith(f"{module}.") for module in drawn)]
@@ -172,7 +134,7 @@ class LoRAModule(AdapterModule):
             folder: to write to.
             private: see :meth:`export_adapter`.
         """
-        clean, own = self.source.copy(self.num_classes), self.state_dict()
+        clean, own = self.frozen_backbones[0].copy(self.num_classes), self.state_dict()
         learned = {name: own[f"backbone.{name}"] for name in clean.head_names()}
         learned |= {f"{name.removeprefix('backbone.')}.weight": weight for name, weight in self.effective_weights(private).items()}
         state = {name: learned.get(f"{NETWORK}{name}", tensor).cpu() for name, tensor in clean.network.state_dict().items()}

@@ -50,6 +50,8 @@ class SizedModule(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    refuses_adapters = "its models of several sizes are made of the network's own weights"
+
     monitor_model = "global"
     weighting = "uniform"
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from lightning.pytorch.cli import OptimizerCallable
 
 from lightning_fed.core import FederatedModule, Phase
-from lightning_fed.models import Backbone, BackboneFactory, Backbones, backbone_of
+from lightning_fed.models import Backbone, BackboneFactory, Backbones
 from lightning_fed.nn.joint_optimizer import Share, jointly
 from lightning_fed.options import PositiveInt
 from lightning_fed.seeding import branched
@@ -44,6 +44,7 @@ class MutualLearningModule(FederatedModule):
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
+        self.freeze(self.shared_factory)
         self.shared_optimizer = shared_optimizer or self.optimizer
         self.check_task()
 
@@ -58,7 +59,7 @@ class MutualLearningModule(FederatedModule):
     def build(self) -> None:
         """The client's own network and, drawn after it, the shared one."""
         super().build()
-        self.shared: Backbone = backbone_of(self.shared_factory[0], self.num_classes)
+        self.shared: Backbone = self.new_backbone(self.shared_factory[0])
 
     def shared_names(self) -> set[str]:
         """The shared network travels."""
@@ -72,7 +73,7 @@ class MutualLearningModule(FederatedModule):
 
     def shares(self) -> list[Share]:
         """What learns, and how."""
-        own, shared = list(self.backbone.parameters()), list(self.shared.parameters())
+        own, shared = self.learning_parameters(self.backbone), self.learning_parameters(self.shared)
         return [(self.optimizer, own), (self.shared_optimizer, shared)]
 
     def phases(self) -> list[Phase]:

@@ -1,0 +1,169 @@
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) on any network, put there by peft, with its options by its names."""
+
+import re
+import warnings
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
+from torch import Tensor, nn
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.backbone import Backbone, Wrapped
+from lightning_fed.models.factory import name_of
+from lightning_fed.models.transformer import Transformer
+from lightning_fed.options import PositiveInt
+
+COMMON = "common"
+"""The name of the adapter that a network has if it has one."""
+
+ALL_LINEAR = "all-linear"
+"""As ``target_modules``: every linear layer but the heads."""
+
+
+A_SLIP = 100
+"""How many times as many numbers as the matrix that it adapts an adapter has, if nobody meant it."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    r"""Low-rank adapters on a network whose own weights are frozen: each adapted matrix W becomes :math:`W + s BA` with A
+    ``(r, in)`` random and B ``(out, r)`` zero at first. They learn in float32, and so do the head and ``modules_to_save``.
+
+    Names and defaults are those of peft's ``LoraConfig``.
+
+    Args:
+        r: rank of the adapters.
+        lora_alpha: the scale s is ``lora_alpha / r``.
+        target_modules: names of the layers that are adapted (linear ones, convolutions, embeddings), or how they end, or a pattern
+            of whole names; ``all-linear``: every linear layer but the heads. None: query and value projections, where the network
+            or peft knows them.
+        lora_dropout: dropout before the adapters.
+        use_rslora: let the scale be :math:`\mathrm{lora\_alpha} / \sqrt{r}` (Kalajdzievski 2023).
+        layers_to_transform: numbers of the blocks whose layers are adapted; None: all.
+        modules_to_save: names of further layers, or how they end, that learn as a whole.
+    """
+
+    r: PositiveInt = 8
+    lora_alpha: PositiveFloat = 8
+    target_modules: list[str] | str | None = None
+    lora_dropout: ClosedUnitInterval = 0.0
+    use_rslora: bool = False
+    layers_to_transform: list[int] | int | None = None
+    modules_to_save: list[str] | None = None
+
+    def add_to(self, network: Backbone | Transformer, name: str = COMMON) -> None:
+        """Put adapters on a network, in place, beside those that are there. What required gradients still does, and so do they.
+
+        Args:
+            network: of which nothing but heads and further modules requires gradients, see :class:`.FrozenBackbone`.
+            name: of these adapters.
+
+        Raises:
+            FederationError: if no layer has such a name, or one cannot have such adapters.
+        """
+        from peft import LoraConfig, inject_adapter_in_model
+
+        inner = inside(network)
+        frozen = {id(parameter) for parameter in network.parameters() if not parameter.requires_grad}
+        learning = [path for path, p in inner.named_parameters() if p.requires_grad and ".lora_" not in path]
+        heads = sorted({path.rpartition(".")[0] for path in learning})
+        config = LoraConfig(
+            r=self.r,
+            lora_alpha=cast(int, self.lora_alpha),
+            target_modules=self._targets(network, heads),
+            exclude_modules=heads,  # a head's layer may be called as one of the body's
+            lora_dropout=self.lora_dropout,
+            use_rslora=self.use_rslora,
+            layers_to_transform=self.layers_to_transform,
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # a second adapter beside the first: as intended
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
+            try:
+                inject_adapter_in_model(config, inner, name)
+            except ValueError as error:
+                raise FederationError(
+                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(network)}: {error}. Name layers in "
+                    f"target_modules as in the network's named_modules(): {_some(adaptable(inner, heads))}."
+                ) from error
+        for path, layer in adapted_layers(network).items():
+            layer.set_adapter(list(layer.r))  # putting one there deactivates those before
+            rows, columns = _shape(layer.get_base_layer())
+            if self.r * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
+                raise FederationError(
+                    f"Adapters of rank {self.r} were asked for, but the layer {path} of {name_of(network)} is {rows} x {columns}: "
+                    f"give up to {min(rows, columns)}, or leave the layer out of target_modules."
+                )
+        for parameter in network.parameters():
+            parameter.requires_grad_(id(parameter) not in frozen)
+
+    def _targets(self, network: Backbone | Transformer, heads: Collection[str]) -> list[str] | str | None:
+        if self.target_modules == ALL_LINEAR:
+            return [path for path, layer in adaptable(inside(network), heads).items() if _is_linear(layer)]
+        if self.target_modules is None and isinstance(network, Transformer) and network.projections is not None:
+            query, _, value, _ = network.projections
+            return [query, value]
+        return self.target_modules
+
+
+def inside(network: Backbone | Transformer) -> nn.Module:
+    """The network that another library knows, where it is wrapped; else the network itself."""
+    return network.network if isinstance(network, Wrapped | Transformer) else network
+
+
+def adapted_layers(network: nn.Module) -> dict[str, Any]:
+    """The layers that have adapters, by name: peft's ``LoraLayer``."""
+    from peft.tuners.lora import LoraLayer
+
+    return {path: layer for path, layer in network.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def adapter_names(network: nn.Module, factor: Literal["A", "B"], name: str = COMMON) -> set[str]:
+    """Names of one factor's tensors within a network: of A, ``(r, in)``, or of B, ``(out, r)``."""
+    return {
+        f"{path}.{place}.{name}{end}"
+        for path, layer in adapted_layers(network).items()
+        for place, end in ((f"lora_{factor}", ".weight"), (f"lora_embedding_{factor}", ""))
+        if name in getattr(layer, place)
+    }
+
+
+def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.Module]:
+    """The layers that could have adapters, by name."""
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+    found = {path: layer for path, layer in network.named_modules() if isinstance(layer, kinds) or _is_linear(layer)}
+    return {path: layer for path, layer in found.items() if path not in heads}
+
+
+def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:
+    """The layers of a network with these names, or that end so.
+
+    Raises:
+        FederationError: for a name that no layer has.
+    """
+    modules = dict(network.named_modules())
+    found = {path: module for path, module in modules.items() if any(f".{path}".endswith(f".{ending}") for ending in endings)}
+    for ending in endings:
+        if not any(f".{path}".endswith(f".{ending}") for path in found):
+            layers = {path for path, module in modules.items() if any(True for _ in module.parameters(recurse=False))}
+            raise FederationError(
+                f"modules_to_save names {ending!r}, but {name_of(network)} has no such layer: name some of {_some(layers)}."
+            )
+    return found
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"  # transformers' own, of GPT-2
+
+
+def _shape(layer: Any) -> tuple[int, int]:
+    weight: Tensor = layer.weight
+    return weight.shape[0], weight[0].numel()
+
+
+def _some(layers: Iterable[str]) -> str:
+    """How some layers end, without the numbers of their blocks."""
+    ends = list(dict.fromkeys(re.sub(r"^.*\.\d+\.", "", path) for path in layers))
+    return ", ".join(ends[:8]) + ", …" * (len(ends) > 8)

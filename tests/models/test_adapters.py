@@ -1,0 +1,227 @@
+"""Adapters are a property of the backbone: any method runs on them, and FedAvg over them is HOMLoRA."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from often import mostly_slow
+from tiny import (
+    CLASSES,
+    METHODS,
+    Net,
+    NoisyNet,
+    WideNet,
+    assert_same,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    new_texts,
+    private_states,
+    same,
+    still_transformer,
+    tiny_transformer,
+    without_seconds,
+)
+from torch import nn
+
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.engines import Engine, InProcess, Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg, FedBN, HOMLoRA, Standalone
+from lightning_fed.models import CNN1, Adapters, TransformerClassifier
+from lightning_fed.models.adapters import COMMON, adapter_names
+from lightning_fed.testing import Check, checks_of
+from lightning_fed.testing.checks import Subject
+
+ON_NET = Adapters(r=2, lora_alpha=4, target_modules=["fc1", "fc2"])
+LAYER = "network.roberta.encoder.layer.0.attention.self"
+adamw = partial(torch.optim.AdamW, lr=0.01)
+
+
+def takes_adapters(name: str) -> bool:
+    try:
+        new_method(name, adapters=ON_NET)
+    except FederationError:
+        return False
+    return True
+
+
+TAKING = [name for name in METHODS if takes_adapters(name)]
+"""Methods that run on adapters."""
+
+EACH = [
+    (name, check)
+    for name in TAKING
+    for check in checks_of(Subject(partial(new_method, name, adapters=ON_NET), partial(data_for, name), any_network=False))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "check"), mostly_slow(EACH, [(name, check) for name, check in EACH if name in ("FedAvg", "Ditto", "DSFL")]), ids=str
+)
+def test_a_method_keeps_on_adapters_what_it_keeps_without(name: str, check: Check) -> None:
+    check()
+
+
+def test_who_runs_on_adapters_and_who_refuses_them_in_a_line() -> None:
+    assert {"FedAvg", "FedPer", "FedProx", "SCAFFOLD", "Ditto", "FedRep", "FedAMP", "PFedLoRA", "FML", "FedDF", "FD"} <= set(TAKING)
+    refused = set(METHODS) - set(TAKING)
+    assert {"HOMLoRA", "FedHM", "HeteroFL", "FedDecomp", "SplitMix", "PFedGate"} <= refused
+    for name in refused:
+        with pytest.raises(FederationError, match=rf"^{name} got adapters, but it[^\n]*leave adapters out"):
+            new_method(name, adapters=ON_NET)
+
+
+@pytest.mark.parametrize("backbone", [still_transformer, tiny_transformer], ids=["still", "dropout"])
+@pytest.mark.parametrize("engine", [InProcess(), Processes(workers=2)], ids=["one process", "two workers"])
+def test_fedavg_over_them_is_homlora(backbone: Any, engine: Engine) -> None:
+    federations = []
+    for method in (
+        HOMLoRA(backbone, CLASSES, r=4, lora_alpha=8, optimizer=adamw, local_steps=3),
+        FedAvg(
+            backbone,
+            CLASSES,
+            adamw,
+            adapters=Adapters(r=4, lora_alpha=8),
+            steps=3,
+            persistent=True,
+            weighting="uniform",
+            metric="accuracy",
+        ),
+    ):
+        federations.append(new_federation(3, participation=0.7, engine=engine))
+        federations[-1].fit(method, new_texts(3, 60))
+    homlora, fedavg = (without_seconds(federation.run.history) for federation in federations)
+    assert [{name: row[name] for name in common.keys() & row.keys()} for row, common in zip(homlora, fedavg, strict=True)] == fedavg
+    assert same(*(federation.run.server.state_dict() for federation in federations))
+    for client in range(3):
+        assert same(*(private_states(federation).get(client, {}) for federation in federations))
+
+
+def test_what_travels_is_adapters_and_head() -> None:
+    module = FedAvg(tiny_transformer, CLASSES, adapters=Adapters(r=2))
+    module.configure_model()
+    learned = module.shared_names()
+    factors = {f"backbone.{LAYER}.{p}.lora_{f}.{COMMON}.weight" for p in ("query", "value") for f in "AB"}
+    assert {name for name in learned if ".lora_" in name} == factors
+    assert all(".lora_" in name or ".classifier." in name for name in learned)
+    assert {f"backbone.{name}" for name in adapter_names(module.backbone, "A")} == {n for n in factors if "lora_A" in n}
+
+
+@pytest.mark.parametrize("engine", [InProcess(), Processes(workers=2), Processes(workers=3)], ids=["here", "two", "three"])
+def test_networks_of_a_list_are_frozen_alike_on_every_engine(engine: Engine) -> None:
+    def play(engine: Engine) -> Any:
+        federation = new_federation(2, participation=0.7, engine=engine)
+        federation.fit(Standalone([NoisyNet, Net, WideNet], CLASSES, momentum, adapters=ON_NET), new_data(5, 150))
+        return federation
+
+    here, there = play(InProcess()), play(engine)
+    assert_same(here, there)
+    for client in range(5):
+        assert same(*(federation.run.client_module(client).state_dict() for federation in (here, there)))
+
+
+def test_frozen_tensors_are_one_object_and_stay_as_they_are() -> None:
+    federation = new_federation(2)
+    federation.fit(FedAvg(NoisyNet, CLASSES, partial(adamw, weight_decay=0.1), adapters=ON_NET), new_data(3, 100))
+    first, *others = [federation.run.client_module(client) for client in (0, 1, 2)]
+    fresh = FedAvg(NoisyNet, CLASSES, adapters=ON_NET).for_client(ClientInfo(0, 10, 10, 10, ()), 0)
+    assert {"backbone.norm.weight", "backbone.norm.running_mean", "backbone.fc1.base_layer.weight"} <= first.frozen_names
+    named = dict(first.named_parameters())
+    for other in others:
+        shared = {name for name, p in other.named_parameters() if p is named[name]}
+        assert shared == first.frozen_names & named.keys()
+    for name in first.frozen_names:
+        assert torch.equal(first.state_dict()[name], fresh.state_dict()[name])
+
+
+def test_weights_are_those_of_a_network_without_them() -> None:
+    federations = [new_federation(1, seed=3) for _ in range(2)]
+    for federation, adapters in zip(federations, (None, ON_NET), strict=True):
+        federation.fit(FedAvg(Net, CLASSES, epochs=0, adapters=adapters), new_data(2, 60))
+    plain, adapted = (federation.run.server_module().state_dict() for federation in federations)
+    assert torch.equal(plain["backbone.fc1.weight"], adapted["backbone.fc1.base_layer.weight"])
+    assert torch.equal(plain["backbone.head.weight"], adapted["backbone.head.weight"])
+
+
+def test_two_seeds_draw_two_frozen_networks() -> None:
+    module = FedAvg(Net, CLASSES, adapters=ON_NET)
+    weights = []
+    for seed in (0, 1, 0):
+        federation = new_federation(1, seed=seed)
+        federation.fit(module, new_data(2, 60))
+        weights.append(federation.run.server_module().state_dict()["backbone.fc1.base_layer.weight"].clone())
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_further_layers_learn_as_a_whole() -> None:
+    module = FedAvg(NoisyNet, CLASSES, adapters=Adapters(2, target_modules=["fc1"], modules_to_save=["norm"]))
+    module.configure_model()
+    assert {"backbone.norm.weight", "backbone.norm.running_mean"} <= module.shared_names()
+    assert "backbone.fc2.weight" in module.frozen_names
+
+
+def test_fedbn_is_fedavg_where_norms_are_frozen() -> None:
+    federations = [new_federation(2) for _ in range(2)]
+    for federation, method in zip(federations, (FedAvg, FedBN), strict=True):
+        federation.fit(method(NoisyNet, CLASSES, momentum, adapters=ON_NET), new_data(3, 100))
+    assert same(*(federation.run.server.state_dict() for federation in federations))
+
+
+def test_adapters_of_a_network_in_half_precision_learn_in_single() -> None:
+    def half(num_classes: int) -> TransformerClassifier:
+        return still_transformer(num_classes).to(torch.bfloat16)
+
+    module = FedAvg(half, CLASSES, adapters=Adapters(r=2))
+    module.configure_model()
+    types = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+    assert all(types[name] == (torch.bfloat16 if name in module.frozen_names else torch.float32) for name in types)
+    new_federation(1).fit(module, new_texts(2, 60))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "said"),
+    [
+        (Net, {"target_modules": ["fc9"]}, r"target_modules \['fc9'\] of Net: .*Name layers .*: fc1, fc2\."),
+        (Net, {}, r"target_modules None of Net: .*Name layers .*: fc1, fc2\."),
+        (Net, {"r": 10**6, "target_modules": ["fc1"]}, "Adapters of rank 1000000 .* the layer fc1 of Net is 5 x 48: give up to 5"),
+        (
+            Net,
+            {"target_modules": ["fc1"], "modules_to_save": ["fc7"]},
+            "modules_to_save names 'fc7', but Net has no such layer: .*fc1",
+        ),
+    ],
+    ids=["target", "none", "rank", "saved"],
+)
+def test_what_cannot_be_is_said_in_a_line(backbone: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FederationError, match=said) as error:
+        FedAvg(backbone, CLASSES, adapters=Adapters(**options)).configure_model()
+    assert "\n" not in str(error.value)
+
+
+class Tied(Net):
+    """Two layers with the same weights."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes, hidden=6)
+        self.other = nn.Linear(6, 6)
+        self.other.weight = self.fc2.weight
+
+
+def test_weights_that_belong_to_another_layer_too_cannot_learn() -> None:
+    with pytest.raises(FederationError, match=r"modules_to_save has other, whose weights are those of fc2 of Tied, too"):
+        FedAvg(Tied, CLASSES, adapters=Adapters(2, target_modules=["fc1"], modules_to_save=["other"])).configure_model()
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["conv1", "fc1"]], ids=str)
+def test_convolutions_and_all_linear_layers(targets: Any) -> None:
+    module = FedAvg(CNN1, 10, adapters=Adapters(r=2, target_modules=targets))
+    module.configure_model()
+    x = torch.randn(2, 3, 32, 32)
+    clean = module.frozen_backbones[0].load(10)
+    assert torch.equal(module(x), clean(x))  # B is zero
+    assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())
