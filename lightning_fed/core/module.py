@@ -173,13 +173,17 @@ class FederatedModule(PhasedModule):
         Args:
             given: what makes it, one of those that :meth:`freeze` was told; None: what makes the client's.
         """
-        given = self._factory if given is None else given
         if self.adapters is None:
-            return backbone_of(given, self.num_classes)
-        [frozen] = [frozen for frozen in self.frozen_backbones if frozen.given is given]
-        network: Backbone = frozen.copy(self.num_classes)
+            return backbone_of(self._factory if given is None else given, self.num_classes)
+        network = self.without_adapters(given)
         self.adapters.add_to(network)
         return network
+
+    def without_adapters(self, given: Any = None) -> Any:
+        """The network that is frozen, before anything is put on it; see :meth:`new_backbone`."""
+        given = self._factory if given is None else given
+        [frozen] = [frozen for frozen in self.frozen_backbones if frozen.given is given]
+        return frozen.copy(self.num_classes)
 
     def freeze(self, factories: Iterable[Any]) -> None:
         """Tell of networks that are to have adapters, if there are any; those in ``backbone`` are known."""

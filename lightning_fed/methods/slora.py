@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.models.adapters import adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
@@ -100,9 +101,8 @@ class SLoRA(LoRAModule):
     def attach(self) -> None:
         """The adapter; in the first stage it only says which layers are meant, and values take its place."""
         super().attach()
-        layers, _ = self._adapted()
         self.shapes = {}
-        for within, layer in layers.items():
+        for within, layer in adapted_layers(self.backbone).items():
             name, linear = f"backbone.{within}", layer.get_base_layer()
             if not isinstance(linear, nn.Linear):
                 raise FederationError(

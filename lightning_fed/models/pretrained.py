@@ -35,7 +35,7 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
         return kind(num_classes, partial(_itself, network))  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
-    if isinstance(network, TransformerClassifier):
+    if isinstance(network, TransformerClassifier) and not isinstance(network, Backbone):
         wrapped = Wrapped(num_classes, partial(_itself, network.network))
         wrapped.drawn = network.drawn
         return wrapped

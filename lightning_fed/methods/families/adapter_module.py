@@ -69,7 +69,7 @@ class AdapterModule(FederatedModule):
 
     def build(self) -> None:
         """The network and what the method attaches; the latter's random numbers are drawn after the network's."""
-        network: Transformer = self.frozen_backbones[0].copy(self.num_classes)
+        network: Transformer = self.without_adapters()
         self.backbone: Transformer = network  # type: ignore[assignment]
         heads = network.head_names()
         body = {id(p) for name, p in network.named_parameters() if name not in heads}

@@ -1,7 +1,6 @@
 """Fine-tuning with low-rank adapters (LoRA, Hu et al., ICLR 2022) on one frozen network that all clients share in memory."""
 
-import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +11,9 @@ from torch.func import functional_call
 
 from lightning_fed.core import RANK, FederatedModule, FederationError, State
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.models.adapters import COMMON, Adapters
-from lightning_fed.models.factory import NETWORK
+from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
+from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers
 from lightning_fed.models.transformer import Transformer, TransformerFactory
-from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import PositiveInt
 
@@ -88,44 +86,11 @@ class LoRAModule(AdapterModule):
     def export_adapter(self, folder: Path, private: bool = True) -> None:
         """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the pretrained network.
 
-        It holds what was drawn rather than pretrained (the head, a pooler) and, as one adapter, those that act together: of ranks r
-        and r' one of rank r + r', for :math:`BA + DC` is the product of the factors side by side.
-
         Args:
             folder: to write to.
             private: with the client's own adapter; else the common one alone, which is what the server has.
         """
-        from peft import LoraConfig, get_peft_model
-
-        clean = self.frozen_backbones[0].copy(self.num_classes)
-        own = self.state_dict()
-        drawn = modules_of({name.removeprefix(NETWORK) for name in clean.head_names()}, clean.network)
-        whole = [key for key in clean.network.state_dict() if any(key.startswith(f"{module}.") for module in drawn)]
-        layers, adapters = self._adapted(private)
-        rank = sum(next(iter(layers.values())).r[name] for name in adapters)
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=cast(int, self.scaling * rank),
-            target_modules=[name.removeprefix(NETWORK) for name in layers],
-            modules_to_save=drawn or None,
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # as above
-            exported = get_peft_model(clean.network, config)
-        learn_in_float32(exported)
-        values: State = {}
-        for name, layer in layers.items():
-            path = f"base_model.model.{name.removeprefix(NETWORK)}"
-            for factor, side in (("lora_A", 0), ("lora_B", 1)):
-                parts = [getattr(layer, factor)[adapter].weight.detach() for adapter in adapters]
-                values[f"{path}.{factor}.default.weight"] = torch.cat(parts, dim=side)
-        for key in whole:
-            module = next(module for module in drawn if key.startswith(f"{module}."))
-            rest = key.removeprefix(f"{module}.")
-            values[f"base_model.model.{module}.modules_to_save.default.{rest}"] = own[f"backbone.{NETWORK}{key}"]
-        exported.load_state_dict(values, strict=False)
-        # What is new is in modules_to_save; asked to find out about embeddings, peft would look for the network on the hub.
-        exported.save_pretrained(str(folder), save_embedding_layers=False)
+        save_adapter(folder, self.backbone, self.without_adapters(), self._acting(private))
 
     def export_merged(self, folder: Path, private: bool = True) -> None:
         """Write the whole network, its adapters added to the weights, as the transformers library saves and loads it.
@@ -134,44 +99,31 @@ class LoRAModule(AdapterModule):
             folder: to write to.
             private: see :meth:`export_adapter`.
         """
-        clean, own = self.frozen_backbones[0].copy(self.num_classes), self.state_dict()
-        learned = {name: own[f"backbone.{name}"] for name in clean.head_names()}
-        learned |= {f"{name.removeprefix('backbone.')}.weight": weight for name, weight in self.effective_weights(private).items()}
-        state = {name: learned.get(f"{NETWORK}{name}", tensor).cpu() for name, tensor in clean.network.state_dict().items()}
-        clean.network.save_pretrained(str(folder), state_dict=state)
+        weights = {name.removeprefix("backbone."): weight for name, weight in self.effective_weights(private).items()}
+        save_merged(folder, self.backbone, self.without_adapters(), weights)
 
     def effective_weights(self, private: bool = True) -> State:
         """The adapted matrices with what the adapters add to them, by layer; ``private``: see :meth:`export_adapter`."""
-        layers, adapters = self._adapted(private)
-        return {
-            f"backbone.{name}": (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
-            for name, layer in layers.items()
-        }
+        return {f"backbone.{name}": weight for name, weight in merged_weights(self.backbone, self._acting(private)).items()}
 
     def adapter_ranks(self) -> dict[str, int]:
         """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
-        from peft.tuners.lora import LoraLayer
-
         ranks = {}
-        for name, layer in self.named_modules():
-            if isinstance(layer, LoraLayer):
-                a, b = (
-                    [cast(Tensor, factors[adapter].weight).detach() for adapter in layer.active_adapters]
-                    for factors in (layer.lora_A, layer.lora_B)
-                )
-                ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
+        for name, layer in adapted_layers(self).items():
+            a, b = (
+                [cast(Tensor, factors[adapter].weight).detach() for adapter in layer.active_adapters]
+                for factors in (layer.lora_A, layer.lora_B)
+            )
+            ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
         return ranks
 
     def inspect(self) -> dict[str, float]:
         """``rank/<layer>`` of :meth:`adapter_ranks`."""
         return {f"{RANK}{layer}": float(rank) for layer, rank in self.adapter_ranks().items()}
 
-    def _adapted(self, private: bool = True) -> tuple[dict[str, Any], list[str]]:
-        """The adapted layers, by name within the backbone, and the adapters that act together, or the common one alone."""
-        from peft.tuners.lora import LoraLayer
-
-        layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
-        return layers, next(iter(layers.values())).active_adapters if private else [COMMON]
+    def _acting(self, private: bool = True) -> list[str]:
+        """The adapters that act together, or the common one alone."""
+        return next(iter(adapted_layers(self.backbone).values())).active_adapters if private else [COMMON]
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
@@ -197,35 +149,6 @@ class LoRAModule(AdapterModule):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 grads.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
-
-
-def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
-    """The fewest modules that hold these parameters: a module that has no others rather than its parts, and where it has others the
-    module that holds them itself.
-
-    Args:
-        parameters: by name.
-        network: that has them.
-
-    Raises:
-        FederationError: for a parameter of the network itself, which belongs to no module in it.
-    """
-    found: list[str] = []
-
-    def covered(name: str) -> bool:
-        return any(name.startswith(f"{module}.") for module in found)
-
-    for path, module in network.named_modules():  # from the outside to the inside
-        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
-        if path and own and own <= set(parameters) and not covered(path):
-            found.append(path)
-    for name in sorted(parameters):
-        if not covered(name):
-            module_name = name.rpartition(".")[0]
-            if not module_name:
-                raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
-            found.append(module_name)
-    return sorted(module for module in found if not covered(module))
 
 
 class LossOf(nn.Module):

@@ -9,6 +9,8 @@ from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.text.classification import load_tokenizer
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import shown
+from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
+from lightning_fed.models.frozen import copy_learning
 from lightning_fed.storage.export.config import label_names, model_config
 from lightning_fed.storage.export.onnx import write_onnx
 from lightning_fed.storage.export.safetensors import write_safetensors
@@ -67,10 +69,27 @@ def write(
 def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -> None:
     if isinstance(module, WritesAdapters):
         (module.export_merged if merged else module.export_adapter)(folder, private)
+    elif (network := _with_adapters(module, private)) is not None:
+        if merged:
+            save_merged(folder, network, module.without_adapters(), merged_weights(network))
+        else:
+            save_adapter(folder, network, module.without_adapters())
     elif merged:
-        raise FederationError(f"{type(module).__name__} has no adapters to merge into the weights: export without merged.")
+        which = "server has a part of a network" if module.adapters else "networks have no adapters"
+        raise FederationError(f"{type(module).__name__}'s {which}, so that nothing can be merged: export without merged.")
     else:
         write_safetensors(folder, module, private)
+
+
+def _with_adapters(module: FederatedModule, private: bool) -> Any:
+    """The network with adapters that an export is, as it is to be written; None: it is something else, or a part of one."""
+    state = module.export_state(private)
+    whole = private or module.shares_whole_model
+    if not module.adapters or not whole or not all(name.startswith("backbone.") for name in state):
+        return None
+    network = copy_learning(module.backbone)
+    network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in state.items()})
+    return network
 
 
 def refuse_others(folder: Path) -> None:

@@ -13,8 +13,8 @@ from peft import PeftModel
 from tiny import CLASSES, TINY_BERT, new_federation, new_method, new_texts, same
 
 from lightning_fed.errors import FederationError
-from lightning_fed.methods.families.lora import modules_of
 from lightning_fed.models import TransformerClassifier, TransformerLM
+from lightning_fed.models.adapter_files import modules_of
 
 POOLER = {"network.bert.pooler.dense.weight", "network.bert.pooler.dense.bias"}
 HEAD = {"network.classifier.weight", "network.classifier.bias"}

@@ -24,7 +24,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.methods.pfedlora import build_adapter
-from lightning_fed.models import CNN5, TransformerClassifier, VisionTransformer, Wrapped
+from lightning_fed.models import CNN5, Adapters, TransformerClassifier, VisionTransformer, Wrapped
+from lightning_fed.models.adapters import inside
 from lightning_fed.nn.low_rank import factors
 from lightning_fed.storage.export.config import network_config
 from lightning_fed.storage.export.safetensors import write_safetensors
@@ -72,6 +73,53 @@ def test_peft_loads_an_adapter_with_the_same_logits(name: str, client: int | Non
     assert not torch.allclose(logits, plain, atol=1e-3)
 
 
+ON_ADAPTERS = [
+    (method, network, client, merged)
+    for method, network, server in (
+        ("FedAvg", tiny_transformer, True),
+        ("Ditto", tiny_transformer, False),
+        ("FedAvg", NoisyNet, True),
+        ("FedAvg", tiny_vit, True),
+        ("PFedSD", NoisyNet, False),
+    )
+    for client in ((None, 1) if server else (1,))
+    for merged in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "client", "merged"),
+    mostly_slow(
+        ON_ADAPTERS, [("Ditto", tiny_transformer, 1, False), ("FedAvg", NoisyNet, None, True), ("FedAvg", NoisyNet, 1, False)]
+    ),
+)
+def test_any_method_on_adapters_exports_them_with_the_same_logits(
+    method: str, network: Any, client: int | None, merged: bool
+) -> None:
+    pretrained = network(CLASSES)
+    texts = network is tiny_transformer
+    data = new_texts(3) if texts else new_data(3)
+    targets = {} if network is not NoisyNet else {"target_modules": ["fc1", "fc2"], "modules_to_save": ["fc2"]}
+    options = {"backbone": pretrained, "adapters": Adapters(r=2, lora_alpha=16, use_rslora=True, **targets)}
+    federation = fit_and_export(method, data, client, merged=merged, **options)
+    module = federation.run.server_module() if client is None else federation.run.client_module(client)
+    predicts = module.backbone if client is None else module.predictor
+    inputs = data.client(1).data[torch.arange(20)][0]
+    plain: Any = inside(pretrained)
+    if not merged:
+        loaded = PeftModel.from_pretrained(copy.deepcopy(plain), "exported").eval()
+    elif hasattr(plain, "save_pretrained"):
+        loaded = type(plain).from_pretrained("exported").eval()
+    else:
+        loaded = copy.deepcopy(plain).eval()
+        loaded.load_state_dict(load_file("exported/model.safetensors"))
+    with torch.no_grad():
+        outputs = loaded(**inputs) if texts else loaded(inputs)
+        logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+        torch.testing.assert_close(logits, predicts.eval()(inputs), rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(logits, pretrained.eval()(inputs), atol=1e-3)
+
+
 @pytest.mark.parametrize("who", ["server", "client"])
 def test_merged_weights_give_the_same_logits(who: str) -> None:
     """Of the server with the common adapter, of a client with its own as well; the frozen weights stay as they are."""
@@ -111,7 +159,7 @@ def test_what_no_export_wrote_is_not_replaced() -> None:
 
 
 def test_what_has_no_adapters_cannot_be_merged() -> None:
-    with pytest.raises(FederationError, match="FedAvg has no adapters to merge into the weights: export without merged"):
+    with pytest.raises(FederationError, match="FedAvg's networks have no adapters, so that nothing can be merged: export"):
         fit_and_export("FedAvg", merged=True)
 
 

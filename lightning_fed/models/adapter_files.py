@@ -1,0 +1,136 @@
+"""Adapters as peft writes and reads them, and networks with their adapters added to the weights."""
+
+import warnings
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.adapters import COMMON, adapted_layers, inside
+from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.factory import NETWORK
+from lightning_fed.models.transformer import Transformer
+from lightning_fed.nn.learn_in_float32 import learn_in_float32
+from lightning_fed.tensors import State
+
+Network = Backbone | Transformer
+
+FACTORS = {"lora_A": 0, "lora_B": 1, "lora_embedding_A": 0, "lora_embedding_B": 1}
+"""Where peft has them in a layer, and along which dimension those of several adapters stand side by side."""
+
+
+def save_adapter(folder: Path, network: Network, clean: Network, adapters: Sequence[str] = (COMMON,)) -> None:
+    """Write a peft adapter, which ``PeftModel.from_pretrained(network, folder)`` loads onto the network as it was.
+
+    It holds what else was learned (the head, a pooler), as ``modules_to_save``, and, as one adapter, those that act together: of
+    ranks r and r' one of rank r + r', for :math:`BA + DC` is the product of the factors side by side.
+
+    Args:
+        folder: to write to.
+        network: with adapters.
+        clean: the network without them, of which nothing but what else learns requires gradients.
+        adapters: names of those that act.
+
+    Raises:
+        FederationError: if what else was learned belongs to no layer.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    base, own = inside(clean), inside(network).state_dict()
+    saved = modules_of({name for name, parameter in base.named_parameters() if parameter.requires_grad}, base)
+    layers = adapted_layers(inside(network))
+    first = next(iter(layers.values()))
+    rank = sum(first.r[adapter] for adapter in adapters)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=cast(int, first.scaling[adapters[0]] * rank),
+        target_modules=list(layers),
+        modules_to_save=saved or None,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
+        exported = get_peft_model(cast(Any, base), config)
+    learn_in_float32(exported)
+    values: State = {}
+    for path, layer in layers.items():
+        for factor, side in FACTORS.items():
+            if parts := [_weight(getattr(layer, factor)[adapter]) for adapter in adapters if adapter in getattr(layer, factor)]:
+                ending = "" if isinstance(getattr(layer, factor), nn.ParameterDict) else ".weight"
+                values[f"base_model.model.{path}.{factor}.default{ending}"] = torch.cat(parts, dim=side)
+    for module in saved:
+        for name in (name for name in own if name.startswith(f"{module}.")):
+            values[f"base_model.model.{module}.modules_to_save.default.{name.removeprefix(f'{module}.')}"] = own[name]
+    exported.load_state_dict(values, strict=False)
+    # What is new is in modules_to_save; asked to find out about embeddings, peft would look for the network on the hub.
+    exported.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+def save_merged(folder: Path, network: Network, clean: Network, weights: State) -> None:
+    """Write a whole network without adapters: as the transformers library saves and loads it, if it is one of that library, else as
+    ``model.safetensors``, by the names that its tensors have in it.
+
+    Args:
+        folder: to write to.
+        network: with adapters.
+        clean: see :func:`save_adapter`.
+        weights: those of adapted layers with what adapters add to them, by name of the layer.
+    """
+    base, own = inside(clean), inside(network).state_dict()
+    learned = {name for name, parameter in base.named_parameters() if parameter.requires_grad}
+    learned |= {name for name in base.state_dict() if name.rpartition(".")[0] in {path.rpartition(".")[0] for path in learned}}
+    merged = {f"{path.removeprefix(NETWORK)}.weight": weight for path, weight in weights.items()}
+    state = {
+        name: merged.get(name, own[name] if name in learned else tensor).detach().cpu().contiguous()
+        for name, tensor in base.state_dict().items()
+    }
+    if hasattr(base, "save_pretrained"):
+        cast(Any, base).save_pretrained(str(folder), state_dict=state)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(state, metadata={"format": "pt"}))
+
+
+def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> State:
+    """The adapted weights with what these adapters add to them, by name of the layer in the network."""
+    return {
+        path: (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
+        for path, layer in adapted_layers(network).items()
+    }
+
+
+def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
+    """The fewest modules that hold these parameters: a module that has no others rather than its parts, and where it has others the
+    module that holds them itself.
+
+    Args:
+        parameters: by name.
+        network: that has them.
+
+    Raises:
+        FederationError: for a parameter of the network itself, which belongs to no module in it.
+    """
+    found: list[str] = []
+
+    def covered(name: str) -> bool:
+        return any(name.startswith(f"{module}.") for module in found)
+
+    for path, module in network.named_modules():  # from the outside to the inside
+        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
+        if path and own and own <= set(parameters) and not covered(path):
+            found.append(path)
+    for name in sorted(parameters):
+        if not covered(name):
+            module_name = name.rpartition(".")[0]
+            if not module_name:
+                raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
+            found.append(module_name)
+    return sorted(module for module in found if not covered(module))
+
+
+def _weight(factor: nn.Module | nn.Parameter) -> torch.Tensor:
+    weight = factor if isinstance(factor, nn.Parameter) else factor.weight
+    return cast(torch.Tensor, weight).detach()
