@@ -145,7 +145,7 @@ def _check_parts(modules: list[FederatedModule]) -> None:
     for module in modules:
         names, whose = module.state_dict().keys(), f"of client {_id(module)}"
         shared, private, statistics = module.shared_names(), module.private_names(), module.recomputed_buffers()
-        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad} - shared - private
+        frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad} - shared - private
         parts = {"shared": shared, "private": private, "gathered": statistics, "frozen": frozen}
         _assert_names(set().union(*parts.values()), names, f"What is shared, private, gathered or frozen {whose}")
         for name in sorted(names):
