@@ -257,11 +257,9 @@ CLASSES = "--data.init_args.partition.init_args.classes"
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["--model.init_args.muu=0.5"], ["model", "'muu' is not accepted by PFedLoRA"]),
         (["--federation.participation=0"], ["federation.participation: 0 ", "v>0 and v<=1"]),
         (["--federation.rounds=0"], ["federation.rounds: 0 ", "v>=1"]),
         (["--model.init_args.mu=1.5"], ["model.mu: 1.5 ", "v>=0 and v<=1"]),
-        (["--model.init_args.backbone=CNN9"], ["model.backbone", "'CNN9'", "CNN1, CNN2, CNN3, CNN4, CNN5"]),
         (["--model.init_args.backbone=torchvision.models.resnet19"], ["There is no 'torchvision.models.resnet19'", "dotted path"]),
         (["--model.init_args.metric=f2"], ["metric is 'f2'", "accuracy, f1, matthews"]),
         (["--model.init_args.cut=fc7"], ["CNN5 cannot be cut at 'fc7'", "['conv', 'fc1', 'features']"]),

@@ -187,6 +187,10 @@ def test_defaults_are_no_nulls() -> None:
         (["--federation.round=3"], ["--federation.round=3 (did you mean --federation.rounds?)"]),
         (["--trainer.acelerator=cpu"], ["(did you mean --trainer.accelerator?)"]),
         (["--model=FedAgv"], ["model: there is no 'FedAgv' (did you mean FedAvg?); known are "]),
+        (
+            ["--federation.engine=Proceses"],
+            ["federation.engine: there is no 'Proceses' (did you mean Processes?); known are InPro"],
+        ),
         ([f"{M}backbone=SmalCNN"], ["model.backbone: there is no 'SmalCNN' (did you mean SmallCNN?)"]),
         ([f"{M}optimizer=torch.optim.SDG"], ["model.optimizer: module 'torch.optim' has no attribute 'SDG'"]),
         (["--model=lightning_fed.FederatedModule"], ["model is a FederatedModule", "FedAvg"]),
