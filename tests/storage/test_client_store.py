@@ -11,7 +11,7 @@ from tiny import same
 import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore, read_state, write_state
-from lightning_fed.tensors import State, count_bytes
+from lightning_fed.tensors import State
 
 SIZE = 4 * 100 + 8
 """Bytes of a state below."""
@@ -32,10 +32,6 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(lightning_fed.storage.client_store, "write_state", noting)
     return names
-
-
-def test_size_of_a_state() -> None:
-    assert count_bytes(new_state(0)) == SIZE
 
 
 def test_states_come_back_from_disk_bit_for_bit(tmp_path: Path) -> None:
@@ -154,16 +150,6 @@ def test_files_of_another_folder_are_read_where_they_are(tmp_path: Path) -> None
     assert sorted(theirs.folder.iterdir()) == before
     assert ours.flush() == {0, 1}
     assert {path.name for path in ours.folder.iterdir()} == {record["file"] for record in ours.records.values()}
-
-
-def test_files_of_a_flush_stay(tmp_path: Path) -> None:
-    store = ClientStore(tmp_path / "clients", memory_limit=10 * SIZE)
-    files = []
-    for round in (1, 2, 3):
-        store.put(0, new_state(0, round), round)
-        store.flush()
-        files.append(store.records[0]["file"])
-    assert {path.name for path in store.folder.iterdir()} == set(files)
 
 
 def test_what_no_flush_has_returned_goes_when_it_is_replaced(tmp_path: Path) -> None:
