@@ -51,7 +51,6 @@ class DataAtSites(FederatedDataModule):
 
     @property
     def clients(self) -> list[ClientInfo]:
-        """What is known about each client, in order of their ids."""
         return list(self._clients)
 
     @property
@@ -59,25 +58,21 @@ class DataAtSites(FederatedDataModule):
         """How many sites there are."""
         return len(self._clients)
 
-    def setup(self, stage: str | None = None) -> None:
-        """There is nothing to load."""
+    def setup(self, stage: str | None = None) -> None: ...
 
-    def majority_accuracy(self) -> None:
-        """Nobody here knows it."""
+    def majority_accuracy(self) -> None: ...
 
     def fingerprint(self) -> str:
         """Checksum of the checksums of all sites."""
         return self._checksum
 
     def pooled(self) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
         raise FederationError(
             "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
             "(CentralizedLoRA does not)."
         )
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
         raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
 
     def _loaded(self) -> SharedTensors:

@@ -142,7 +142,7 @@ class Sites(Engine):
         ends = time.monotonic() + self.wait
         self._wait_for_all(ends)
         question = {"ask": "describe", **self.settings.head}
-        asked = [_Message(k, partial(pack, question | {"client": k}), self._read_description, ends) for k in range(self.count)]
+        asked = [_Message(k, partial(pack, question | {"client": k}), Described.unpacked, ends) for k in range(self.count)]
         self._sites = []
         for message in asked:
             self._finish(message, asked)
@@ -227,9 +227,6 @@ class Sites(Engine):
         held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
         return Errand(run, turn, held, data, self._frozen).pack(self.settings)
 
-    def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
-        return Described.unpacked(head, whose)
-
     def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
         """The update, checked as far as the run does not do it."""
         assert self._opened is not None
@@ -293,7 +290,11 @@ class Sites(Engine):
             elif message.message_id is None:
                 if message.client in online:
                     message.tries += 1
-                    message.message_id = self.link.send(message.client, message.pack(), left)
+                    sent = self.link.send(message.client, message.pack(), left)
+                    if isinstance(sent, Broken):
+                        message.take(sent)
+                    else:
+                        message.message_id = sent
                 else:
                     message.trouble = message.trouble or "its site was not online"
             elif (answer := self.link.poll(message.message_id)) is not None:

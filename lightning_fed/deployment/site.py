@@ -1,7 +1,6 @@
 """A site: it has one client's data, networks and private states, and carries out what a server asks."""
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -16,6 +15,7 @@ from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
+from lightning_fed.storage.disk import sync_folder
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)
@@ -78,11 +78,7 @@ class SiteStore:
         aside.rename(final)
         if before is not None and before != final:
             before.unlink()
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(folder)
 
     def keep(self, run: str, rounds: Collection[int]) -> None:
         """Drop the states of all other rounds of the run."""
@@ -133,7 +129,8 @@ class Site:
         """Do what a message asks, and say what came of it."""
         try:
             head, tensors = unpack(message, "The server's")
-            self._refuse_others(counted(head, "client", "The server's"))
+            if (client := counted(head, "client", "The server's")) != self.client:
+                raise FederationError(f"this is the site of client {self.client}, not of client {client}")
             self.settings.refuse_other(head)
             if head.get("ask") == "describe":
                 return Described(self.info, self._data).pack()
@@ -162,10 +159,6 @@ class Site:
         else:
             traceback.print_exception(error)
         return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})
-
-    def _refuse_others(self, client: int) -> None:
-        if client != self.client:
-            raise FederationError(f"this is the site of client {self.client}, not of client {client}")
 
     def _carried_out(self, errand: Errand, private: State | None) -> bytes:
         turn = errand.turn

@@ -236,7 +236,7 @@ class Described:
         return pack({"answer": "described", "client": self.info.id, **sizes, "labels": self.info.label_counts, "data": self.data})
 
     @classmethod
-    def unpacked(cls, head: Mapping[str, Any], whose: str) -> "Described":
+    def unpacked(cls, head: Mapping[str, Any], tensors: State, whose: str) -> "Described":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         sizes = [counted(head, name, whose) for name in ("client", "num_train", "num_val", "num_test")]
         labels, data = read_field(head, "labels", list, whose), read_field(head, "data", str, whose)

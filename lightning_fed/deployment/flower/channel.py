@@ -1,9 +1,8 @@
 """Bytes between two processes of one machine, through a socket in a folder: who may open the folder may speak."""
 
-import os
 import socket
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
@@ -88,13 +87,9 @@ def enter(path: str, patience: float = 60.0) -> Connection:
     """
     ends = time.monotonic() + patience
     while True:
-        visitor = socket.socket(socket.AF_UNIX)
         try:
-            visitor.connect(os.fspath(path))
+            return Client(path, "AF_UNIX")
         except OSError:
-            visitor.close()
             if time.monotonic() > ends:
                 raise
             time.sleep(0.5)
-        else:
-            return Connection(visitor.detach())

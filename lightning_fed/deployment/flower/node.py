@@ -5,22 +5,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lightning_fed.deployment.flower import commands
 from lightning_fed.deployment.flower.channel import Door
+
+if TYPE_CHECKING:
+    from lightning_fed.deployment.site import Site
 
 log = logging.getLogger(__name__)
 
 RETURN = 10.0
 """Seconds until Flower's process is started again. The server lets a node that ended without a word come back within a minute."""
-
-
-class Answering(Protocol):
-    """What answers messages."""
-
-    def answer(self, message: bytes) -> bytes:
-        """Say what came of it."""
 
 
 class SuperNode:
@@ -59,7 +55,7 @@ class SuperNode:
             self._child.stop()
 
 
-def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder: Path, path: Path | None, by_hand: bool) -> None:
+def answer_all(site: "Site", command: Callable[[Path], Sequence[str]], folder: Path, path: Path | None, by_hand: bool) -> None:
     """Answer whatever comes, until the process is ended.
 
     Args:
