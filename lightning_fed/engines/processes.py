@@ -19,9 +19,8 @@ from jsonargparse.typing import PositiveFloat
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe, ReusedBlocks
-from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, pack, unpack
-from lightning_fed.engines.pool import WAITING, Job, WorkerDeath, WorkerPool
+from lightning_fed.engines.pool import WAITING, Broadcasts, Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.remote_worker import Numerics
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
@@ -88,7 +87,6 @@ class Processes(Engine):
         self._pool.spec = self._opened[0]
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn."""
         assert self._opened is not None, "open() comes first"
         assert self._pool is not None
         self._pool.broadcasts.clear()
@@ -170,7 +168,7 @@ class _Processes(WorkerPool):
             elif isinstance(answer, Packed):
                 answers.append((worker, unpack(answer)))
             else:
-                answers.append((worker, answer.error()))
+                answers.append((worker, answer))
         return answers
 
     def name(self, worker: int) -> str:

@@ -47,25 +47,11 @@ class WorkerError(RuntimeError):
     """An exception in a worker process, as text: type, message and traceback."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An exception as text: not all exceptions can be unpickled, and one that cannot would end the reader."""
-
-    kind: str
-    message: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "Failure":
-        """An exception, with its notes."""
-        kind = "refused" if isinstance(error, FederationError) else type(error).__name__
-        return cls(kind, str(error), "".join(traceback.format_exception(error)))
-
-    def error(self) -> Exception:
-        """What to raise in its place."""
-        if self.kind == "refused":
-            return FederationError(self.message)
-        return WorkerError(f"{self.kind} in a worker process: {self.message}\n\n{self.trace}")
+def portable(error: Exception) -> FederationError | WorkerError:
+    """What to raise elsewhere in place of an exception: not all can be unpickled, and one that cannot would end the reader."""
+    if isinstance(error, FederationError):
+        return FederationError(str(error))
+    return WorkerError(f"{type(error).__name__} in a worker process: {error}\n\n{''.join(traceback.format_exception(error))}")
 
 
 class RemoteWorker:
@@ -80,7 +66,7 @@ class RemoteWorker:
         self._worker = _made(packed)
         self._room = room
 
-    def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Failure:
+    def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Exception:
         """Carry out a turn.
 
         Args:
@@ -90,24 +76,23 @@ class RemoteWorker:
         Returns:
             The packed result.
         """
-        if isinstance(self._worker, Failure):
+        if isinstance(self._worker, Exception):
             return self._worker
         try:
             turn, private = unpack(packed)
             return pack(self._worker.take(replace(turn, broadcast=broadcast), private), room=self._room)
         except Exception as error:
-            return Failure.of(error)
+            return portable(error)
 
 
-def _made(packed: Packed) -> Worker | Failure:
+def _made(packed: Packed) -> Worker | Exception:
     try:
         spec: WorkerSpec = unpack(packed)
         return spec.worker()
     except (AttributeError, ImportError) as error:
-        hint = FederationError(
+        return FederationError(
             f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
             "processes. Put it into a module that can be imported, or use the engine InProcess."
         )
-        return Failure.of(hint)
     except Exception as error:
-        return Failure.of(error)
+        return portable(error)

@@ -15,12 +15,11 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, Packer, pack, unpack
-from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
+from lightning_fed.engines.pool import Broadcasts, Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.ray.cluster import Cluster, the_package
 from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
-from lightning_fed.engines.remote_worker import Failure, Numerics, WorkerError
+from lightning_fed.engines.remote_worker import Numerics, WorkerError
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt
@@ -113,7 +112,6 @@ class Ray(Engine):
         self._opened = cluster, pool, states
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn."""
         assert self._opened is not None, "open() comes first"
         _, pool, states = self._opened
         try:
@@ -256,8 +254,8 @@ class _Actors(WorkerPool):
         if isinstance(said, Packed):
             result: TurnResult = unpack(said)
             return result
-        if isinstance(said, Failure):
-            return said.error()
+        if isinstance(said, Exception):
+            return said
         if isinstance(said, str):
             member.node_id = said
         elif said is not None:

@@ -13,7 +13,7 @@ from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.ray.cluster import the_package
-from lightning_fed.engines.remote_worker import Failure, RemoteWorker
+from lightning_fed.engines.remote_worker import RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
 
 
@@ -43,7 +43,6 @@ class Lasting(Carried):
 
     @classmethod
     def landed(cls, array: np.ndarray) -> "Lasting":
-        """What has arrived."""
         carried = cls(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that PyTorch knows no memory that must not be written to
@@ -70,7 +69,7 @@ class RayWorker:
         self._worker = RemoteWorker(spec, room=Carried)
         self._broadcast = 0, Broadcast({})
 
-    def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Failure:
+    def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Exception:
         """Carry out a turn.
 
         Args:
