@@ -11,7 +11,7 @@ from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.batches import SharedTensors
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.deployment.wire import Described
+from lightning_fed.deployment.wire import SiteDescription
 from lightning_fed.errors import FederationError
 
 
@@ -41,7 +41,7 @@ class DataAtSites(FederatedDataModule):
         if isinstance(model, PublicDistillation):
             self.public_set()
 
-    def described(self, sites: Sequence[Described]) -> None:
+    def described(self, sites: Sequence[SiteDescription]) -> None:
         """Take in what the sites say, in order of the clients."""
         self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
         checksum = 0

@@ -62,7 +62,7 @@ class WorkerPool(ABC):
         self.watch = Watch(turn_timeout)
         self._under_way: Generator[ClientUpdate, None, None] | None = None
 
-    def carry_out(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
+    def run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
         """What comes of each turn, in the order of the turns.
 
         At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
@@ -75,7 +75,7 @@ class WorkerPool(ABC):
             FederationError: if a turn's workers die twice.
         """
         self.end_turns()
-        self._under_way = self._carry_out(turns, states)
+        self._under_way = self._run_turns(turns, states)
         return self._under_way
 
     def end_turns(self) -> None:
@@ -118,7 +118,7 @@ class WorkerPool(ABC):
     def drop(self, busy: Iterable[int]) -> None:
         """Let the busy workers' turns come to nothing."""
 
-    def _carry_out(self, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
+    def _run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
         waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
         jobs = {worker: deque[Job]() for worker in self.available()}
         brings_payload = deque[bool]()  # of the turns that have been started and not handed on

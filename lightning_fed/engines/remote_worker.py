@@ -8,14 +8,14 @@ import torch
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Block
-from lightning_fed.engines.packing import Packed, Room, pack, unpack
+from lightning_fed.engines.packing import Buffer, Packed, pack, unpack
 from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 
 
 @dataclass(frozen=True)
-class Numerics:
+class TorchSettings:
     """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
 
     threads: int
@@ -25,7 +25,7 @@ class Numerics:
     warn_only: bool
 
     @classmethod
-    def of_this_process(cls, threads: int) -> "Numerics":
+    def of_this_process(cls, threads: int) -> "TorchSettings":
         """As they are, with so many threads."""
         return cls(
             threads,
@@ -59,12 +59,12 @@ class RemoteWorker:
 
     Args:
         packed: the spec.
-        room: where answers lie while they travel, see :func:`.pack`.
+        allocate: makes the buffers in which answers travel, see :func:`.pack`.
     """
 
-    def __init__(self, packed: Packed, room: Callable[[int], Room] = Block) -> None:
+    def __init__(self, packed: Packed, allocate: Callable[[int], Buffer] = Block) -> None:
         self._worker = _made(packed)
-        self._room = room
+        self._allocate = allocate
 
     def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Exception:
         """Carry out a turn.
@@ -80,7 +80,7 @@ class RemoteWorker:
             return self._worker
         try:
             turn, private = unpack(packed)
-            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), room=self._room)
+            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), allocate=self._allocate)
         except Exception as error:
             return portable(error)
 

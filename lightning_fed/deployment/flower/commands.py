@@ -146,7 +146,7 @@ def refuse_taken(host: str, port: int) -> None:
     raise FederationError(f"Something answers at {host}:{port} already, another study perhaps: end it, or give another --port.")
 
 
-def carry_out(command: Sequence[str], home: Path) -> None:
+def run_command(command: Sequence[str], home: Path) -> None:
     """Print a command, and wait until it has done its work. Raises :class:`FederationError` with what it says, if it fails."""
     logger.info(shell_line(command, home))
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, start_new_session=True)

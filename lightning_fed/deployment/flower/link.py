@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.deployment.flower import commands
-from lightning_fed.deployment.flower.channel import Door
+from lightning_fed.deployment.flower.channel import Listener
 from lightning_fed.deployment.link import Broken, Link
 from lightning_fed.errors import FederationError
 
@@ -103,22 +103,22 @@ def linked(certificates: Path, keys: Sequence[Path], host: str, port: int, home:
     commands.refuse_taken(host, port)
     commands.write_home(home, f"{host}:{port}", certificates)
     rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # whose path is short, and which nobody else may open
-    door = Door(rooms / "serve.sock")
-    commands.write_app(home / "app", door.path)
+    listener = Listener(rooms / "serve.sock")
+    commands.write_app(home / "app", listener.path)
     child = None
     try:
         child = commands.Child(commands.superlink(certificates, host, port), home / "superlink.log", home)
         commands.wait_for_port(child, host, port, START)
         for client, key in enumerate(keys):
-            commands.carry_out(commands.register(key.absolute(), client), home)
-        commands.carry_out(commands.run_app(home / "app"), home)
-        app = door.wait(START)
+            commands.run_command(commands.register(key.absolute(), client), home)
+        commands.run_command(commands.run_app(home / "app"), home)
+        app = listener.accept(START)
         if app is None:
             raise FederationError(f"Flower's ServerApp did not start within {START:g} seconds: see {child.log}.")
         with app:
             yield FlowerLink(app, clients)
     finally:
-        door.close()
+        listener.close()
         if child is not None:
             child.stop()
         shutil.rmtree(rooms, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_fed.deployment.flower import commands
-from lightning_fed.deployment.flower.channel import Door
+from lightning_fed.deployment.flower.channel import Listener
 
 if TYPE_CHECKING:
     from lightning_fed.deployment.site import Site
@@ -66,18 +66,18 @@ def answer_all(site: "Site", command: Callable[[Path], Sequence[str]], folder: P
         by_hand: whether somebody else starts the SuperNode.
     """
     with tempfile.TemporaryDirectory(prefix="lightning_fed_") as rooms:
-        door = Door(path.absolute(), 0o660) if path else Door(Path(rooms) / "site.sock")
-        node = SuperNode(command(door.path), folder, by_hand)
+        listener = Listener(path.absolute(), 0o660) if path else Listener(Path(rooms) / "site.sock")
+        node = SuperNode(command(listener.path), folder, by_hand)
         try:
             while True:
                 node.see_to()
-                if (visitor := door.wait(1.0)) is None:
+                if (connection := listener.accept(1.0)) is None:
                     continue
-                with visitor:
+                with connection:
                     try:
-                        visitor.send_bytes(site.answer(visitor.recv_bytes()))
+                        connection.send_bytes(site.answer(connection.recv_bytes()))
                     except (EOFError, OSError) as error:
                         log.error(f"Flower's process has gone in the middle of a message ({error}).")
         finally:
             node.stop()
-            door.close()
+            listener.close()
