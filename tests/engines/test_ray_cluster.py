@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import Net, new_data, new_federation
+from tiny_commands import refused
 
 from lightning_fed import __version__
-from lightning_fed.__main__ import main
 from lightning_fed.engines import Ray
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.ray.cluster import _ask, _own_signals
@@ -34,12 +34,8 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     ):
         Ray()
     Path("config.yaml").write_text("data: Digits\nmodel: {class_path: FedAvg, init_args: {backbone: CNN5}}\n")
-    with pytest.raises(SystemExit) as error:
-        main(["fit", "--config", "config.yaml", "--federation.engine", "Ray", "--federation.engine.init_args.address", "auto"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2
-    assert told.startswith("lightning-fed: error: The engine Ray needs the package ray")
-    assert told.count("\n") == 1
+    engine = ["--federation.engine", "Ray", "--federation.engine.init_args.address", "auto"]
+    assert "error: The engine Ray needs the package ray" in refused(capsys, "fit", "--config", "config.yaml", *engine)
 
 
 def test_an_address_of_a_client_is_refused() -> None:

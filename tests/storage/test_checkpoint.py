@@ -511,7 +511,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert checkpoint.manifest.round == 1
     assert len(problems) == 1
     assert str(newest) in problems[0]
-    assert path.name in problems[0]
+    assert f"{path.name} is {'missing' if harm is Path.unlink else 'damaged'}" in problems[0]
     with pytest.raises(FederationError, match="cannot be used"):
         checkpoints.load(newest)
 
