@@ -43,7 +43,8 @@ def run(args: Sequence[str]) -> None:
     commands.need_flower()
     refuse_exposed(given)
     keys = public_keys(given.sites)
-    check_certificates(given.certificates)
+    lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (given.certificates / name).is_file()]
+    require(not lacking, f"{given.certificates} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")
 
     from lightning_fed.cli.fit import FederationCLI
 
@@ -101,9 +102,3 @@ def public_keys(folder: Path) -> list[Path]:
         "without gaps, a file per client.",
     )
     return [found[name] for name in expected]
-
-
-def check_certificates(folder: Path) -> None:
-    """Refuse a folder in which something lacks."""
-    lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (folder / name).is_file()]
-    require(not lacking, f"{folder} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")
