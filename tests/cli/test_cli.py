@@ -278,8 +278,14 @@ def test_an_interrupted_run_says_the_command_that_continues_it(
     def interrupted(args: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lightning_fed.cli.fit.run", interrupted)
-    for verb, said in (("fit", " Continue with: lightning-fed fit --config 'my own.yaml' --ckpt_path last"), ("test", "")):
+    commands = {
+        "fit": " Continue with: lightning-fed fit --config 'my own.yaml' --ckpt_path last",
+        "sweep": " Go on with: lightning-fed sweep --config 'my own.yaml'",
+        "test": "",
+    }
+    for module in ("fit", "sweep"):
+        monkeypatch.setattr(f"lightning_fed.cli.{module}.run", interrupted)
+    for verb, said in commands.items():
         with pytest.raises(SystemExit) as error:
             main([verb, "--config", "my own.yaml"])
         assert error.value.code == 130
