@@ -84,6 +84,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def how_to_continue(args: Sequence[str]) -> str:
     """The command that goes on with what these arguments began; nothing for a verb that leaves nothing behind."""
+    if args[0] == "sweep":
+        return f" Go on with: {shlex.join(['lightning-fed', *args])}"
     if args[0] != "fit":
         return ""
     checkpoint = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import lightning_fed.methods
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
@@ -192,3 +193,14 @@ def distance(one: State, other: State) -> float:
     assert one.keys() == other.keys()
     norm = torch.stack([t.square().sum() for t in other.values()]).sum().sqrt()
     return (torch.stack([(one[name] - t).square().sum() for name, t in other.items()]).sum().sqrt() / norm).item()
+
+
+class Stop(FederationCallback):
+    """Ends a run after a round was reported and before it is checkpointed."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round_end(self, run: RunView) -> None:
+        if run.round == self.round:
+            raise KeyboardInterrupt

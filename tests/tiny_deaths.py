@@ -1,4 +1,4 @@
-"""Methods whose turns kill the process that they are in, or stop it."""
+"""Methods whose turns kill the process that they are in, stop it, or fail."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import torch
 from tiny import Net
 from torch import Tensor
 
-from lightning_fed.methods import PFedLoRA
+from lightning_fed.methods import FedAvg, PFedLoRA
 
 
 class Dying(PFedLoRA):
@@ -52,3 +52,13 @@ def dying(*how: Any, of: signal.Signals = signal.SIGKILL) -> Dying:
     module = Dying(str(Path("notes").absolute()), num_classes=4, optimizer=partial(torch.optim.SGD, lr=0.1))
     module.dies_in, module.dies_of = how, of
     return module
+
+
+class Failing(FedAvg):
+    """Divides by zero in a phase of client 1."""
+
+    def client_loss(self, batch: Any) -> Tensor:
+        assert self.client is not None
+        if self.client.id == 1:
+            1 / 0  # noqa: B018
+        return super().client_loss(batch)

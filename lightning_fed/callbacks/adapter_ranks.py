@@ -28,7 +28,6 @@ class AdapterRanks(FederationCallback):
         self.every = every
 
     def on_round_end(self, run: RunView) -> None:
-        """Write and draw the ranks."""
         if not (due(run, self.every) and (boards(run) or run.folder is not None)):
             return
         ranks = {client: ranks_of(result) for client, result in run.results.items()}

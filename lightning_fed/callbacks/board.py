@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -27,7 +28,7 @@ class TensorBoardPage(FederationCallback):
             logger.hparams.update(hyperparameters(run))  # for hparams.yaml
             writer = logger.experiment
             writer.add_custom_scalars(page(run.metric))
-            writer.add_text("configuration", in_markdown(configuration(run)), global_step=run.round)
+            writer.add_text("configuration", indent(configuration(run), "    "), global_step=run.round)
             begin_session(writer, columns(run), run.metric, f"{run.method}, seed {run.seed}, {logger.log_dir}")
 
     def on_round_end(self, run: RunView) -> None:
@@ -83,11 +84,6 @@ def configuration(run: RunView) -> str:
     if file is None or not file.is_file():
         return yaml.safe_dump(hyperparameters(run), sort_keys=False)
     return "\n".join(line for line in file.read_text().splitlines() if not line.endswith(": null"))
-
-
-def in_markdown(text: str) -> str:
-    """As it is, in a block."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def begin_session(writer: SummaryWriter, words: dict[str, Word], metric: str, name: str) -> None:

@@ -22,7 +22,6 @@ class Hyperparameters(FederationCallback):
     """
 
     def on_fit_start(self, run: RunView) -> None:
-        """Tell them."""
         for logger in run.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(hyperparameters(run))

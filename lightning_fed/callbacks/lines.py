@@ -19,7 +19,6 @@ class StartLine(FederationCallback):
     """What is being played, and where it is written: the first line of a run."""
 
     def on_fit_start(self, run: RunView) -> None:
-        """Print the line."""
         where = str(run.folder) if run.folder is not None else "a run that is not written"
         begun = f"Continuing {where} from round {run.round}" if run.round else f"Starting {where}"
         clients = f"{len(run.clients)} clients" + (f", {run.cohort_size} per round" if run.cohort_size < len(run.clients) else "")
@@ -35,7 +34,6 @@ class RoundLines(FederationCallback):
         self._start, self._first = 0.0, 0
 
     def on_fit_start(self, run: RunView) -> None:
-        """Note when the run starts, and from which round."""
         self._start, self._first = monotonic(), run.round
 
     def on_round_end(self, run: RunView) -> None:
@@ -51,7 +49,6 @@ class RoundLines(FederationCallback):
         log.info(f"Round {run.round}/{run.rounds}: {', '.join(parts)}")
 
     def on_fit_end(self, run: RunView) -> None:
-        """Print what the run came to."""
         log.info(f"Finished {run.rounds} rounds: {monitor(run)}, {timedelta(seconds=round(monotonic() - self._start))}.")
 
 

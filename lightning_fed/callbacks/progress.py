@@ -117,12 +117,6 @@ def where_to_look(run: RunView) -> Iterator[str]:
         yield f"Tables: {run.folder}"
 
 
-def seconds_of(run: RunView) -> tuple[float, float]:
-    """What all rounds took for training, participants' measurement in their turns included, and for measuring all clients."""
-    training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
-    return training, measuring
-
-
 def summary_table(run: RunView) -> Table:
     """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
     metric, last = run.metric, run.history[-1]
@@ -150,7 +144,8 @@ def summary_table(run: RunView) -> Table:
     table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
     table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))
     table.add_row("training FLOPs", f"{last['compute/total_flops']:.3g}")
-    training, measuring = seconds_of(run)
+    # participants are measured in the turns in which they train
+    training, measuring = (sum(row.get(f"seconds/{stage}", 0.0) for row in run.history) for stage in ("fit", "evaluate"))
     table.add_row("seconds training", grouped(training, 1))
     often = {0: "at the end", 1: "each round"}.get(run.evaluate_every, f"every {ordinal(run.evaluate_every)}")
     table.add_row(f"seconds measuring, {often}", grouped(measuring, 1))

@@ -29,7 +29,6 @@ class MetricsTable(FederationCallback):
             write_table(run.folder / "metrics.csv", run.history)
 
     def on_round_end(self, run: RunView) -> None:
-        """Add the round."""
         if run.folder is None:
             return
         row, path = run.history[-1], run.folder / "metrics.csv"

@@ -25,11 +25,9 @@ class TensorBoardFigures(FederationCallback):
         self.every = every
 
     def on_fit_start(self, run: RunView) -> None:
-        """Draw the labels."""
         self._show(run, "clients/labels", lambda: label_figure(run.data.label_counts().numpy()))
 
     def on_round_end(self, run: RunView) -> None:
-        """Draw the accuracies."""
         if due(run, self.every):
             name = f"test/{run.metric}"
             majority = run.data.majority_accuracy() if run.metric == "accuracy" else None

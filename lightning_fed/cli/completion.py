@@ -3,7 +3,7 @@
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lightning_fed.cli import configs, join, report, runs, serve, sweep
@@ -16,14 +16,7 @@ from lightning_fed.experiments.configs import shipped
 
 TEXT = 'Print what a shell completes. For bash, a line in ~/.bashrc: eval "$(lightning-fed completion bash)"'
 
-OTHERS: Mapping[str, Callable[[], argparse.ArgumentParser]] = {
-    "configs": configs.parser,
-    "sweep": sweep.parser,
-    "runs": runs.parser,
-    "report": report.parser,
-    "serve": serve.parser,
-    "join": join.parser,
-}
+OTHERS = {module.__name__.rpartition(".")[2]: module.parser for module in (configs, sweep, runs, report, serve, join)}
 """The verbs that are plain argparse already."""
 
 NAMES = "_lightning_fed_configs"
@@ -52,11 +45,9 @@ class Parsers(ParseOnly):
 
     config: Any = {"subcommand": None}  # noqa: RUF012 - nobody changes it
 
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse nothing."""
+    def parse_arguments(self, parser: Any, args: Any) -> None: ...
 
-    def _parse_ckpt_path(self) -> None:
-        """Check nothing."""
+    def _parse_ckpt_path(self) -> None: ...
 
 
 def tree() -> argparse.ArgumentParser:

@@ -9,12 +9,6 @@ from lightning_fed.errors import FederationError
 PREFIX = "LIGHTNING_FED"
 
 
-def variables(verb: str) -> dict[str, str]:
-    """Those that are meant for a verb, by the option that they set."""
-    start = f"{PREFIX}_{verb.upper()}__"
-    return {name.removeprefix(start): value for name, value in os.environ.items() if name.startswith(start)}
-
-
 def check_variables(verb: str, parser: Any) -> None:
     """Say on standard error which options come from the environment: nobody should be surprised by what they forgot.
 
@@ -22,12 +16,13 @@ def check_variables(verb: str, parser: Any) -> None:
         FederationError: for one that no option has.
     """
     options = {action.dest.replace(".", "__").upper(): action.dest for action in parser._actions if action.option_strings}
-    for name, value in sorted(variables(verb).items()):
-        variable = f"{PREFIX}_{verb.upper()}__{name}"
+    start = f"{PREFIX}_{verb.upper()}__"
+    for variable, value in sorted((name, value) for name, value in os.environ.items() if name.startswith(start)):
+        name = variable.removeprefix(start)
         if name not in options:
             block = name.partition("__")[0]
             raise FederationError(
                 f"{variable} is set, but {verb} has no such option: unset it"
-                + (f", or give {PREFIX}_{verb.upper()}__{block} a YAML file." if block in ("MODEL", "DATA") else ".")
+                + (f", or give {start}{block} a YAML file." if block in ("MODEL", "DATA") else ".")
             )
         print(f"lightning-fed: {options[name]} is {value} where nothing else says so ({variable}).", file=sys.stderr)

@@ -49,34 +49,55 @@ class ConfigFile(ActionConfigFile):
 
 
 class FederationCLI(LightningCLI):
-    """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``."""
+    """The verbs of a federation, configured by ``data``, ``model``, ``federation`` and ``trainer``.
+
+    Args:
+        args: the verb and its options.
+        do: what is done with the objects, given this; None: what the verb says.
+    """
 
     config_dump: dict[str, Any]
     """What modules are told they are made with. Lightning would check all of it once more, which takes longer than to build it."""
 
-    def __init__(self, args: Sequence[str]) -> None:
+    def __init__(self, args: Sequence[str], do: Callable[["FederationCLI"], None] | None = None) -> None:
         refuse_broken_files(args)
         self.verbs = [verb for verb in VERBS if args and args[0] == verb] or VERBS
-        super().__init__(
-            FederatedModule,
-            FederatedDataModule,
-            trainer_class=ClientTrainer,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            save_config_callback=None,
-            trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
-            auto_configure_optimizers=False,
-            parser_class=Parser,
-            parser_kwargs={
-                "allow_abbrev": False,
-                "prog": "lightning-fed",
-                "parser_mode": MODE,
-                "default_env": True,
-                "env_prefix": PREFIX,
-            },
-            args=list(args),
-        )
+        self._do = do
+        with quiet_lightning():
+            # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.
+            warnings.filterwarnings("ignore", "LightningCLI's args parameter")
+            super().__init__(
+                FederatedModule,
+                FederatedDataModule,
+                trainer_class=ClientTrainer,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                seed_everything_default=0,
+                save_config_callback=None,
+                trainer_defaults={"devices": 1},  # on several, Lightning would start a distributed run for every turn
+                auto_configure_optimizers=False,
+                parser_class=Parser,
+                parser_kwargs={
+                    "allow_abbrev": False,
+                    "prog": "lightning-fed",
+                    "parser_mode": MODE,
+                    "default_env": True,
+                    "env_prefix": PREFIX,
+                },
+                args=list(args),
+            )
+
+    @property
+    def federation(self) -> Federation:
+        """The federation, which takes the Trainer's place."""
+        federation: Any = self.trainer
+        return federation
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if self._do is None:
+            super()._run_subcommand(subcommand)
+        else:
+            self._do(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What jsonargparse makes (an optimizer to be built, say) refers to the command line that it came from, and so to all its
@@ -173,12 +194,4 @@ class SaveConfig(FederationCallback):
 
 def run(args: Sequence[str]) -> None:
     """Parse the command line and do what it says."""
-    quietly(lambda: FederationCLI(args))
-
-
-def quietly(do: Callable[[], Any]) -> None:
-    """Do something without Lightning's remarks on how it is used."""
-    with quiet_lightning(), warnings.catch_warnings():
-        # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.
-        warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-        do()
+    FederationCLI(args)

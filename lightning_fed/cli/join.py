@@ -1,6 +1,5 @@
 """The verb ``join``: a site, which keeps its data and answers a server's messages."""
 
-import argparse
 import logging
 import sys
 import tempfile
@@ -10,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fed.cli.options import Options, positive
+from lightning_fed.cli.options import Options, positive, restricted
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
+from lightning_fed.options import NonNegativeInt
 from lightning_fed.signals import Terminated, stopped_by_signals
 
 if TYPE_CHECKING:  # which waits for torch
-    from lightning_fed.cli.verb_settings import VerbCLI
+    from lightning_fed.cli.fit import FederationCLI
     from lightning_fed.core.module import FederatedModule
 
 log = logging.getLogger(__name__)
@@ -25,19 +25,13 @@ TEXT = """Take part in a study with data that stay here. Further options are tho
 but for where the data are and the trainer. docs/deployment.md begins at the beginning."""
 
 
-def number(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return int(text)
-
-
 def parser() -> Options:
     """Of the verb's own options; further ones are those of ``fit``."""
     parser = Options("join", TEXT)
     own = parser.add_argument
     own("--server", required=True, metavar="HOST:PORT", help="where the server is")
-    own("--client", type=number, required=True, metavar="N", help="the number that this site has in the study")
+    client = restricted(NonNegativeInt, "number from 0 on")
+    own("--client", type=client, required=True, metavar="N", help="the number that this site has in the study")
     own("--key", type=Path, required=True, metavar="FILE", help="its private key; the server has the public one")
     own("--root_certificates", type=Path, required=True, metavar="FILE", help="of who has signed the server's certificate")
     own("--folder", type=Path, metavar="DIR", help="for private states and Flower's log (default: site-N)")
@@ -63,23 +57,23 @@ def run(args: Sequence[str]) -> None:
         "Got without_supernode and no socket: say where Flower's process is to find this one, --socket /run/study/relay.sock.",
     )
 
-    from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.verb_settings import VerbCLI
+    from lightning_fed.cli.fit import FederationCLI
 
     try:
-        quietly(lambda: VerbCLI(rest, lambda cli: join(cli, given)))
+        FederationCLI(["fit", *rest], lambda cli: join(cli, given))
     except (KeyboardInterrupt, Terminated) as ended:
         print(f"lightning-fed: the site of client {given.client} has left. To come back: the same command.", file=sys.stderr)
         raise SystemExit(130 if isinstance(ended, KeyboardInterrupt) else 143) from None
 
 
-def join(cli: "VerbCLI", given: Namespace) -> None:
+def join(cli: "FederationCLI", given: Namespace) -> None:
     """Build what ``fit`` would, for one client, and answer a server's messages until the process is ended.
 
     Args:
         cli: the command line.
         given: options of ``join``.
     """
+    from lightning_fed.cli.verb_settings import verb_settings
     from lightning_fed.data import IID
     from lightning_fed.deployment.flower.node import answer_all
     from lightning_fed.deployment.site import OneClient, Site
@@ -102,7 +96,7 @@ def join(cli: "VerbCLI", given: Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         spec = WorkerSpec(model, own, federation.new_trainer, federation.seed)
         keep = partial(_export, cli, given) if given.output else None
-        site = Site(spec, client, cli.settings, folder / "states", keep)
+        site = Site(spec, client, verb_settings(cli), folder / "states", keep)
         answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)
 
 
@@ -112,7 +106,7 @@ def _supernode(given: Namespace, path: Path) -> list[str]:
     return commands.supernode(given.server, given.key.absolute(), given.root_certificates.absolute(), path, port)
 
 
-def _export(cli: "VerbCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
+def _export(cli: "FederationCLI", given: Namespace, module: "FederatedModule", round: int) -> None:
     """Replace the exported model, whole files and nothing else. Last comes ``config.json``, without which it is none."""
     from lightning_fed.storage.export.folder import write
 

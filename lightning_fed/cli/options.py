@@ -3,8 +3,12 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn, TypeVar
+
+from lightning_fed.options import PositiveInt
+
+T = TypeVar("T")
 
 
 class Options(argparse.ArgumentParser):
@@ -23,11 +27,20 @@ class Options(argparse.ArgumentParser):
         self.exit(2, f"lightning-fed: error: {message}; see {self.prog} --help\n")
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
+def restricted(kind: Callable[[str], T], name: str) -> Callable[[str], T]:
+    """A type of options: what ``kind`` raises no :class:`ValueError` for, and what that is called."""
+
+    def read(text: str) -> T:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {name}") from None
+
+    read.__name__ = name
+    return read
+
+
+positive = restricted(PositiveInt, "number from 1 on")
 
 
 def say(lines: Iterable[str]) -> None:

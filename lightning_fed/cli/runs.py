@@ -1,7 +1,6 @@
 """The verb ``runs``: what has been played, and what it takes on disk; read from files, of which none is believed to be whole."""
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from lightning_fed.cli.options import Options, say
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import flat, read_yaml
+from lightning_fed.experiments.sweep.settings import flat, read_json, read_yaml
 from lightning_fed.formatting import sized
 
 TEXT = "List runs: method, seed, rounds, monitor, size on disk, folder. Nothing of theirs is loaded or changed."
@@ -48,17 +47,15 @@ class PlayedRun:
     def facts(self) -> dict[str, Any]:
         """Method, seed and rounds as ``run.json`` has them, or else the configuration."""
         try:
-            facts = json.loads((self.path / "run.json").read_text())
-        except (OSError, ValueError, RecursionError):
+            facts = read_json(self.path / "run.json")
+        except FederationError:
             facts = {}
-        if not isinstance(facts, dict) or "method" not in facts:
-            facts = (facts if isinstance(facts, dict) else {}) | self._configured()
-        return facts
+        return facts if "method" in facts else facts | self._configured()
 
     def _configured(self) -> dict[str, Any]:
         try:
             settings = flat(read_yaml(self.path / "config.yaml"))
-        except (FederationError, OSError, ValueError, RecursionError):
+        except FederationError:
             return {}
         named = {"method": "model.class_path", "seed": "seed_everything", "rounds": "federation.rounds"}
         found = {name: settings.get(key, UNKNOWN) for name, key in named.items()}

@@ -1,34 +1,23 @@
 """The verb ``serve``: a study whose data stay at their sites, from the server's side."""
 
-import argparse
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fed.cli.options import Options, positive
+from lightning_fed.cli.options import Options, positive, restricted
 from lightning_fed.deployment.flower import commands
 from lightning_fed.errors import require
+from lightning_fed.options import Fraction
 
 if TYPE_CHECKING:  # which waits for torch
-    from lightning_fed.cli.verb_settings import VerbCLI
+    from lightning_fed.cli.fit import FederationCLI
 
 TEXT = """Lead a study whose data stay at their sites: each round, sites are sent what they are to do and what they send is merged.
 Further options are those of fit; the configuration is that of the sites. docs/deployment.md begins at the beginning."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def share(text: str) -> float:
-    """A number in (0, 1]."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share in (0, 1]")
-    return value
 
 
 def parser() -> Options:
@@ -43,6 +32,7 @@ def parser() -> Options:
     own("--output", type=Path, metavar="DIR", help="write what the server has there when all rounds are played, for use elsewhere")
     own("--wait", type=positive, default=600, metavar="SECONDS", help="until all sites must be online (default: 600)")
     own("--deadline", type=positive, default=3600, metavar="SECONDS", help="for the turns of a round's phase (default: 3600)")
+    share = restricted(Fraction, "share in (0, 1]")
     own("--quorum", type=share, default=1.0, metavar="SHARE", help="of turns without which the run ends (default: 1)")
     return parser
 
@@ -53,15 +43,15 @@ def run(args: Sequence[str]) -> None:
     commands.need_flower()
     refuse_exposed(given)
     keys = public_keys(given.sites)
-    check_certificates(given.certificates)
+    lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (given.certificates / name).is_file()]
+    require(not lacking, f"{given.certificates} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")
 
-    from lightning_fed.cli.fit import quietly
-    from lightning_fed.cli.verb_settings import VerbCLI
+    from lightning_fed.cli.fit import FederationCLI
 
-    quietly(lambda: VerbCLI(rest, lambda cli: serve(cli, given, keys)))
+    FederationCLI(["fit", *rest], lambda cli: serve(cli, given, keys))
 
 
-def serve(cli: "VerbCLI", given: Namespace, keys: Sequence[Path]) -> None:
+def serve(cli: "FederationCLI", given: Namespace, keys: Sequence[Path]) -> None:
     """``fit`` with turns at sites.
 
     Args:
@@ -69,6 +59,7 @@ def serve(cli: "VerbCLI", given: Namespace, keys: Sequence[Path]) -> None:
         given: options of ``serve``.
         keys: the sites' public keys, in order of their clients.
     """
+    from lightning_fed.cli.verb_settings import verb_settings
     from lightning_fed.deployment.data import DataAtSites
     from lightning_fed.deployment.engine import Sites
     from lightning_fed.deployment.flower.link import linked
@@ -79,7 +70,7 @@ def serve(cli: "VerbCLI", given: Namespace, keys: Sequence[Path]) -> None:
     data = DataAtSites(cli.datamodule)
     data.refuse_what_needs_them(cli.model)
     kwargs = cli._prepare_subcommand_kwargs("fit") | {"datamodule": data}
-    settings, federation = cli.settings, cli.federation
+    settings, federation = verb_settings(cli), cli.federation
     with tempfile.TemporaryDirectory() as scratch:
         home = (federation.run_dir or Path(scratch)) / "flower"
         with linked(given.certificates, keys, given.host, given.port, home) as link:
@@ -111,9 +102,3 @@ def public_keys(folder: Path) -> list[Path]:
         "without gaps, a file per client.",
     )
     return [found[name] for name in expected]
-
-
-def check_certificates(folder: Path) -> None:
-    """Refuse a folder in which something lacks."""
-    lacking = [name for name in ("ca.crt", "server.pem", "server.key") if not (folder / name).is_file()]
-    require(not lacking, f"{folder} lacks {', '.join(lacking)}: docs/deployment.md says how to make certificates.")

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from lightning_fed.experiments.sweep.player import CellJob, play
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, flat, read_yaml
-from lightning_fed.signals import Terminated
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +51,8 @@ def run(args: Sequence[str]) -> None:
     (sweep.folder / "sweep.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
     facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
     progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
-    again = shlex.join(["lightning-fed", *args])
-    try:
-        play(jobs, given.workers, facts, progress, sweep.folder / "cells.csv")
-    except KeyboardInterrupt:
-        print(f"lightning-fed: interrupted. Go on with: {again}", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Terminated:
-        print(f"lightning-fed: terminated (SIGTERM). Go on with: {again}", file=sys.stderr)
-        raise SystemExit(143) from None
-    conclude(sweep, jobs, again)
+    play(jobs, given.workers, facts, progress, sweep.folder / "cells.csv")
+    conclude(sweep, jobs, shlex.join(["lightning-fed", *args]))
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:

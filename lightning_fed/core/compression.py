@@ -87,7 +87,7 @@ class Compression:
                 continue
             if f"{INDEX}{name}" in sent and like is not None:
                 found[name] = like + _whole(sent, name, like)
-            elif self.up == "bf16" and tensor.dtype == torch.bfloat16 or f"{SCALE}{name}" in sent:
+            elif (self.up == "bf16" and tensor.dtype == torch.bfloat16) or f"{SCALE}{name}" in sent:
                 change = _expanded(sent, name)
                 found[name] = like + change.to(like.dtype) if like is not None and like.shape == change.shape else change
             else:

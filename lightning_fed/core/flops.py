@@ -37,9 +37,13 @@ class FlopMeter(L.Callback):
     A kind of step (architecture, phase, batch shapes) is counted once, on a copy of the module; training itself only notes which
     kinds of step it did. The copy of a large module is on the meta device, which computes shapes and no numbers; small ones, and
     those that look at numbers while they run, have ordinary copies. The optimizer's own arithmetic and evaluation are not counted.
+
+    Args:
+        small: parameters of a network that is small; None: :data:`SMALL`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, small: float | None = None) -> None:
+        self.small = SMALL if small is None else small
         self._cost: dict[tuple[Any, ...], int] = {}
         self._steps: Counter[tuple[Any, ...]] = Counter()
 
@@ -65,7 +69,7 @@ class FlopMeter(L.Callback):
         """
         key = (module.architecture(module.client), kind, _shapes(batch))
         if key not in self._cost:
-            self._cost[key] = _count(module, batch, step)
+            self._cost[key] = _count(module, batch, step, self.small)
         self._steps[key] += 1
 
     def collect(self) -> int:
@@ -85,9 +89,9 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
     return tuple(tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any]) -> int:
+def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule, Any], Any], most: float) -> int:
     """FLOPs of a step."""
-    small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
+    small = sum(parameter.numel() for parameter in module.parameters()) <= most
     on_meta = countable_on_meta(module)
     if on_meta and not small:
         copied, batch = _meta_copy(module), move_data_to_device(batch, torch.device("meta"))

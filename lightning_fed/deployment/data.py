@@ -11,7 +11,7 @@ from lightning_fed.core.public_distillation import PublicDistillation
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.batches import SharedTensors
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.deployment.wire import Described
+from lightning_fed.deployment.wire import SiteDescription
 from lightning_fed.errors import FederationError
 
 
@@ -41,7 +41,7 @@ class DataAtSites(FederatedDataModule):
         if isinstance(model, PublicDistillation):
             self.public_set()
 
-    def described(self, sites: Sequence[Described]) -> None:
+    def described(self, sites: Sequence[SiteDescription]) -> None:
         """Take in what the sites say, in order of the clients."""
         self._clients = [replace(site.info, num_clients=len(sites)) for site in sites]
         checksum = 0
@@ -51,7 +51,6 @@ class DataAtSites(FederatedDataModule):
 
     @property
     def clients(self) -> list[ClientInfo]:
-        """What is known about each client, in order of their ids."""
         return list(self._clients)
 
     @property
@@ -59,25 +58,21 @@ class DataAtSites(FederatedDataModule):
         """How many sites there are."""
         return len(self._clients)
 
-    def setup(self, stage: str | None = None) -> None:
-        """There is nothing to load."""
+    def setup(self, stage: str | None = None) -> None: ...
 
-    def majority_accuracy(self) -> None:
-        """Nobody here knows it."""
+    def majority_accuracy(self) -> None: ...
 
     def fingerprint(self) -> str:
         """Checksum of the checksums of all sites."""
         return self._checksum
 
     def pooled(self) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
         raise FederationError(
             "Everybody's data in one place are asked for, and they stay at their sites: choose a method that trains at the clients "
             "(CentralizedLoRA does not)."
         )
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
-        """Raises :class:`FederationError`."""
         raise FederationError("The method needs public data at the server, and there are no data: choose another method.")
 
     def _loaded(self) -> SharedTensors:

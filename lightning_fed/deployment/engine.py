@@ -19,8 +19,8 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.link import Broken, Link
 from lightning_fed.deployment.wire import (
-    Described,
-    Errand,
+    SiteDescription,
+    TurnRequest,
     VerbSettings,
     counted,
     frozen_checksum,
@@ -124,7 +124,7 @@ class Sites(Engine):
     ) -> None:
         self.link, self.count, self.settings = link, count, settings
         self.wait, self.deadline, self.quorum, self.poll = wait, deadline, quorum, poll
-        self._sites: list[Described] = []
+        self._sites: list[SiteDescription] = []
         self._opened: tuple[str, ClientStore, Worker] | None = None
         self._frozen = ""
         self._statistics: dict[float | None, State] = {}  # of which a version of the model has so many
@@ -142,7 +142,7 @@ class Sites(Engine):
         ends = time.monotonic() + self.wait
         self._wait_for_all(ends)
         question = {"ask": "describe", **self.settings.head}
-        asked = [_Message(k, partial(pack, question | {"client": k}), self._read_description, ends) for k in range(self.count)]
+        asked = [_Message(k, partial(pack, question | {"client": k}), SiteDescription.unpacked, ends) for k in range(self.count)]
         self._sites = []
         for message in asked:
             self._finish(message, asked)
@@ -225,10 +225,7 @@ class Sites(Engine):
             turn, last_round=turn.last_round if client in states else 0
         )  # without a private state there is nothing to start from
         held, data = tuple(sorted(states.rounds(client))), self._sites[client].data
-        return Errand(run, turn, held, data, self._frozen).pack(self.settings)
-
-    def _read_description(self, head: dict[str, Any], tensors: State, whose: str) -> Described:
-        return Described.unpacked(head, whose)
+        return TurnRequest(run, turn, held, data, self._frozen).pack(self.settings)
 
     def _read_update(self, turn: Turn, head: dict[str, Any], tensors: State, whose: str) -> tuple[ClientUpdate, bool]:
         """The update, checked as far as the run does not do it."""
@@ -293,7 +290,11 @@ class Sites(Engine):
             elif message.message_id is None:
                 if message.client in online:
                     message.tries += 1
-                    message.message_id = self.link.send(message.client, message.pack(), left)
+                    sent = self.link.send(message.client, message.pack(), left)
+                    if isinstance(sent, Broken):
+                        message.take(sent)
+                    else:
+                        message.message_id = sent
                 else:
                     message.trouble = message.trouble or "its site was not online"
             elif (answer := self.link.poll(message.message_id)) is not None:

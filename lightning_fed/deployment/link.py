@@ -28,7 +28,7 @@ class Link(ABC):
         """The clients whose sites are there now."""
 
     @abstractmethod
-    def send(self, client: int, message: bytes, seconds: float) -> str:
+    def send(self, client: int, message: bytes, seconds: float) -> str | Broken:
         """Send a message, which is of use for so long; returns an id, under which to ask for the answer."""
 
     @abstractmethod

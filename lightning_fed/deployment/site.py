@@ -1,7 +1,6 @@
 """A site: it has one client's data, networks and private states, and carries out what a server asks."""
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -9,13 +8,23 @@ from pathlib import Path
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
-from lightning_fed.deployment.wire import Described, Errand, VerbSettings, counted, frozen_checksum, pack, pack_update, unpack
+from lightning_fed.deployment.wire import (
+    SiteDescription,
+    TurnRequest,
+    VerbSettings,
+    counted,
+    frozen_checksum,
+    pack,
+    pack_update,
+    unpack,
+)
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import escaped
 from lightning_fed.storage.client_store import FileRecord, read_state, write_state
+from lightning_fed.storage.disk import sync_folder
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)
@@ -78,11 +87,7 @@ class SiteStore:
         aside.rename(final)
         if before is not None and before != final:
             before.unlink()
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(folder)
 
     def keep(self, run: str, rounds: Collection[int]) -> None:
         """Drop the states of all other rounds of the run."""
@@ -133,25 +138,26 @@ class Site:
         """Do what a message asks, and say what came of it."""
         try:
             head, tensors = unpack(message, "The server's")
-            self._refuse_others(counted(head, "client", "The server's"))
+            if (client := counted(head, "client", "The server's")) != self.client:
+                raise FederationError(f"this is the site of client {self.client}, not of client {client}")
             self.settings.refuse_other(head)
             if head.get("ask") == "describe":
-                return Described(self.info, self._data).pack()
-            errand = Errand.unpacked(head, tensors)
-            if errand.data != self._data:
+                return SiteDescription(self.info, self._data).pack()
+            request = TurnRequest.unpacked(head, tensors)
+            if request.data != self._data:
                 raise FederationError("the data are others than those that this run began with")
-            if errand.frozen != self._frozen:
+            if request.frozen != self._frozen:
                 raise FederationError(
                     "what is frozen of the network, a pretrained one perhaps, has other weights than the server's"
                 )
-            private = self.store.get(errand.run, errand.turn.last_round) if errand.turn.last_round else None
+            private = self.store.get(request.run, request.turn.last_round) if request.turn.last_round else None
         except FederationError as error:
             log.error(f"Refused: {escaped(str(error))}")
             return pack({"answer": "refused", "client": self.client, "why": str(error)})
         except Exception as error:  # a message may be anything
             return self._failed(error)
         try:
-            return self._carried_out(errand, private)
+            return self._run_turn(request, private)
         except Exception as error:
             return self._failed(error)
 
@@ -163,17 +169,13 @@ class Site:
             traceback.print_exception(error)
         return pack({"answer": "failed", "client": self.client, "why": type(error).__name__})
 
-    def _refuse_others(self, client: int) -> None:
-        if client != self.client:
-            raise FederationError(f"this is the site of client {self.client}, not of client {client}")
-
-    def _carried_out(self, errand: Errand, private: State | None) -> bytes:
-        turn = errand.turn
+    def _run_turn(self, request: TurnRequest, private: State | None) -> bytes:
+        turn = request.turn
         own = replace(self.info, model_size=turn.client.model_size, num_clients=turn.client.num_clients)
         result = self._worker.take(replace(turn, client=own), private)
         if result.private is not None:
-            self.store.put(errand.run, turn.round, result.private)
-            self.store.keep(errand.run, {turn.last_round, turn.round, *errand.held})
+            self.store.put(request.run, turn.round, result.private)
+            self.store.keep(request.run, {turn.last_round, turn.round, *request.held})
         if self._keep is not None and turn.verb == "evaluate":
             module = self._worker.module_of(own, turn.broadcast, private)
             if turn.fine_tune:

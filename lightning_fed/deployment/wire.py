@@ -155,7 +155,7 @@ def frozen_checksum(module: FederatedModule) -> str:
 
 
 @dataclass(frozen=True)
-class Errand:
+class TurnRequest:
     """What a site is to do, beside what it knows itself.
 
     Args:
@@ -183,7 +183,7 @@ class Errand:
         return pack(head, tensors | {f"statistics/{name}": tensor for name, tensor in broadcast.statistics.items()})
 
     @classmethod
-    def unpacked(cls, head: Mapping[str, Any], tensors: State) -> "Errand":
+    def unpacked(cls, head: Mapping[str, Any], tensors: State) -> "TurnRequest":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         whose = "The server's"
         run, held = read_field(head, "run", str, whose), read_field(head, "held", list, whose)
@@ -218,7 +218,7 @@ class Errand:
 
 
 @dataclass(frozen=True)
-class Described:
+class SiteDescription:
     """What a site says of its client's data.
 
     Args:
@@ -236,7 +236,7 @@ class Described:
         return pack({"answer": "described", "client": self.info.id, **sizes, "labels": self.info.label_counts, "data": self.data})
 
     @classmethod
-    def unpacked(cls, head: Mapping[str, Any], whose: str) -> "Described":
+    def unpacked(cls, head: Mapping[str, Any], tensors: State, whose: str) -> "SiteDescription":
         """Out of a message. Raises :class:`FederationError` for anything that is not as :meth:`pack` writes it."""
         sizes = [counted(head, name, whose) for name in ("client", "num_train", "num_val", "num_test")]
         labels, data = read_field(head, "labels", list, whose), read_field(head, "data", str, whose)

@@ -33,7 +33,6 @@ class BestOnValidation(L.Callback):
         return {"val_check_interval": self.every, "check_val_every_n_epoch": None}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compare, and remember."""
         value = float(trainer.callback_metrics[self.metric])
         if self.best is None or (value > self.best if self.higher_is_better else value < self.best):
             self.best, self.waited = value, 0
@@ -44,7 +43,6 @@ class BestOnValidation(L.Callback):
 
     @torch.no_grad()
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go back to the best."""
         if self.state:
             pl_module.load_state_dict(self.state)
             self.state = {}

@@ -18,8 +18,8 @@ ALIGNMENT = 64
 """Bytes; of every tensor in a block, as in PyTorch's own memory."""
 
 
-class Room(Protocol):
-    """Where tensors lie while they travel; it can be sent to another process."""
+class Buffer(Protocol):
+    """Memory in which tensors lie while they travel; it can be sent to another process."""
 
     bytes: Tensor
 
@@ -33,7 +33,7 @@ class Packed(NamedTuple):
     """
 
     head: bytes
-    block: Room | None
+    block: Buffer | None
 
 
 class Place(NamedTuple):
@@ -69,13 +69,13 @@ class Packer(pickle.Pickler):
         return self.tensors[id(thing)][1]
 
 
-def pack(thing: Any, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
+def pack(thing: Any, move: bool = False, allocate: Callable[[int], Buffer] = Block, packer: type[Packer] = Packer) -> Packed:
     """Pack an object. A view takes no more room than its values; the same tensor, met twice, is packed once.
 
     Args:
         thing: what to pack.
         move: let the object's own tensors lie in the block from now on, so that they are in memory once.
-        room: makes room for so many bytes of tensors; by default, in memory that the processes of this machine share.
+        allocate: makes a buffer for so many bytes of tensors; by default, in memory that the processes of this machine share.
         packer: how the rest is pickled.
 
     Raises:
@@ -85,7 +85,7 @@ def pack(thing: Any, move: bool = False, room: Callable[[int], Room] = Block, pa
     file = io.BytesIO()
     pickler = packer(file)
     pickler.dump(thing)
-    block = room(pickler.bytes) if pickler.bytes else None
+    block = allocate(pickler.bytes) if pickler.bytes else None
     if block is not None:
         for tensor, place in pickler.tensors.values():
             view = place.of(block.bytes)

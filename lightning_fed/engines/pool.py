@@ -3,17 +3,19 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnResult
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.engines.watch import Overdue, Watch
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)
+Sent = TypeVar("Sent")
 
 WAITING = 2
 """Turns that a worker has at a time: the one that it carries out, and the next."""
@@ -60,12 +62,20 @@ class WorkerPool(ABC):
         self.watch = Watch(turn_timeout)
         self._under_way: Generator[ClientUpdate, None, None] | None = None
 
-    def carry_out(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
-        """See :func:`carry_out`. Turns of an earlier call that are not done come to nothing: an answer reaches those who asked, and
-        nobody else.
+    def run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Iterator[ClientUpdate]:
+        """What comes of each turn, in the order of the turns.
+
+        At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
+        that only measure bring no payload and do not count. A turn whose worker dies is given to a new one, once, and starts from
+        the same private state; where there is no room for a new one, the others take over. A line says which turn takes much longer
+        than turns did so far; where there is a timeout, a worker that exceeds it is taken for dead. Turns of an earlier call that
+        are not done come to nothing: an answer reaches those who asked, and nobody else.
+
+        Raises:
+            FederationError: if a turn's workers die twice.
         """
         self.end_turns()
-        self._under_way = carry_out(self, turns, states)
+        self._under_way = self._run_turns(turns, states)
         return self._under_way
 
     def end_turns(self) -> None:
@@ -108,126 +118,144 @@ class WorkerPool(ABC):
     def drop(self, busy: Iterable[int]) -> None:
         """Let the busy workers' turns come to nothing."""
 
+    def _run_turns(self, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
+        waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
+        jobs = {worker: deque[Job]() for worker in self.available()}
+        brings_payload = deque[bool]()  # of the turns that have been started and not handed on
+        started = handed_on = payloads = 0
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and payloads < WAITING * len(jobs):
+                    worker = _least_busy(jobs)
+                    if len(jobs[worker]) >= WAITING:
+                        break
+                    if (turn := next(waiting, None)) is None:
+                        exhausted = True
+                        break
+                    job = Job(started, turn, states.find(turn.client.id))
+                    jobs[worker].append(job)
+                    brings_payload.append(turn.verb != "evaluate")
+                    payloads += brings_payload[-1]
+                    started += 1
+                    self.send(worker, job)
+                if handed_on in done:
+                    if isinstance(result := done.pop(handed_on), Exception):
+                        raise result  # in its place: whose turn it was that failed does not depend on who was faster
+                    yield result
+                    payloads -= brings_payload.popleft()
+                    handed_on += 1
+                    continue
+                busy = [worker for worker, own in jobs.items() if own]
+                if not busy:
+                    return
+                for worker, answer in self._next_answers(jobs, busy):
+                    if isinstance(answer, WorkerDeath):
+                        self._start_again(worker, jobs, answer)
+                    else:
+                        job = jobs[worker].popleft()
+                        if isinstance(answer, Exception):
+                            done[job.place] = answer
+                            continue
+                        if answer.private is not None:
+                            # A copy: the worker's memory is let go when the update has been merged.
+                            own = {name: tensor.clone() for name, tensor in answer.private.items()}
+                            states.put(job.turn.client.id, own, job.turn.round)
+                        done[job.place] = answer.update
+        finally:
+            self.watch.look({})
+            if busy := [worker for worker, own in jobs.items() if own]:
+                self.drop(busy)
 
-def carry_out(pool: WorkerPool, turns: Iterable[Turn], states: ClientStore) -> Generator[ClientUpdate, None, None]:
-    """What comes of each turn, in the order of the turns.
+    def _next_answers(
+        self, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
+    ) -> Iterator[tuple[int, TurnResult | Exception | WorkerDeath]]:
+        """What busy workers say, and of whom nothing has been heard for too long."""
+        watch = self.watch
+        watch.look({worker: jobs[worker][0].turn if self.has_started(worker) else None for worker in busy})
+        since = time.monotonic()
+        answers = self.wait(busy, watch.pause())
+        watch.waited(time.monotonic() - since)
+        for worker, answer in answers:
+            watch.ended(worker, with_an_answer=not isinstance(answer, WorkerDeath))
+            yield worker, answer
+        for late in watch.overdue():
+            if late.worker in jobs:
+                log.warning(self._said_of(late))
+                if late.dead:
+                    remedy = "set federation.engine.init_args.turn_timeout higher, if turns take that long"
+                    yield late.worker, WorkerDeath(f"after {late.seconds:.3g} s without an answer", remedy)
 
-    At most twice as many turns as there are workers are under way or wait to be handed on: so many updates are in memory. Turns
-    that only measure bring no payload and do not count. A turn whose worker dies is given to a new one, once, and starts from the
-    same private state; where there is no room for a new one, the others take over. A line says which turn takes much longer than
-    turns did so far; where there is a timeout, a worker that exceeds it is taken for dead.
+    def _said_of(self, late: Overdue) -> str:
+        where, turn, so_far = self.name(late.worker), late.turn, f"{late.seconds:.3g} s"
+        if turn is None:
+            told = f"{where} has been starting for {so_far}"
+        else:
+            told = f"Round {turn.round}: the turn of client {turn.client.id} ({turn.verb}) has taken {so_far} in {where}"
+            told += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
+        if late.dead:
+            return f"{told}. It is taken for dead."
+        return f"{told}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
 
-    Raises:
-        FederationError: if a turn's workers die twice.
-    """
-    waiting, done = iter(turns), dict[int, ClientUpdate | Exception]()
-    jobs = {worker: deque[Job]() for worker in pool.available()}
-    brings_payload = deque[bool]()  # of the turns that have been started and not handed on
-    started = handed_on = payloads = 0
-    exhausted = False
-    try:
-        while True:
-            while not exhausted and payloads < WAITING * len(jobs):
-                worker = _least_busy(jobs)
-                if len(jobs[worker]) >= WAITING:
-                    break
-                if (turn := next(waiting, None)) is None:
-                    exhausted = True
-                    break
-                job = Job(started, turn, states.find(turn.client.id))
-                jobs[worker].append(job)
-                brings_payload.append(turn.verb != "evaluate")
-                payloads += brings_payload[-1]
-                started += 1
-                pool.send(worker, job)
-            if handed_on in done:
-                if isinstance(result := done.pop(handed_on), Exception):
-                    raise result  # in its place: whose turn it was that failed does not depend on who was faster
-                yield result
-                payloads -= brings_payload.popleft()
-                handed_on += 1
-                continue
-            busy = [worker for worker, own in jobs.items() if own]
-            if not busy:
-                return
-            for worker, answer in _next_answers(pool, jobs, busy):
-                if isinstance(answer, WorkerDeath):
-                    _start_again(pool, worker, jobs, answer)
-                else:
-                    job = jobs[worker].popleft()
-                    if isinstance(answer, Exception):
-                        done[job.place] = answer
-                        continue
-                    if answer.private is not None:
-                        # A copy: the worker's memory is let go when the update has been merged.
-                        own = {name: tensor.clone() for name, tensor in answer.private.items()}
-                        states.put(job.turn.client.id, own, job.turn.round)
-                    done[job.place] = answer.update
-    finally:
-        pool.watch.look({})
-        if busy := [worker for worker, own in jobs.items() if own]:
-            pool.drop(busy)
-
-
-def _next_answers(
-    pool: WorkerPool, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
-) -> Iterator[tuple[int, TurnResult | Exception | WorkerDeath]]:
-    """What busy workers say, and of whom nothing has been heard for too long."""
-    watch = pool.watch
-    watch.look({worker: jobs[worker][0].turn if pool.has_started(worker) else None for worker in busy})
-    since = time.monotonic()
-    answers = pool.wait(busy, watch.pause())
-    watch.waited(time.monotonic() - since)
-    for worker, answer in answers:
-        watch.ended(worker, with_an_answer=not isinstance(answer, WorkerDeath))
-        yield worker, answer
-    for late in watch.overdue():
-        if late.worker in jobs:
-            log.warning(_said_of(late, pool))
-            if late.dead:
-                remedy = "set federation.engine.init_args.turn_timeout higher, if turns take that long"
-                yield late.worker, WorkerDeath(f"after {late.seconds:.3g} s without an answer", remedy)
-
-
-def _said_of(late: Overdue, pool: WorkerPool) -> str:
-    where, so_far = pool.name(late.worker), f"{late.seconds:.3g} s"
-    if late.turn is None:
-        told = f"{where} has been starting for {so_far}"
-    else:
-        told = f"Round {late.turn.round}: the turn of client {late.turn.client.id} ({late.turn.verb}) has taken {so_far} in {where}"
-        told += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
-    if late.dead:
-        return f"{told}. It is taken for dead."
-    return f"{told}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
+    def _start_again(self, worker: int, jobs: dict[int, deque[Job]], death: WorkerDeath) -> None:
+        own = jobs[worker]
+        first = own[0]
+        first.deaths += 1
+        if first.deaths > 1:
+            own.clear()
+            turn = first.turn
+            raise FederationError(
+                f"Two workers that {VERBS[turn.verb]} client {turn.client.id} in round {turn.round} died, the last one "
+                f"{death.how}: {death.remedy or self.remedy}, or use the engine InProcess to see what happens. The last checkpoint "
+                "is from before this round."
+            )
+        if self.replace(worker):
+            for job in own:
+                self.send(worker, job)
+            return
+        del jobs[worker]
+        present = set(self.available())
+        for other in [other for other, its in jobs.items() if not its and other not in present]:
+            del jobs[other]  # idle on the same machine; who is busy there will be heard of
+        if not jobs:
+            jobs.update((other, deque()) for other in present)
+        for job in own:
+            taker = _least_busy(jobs)
+            jobs[taker].append(job)
+            self.send(taker, job)
 
 
 def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
     return min(jobs, key=lambda worker: len(jobs[worker]))
 
 
-def _start_again(pool: WorkerPool, worker: int, jobs: dict[int, deque[Job]], death: WorkerDeath) -> None:
-    own = jobs[worker]
-    first = own[0]
-    first.deaths += 1
-    if first.deaths > 1:
-        own.clear()
-        verb = VERBS[first.turn.verb]
-        raise FederationError(
-            f"Two workers that {verb} client {first.turn.client.id} in round {first.turn.round} died, the last one {death.how}: "
-            f"{death.remedy or pool.remedy}, or use the engine InProcess to see what happens. The last checkpoint is from before "
-            "this round."
-        )
-    if pool.replace(worker):
-        for job in own:
-            pool.send(worker, job)
-        return
-    del jobs[worker]
-    present = set(pool.available())
-    for other in [other for other, its in jobs.items() if not its and other not in present]:
-        del jobs[other]  # idle on the same machine; who is busy there will be heard of
-    if not jobs:
-        jobs.update((other, deque()) for other in present)
-    for job in own:
-        taker = _least_busy(jobs)
-        jobs[taker].append(job)
-        pool.send(taker, job)
+class Broadcasts(Generic[Sent]):
+    """Broadcasts as they are sent. The last few are kept, with their tensors, so that no id of a tensor is used twice.
+
+    Args:
+        ready: makes a broadcast ready for sending.
+    """
+
+    def __init__(self, ready: Callable[[Broadcast], Sent]) -> None:
+        self._ready = ready
+        self._sent: OrderedDict[tuple[Any, ...], tuple[Broadcast, Sent]] = OrderedDict()
+
+    def sent(self, broadcast: Broadcast, keep: int) -> Sent:
+        """A broadcast as it is sent: the same for the same tensors.
+
+        Args:
+            broadcast: what a turn comes with.
+            keep: how many are kept.
+        """
+        tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
+        key = (broadcast.model_size, *((name, id(tensor)) for name, tensor in tensors.items()))
+        if key not in self._sent:
+            self._sent[key] = broadcast, self._ready(broadcast)
+            while len(self._sent) > keep:
+                self._sent.popitem(last=False)
+        self._sent.move_to_end(key)
+        return self._sent[key][1]
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        self._sent.clear()

@@ -19,10 +19,9 @@ from jsonargparse.typing import PositiveFloat
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.block import Pipe, ReusedBlocks
-from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, pack, unpack
-from lightning_fed.engines.pool import WAITING, Job, WorkerDeath, WorkerPool
-from lightning_fed.engines.remote_worker import Numerics
+from lightning_fed.engines.pool import WAITING, Broadcasts, Job, WorkerDeath, WorkerPool
+from lightning_fed.engines.remote_worker import TorchSettings
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker_process import Assignment, Ready, Settings, serve
@@ -80,7 +79,7 @@ class Processes(Engine):
         gpus = _gpus(spec) if spec.is_for_gpu() else []
         size = self.workers or len(gpus) or max(1, _cores() // self.threads)
         of_each = [gpus[k % len(gpus)] for k in range(size)] if gpus else []
-        settings = Settings(Numerics.of_this_process(self.threads), of_each, LOGGER.level)
+        settings = Settings(TorchSettings.of_this_process(self.threads), of_each, LOGGER.level)
         self._opened = spec.packed(move=True), states
         if self._pool is None or self._pool.settings != settings or self._pool.size != size:
             self._stop()
@@ -88,11 +87,10 @@ class Processes(Engine):
         self._pool.spec = self._opened[0]
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn."""
         assert self._opened is not None, "open() comes first"
         assert self._pool is not None
         self._pool.broadcasts.clear()
-        return self._pool.carry_out(turns, self._opened[1])
+        return self._pool.run_turns(turns, self._opened[1])
 
     def close(self) -> None:
         """Let go of the run; the processes wait for the next one."""
@@ -126,8 +124,8 @@ class _Processes(WorkerPool):
         self.size = size
         self.settings = settings
         self.spec: Packed | None = None
-        self._room = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn under way
-        self.broadcasts = Broadcasts(partial(pack, room=self._room))
+        self._blocks = ReusedBlocks(keep=2 * WAITING * size)  # a broadcast and a private state for each turn under way
+        self.broadcasts = Broadcasts(partial(pack, allocate=self._blocks))
         self._slots: dict[int, _Slot] = {}
         # At exit, multiprocessing waits for processes; this has to come before. The order is that of registration, backwards.
         self._finalizer = weakref.finalize(self, _end, self._slots)
@@ -139,7 +137,7 @@ class _Processes(WorkerPool):
     def send(self, worker: int, job: Job) -> None:
         slot = self._slots.get(worker) or self._start(worker)
         broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * self.size)
-        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=self._room)
+        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), allocate=self._blocks)
         try:
             if slot.spec is not self.spec:
                 slot.pipe.send(self.spec)
@@ -170,7 +168,7 @@ class _Processes(WorkerPool):
             elif isinstance(answer, Packed):
                 answers.append((worker, unpack(answer)))
             else:
-                answers.append((worker, answer.error()))
+                answers.append((worker, answer))
         return answers
 
     def name(self, worker: int) -> str:
@@ -191,7 +189,7 @@ class _Processes(WorkerPool):
         self.end_turns()
         self.spec = None
         self.broadcasts.clear()
-        self._room.clear()
+        self._blocks.clear()
         for worker, slot in list(self._slots.items()):
             slot.spec = slot.broadcast = None
             try:

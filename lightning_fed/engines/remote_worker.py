@@ -8,14 +8,14 @@ import torch
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Block
-from lightning_fed.engines.packing import Packed, Room, pack, unpack
+from lightning_fed.engines.packing import Buffer, Packed, pack, unpack
 from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 
 
 @dataclass(frozen=True)
-class Numerics:
+class TorchSettings:
     """Settings of PyTorch on which numbers depend, and which a process does not inherit."""
 
     threads: int
@@ -25,7 +25,7 @@ class Numerics:
     warn_only: bool
 
     @classmethod
-    def of_this_process(cls, threads: int) -> "Numerics":
+    def of_this_process(cls, threads: int) -> "TorchSettings":
         """As they are, with so many threads."""
         return cls(
             threads,
@@ -47,25 +47,11 @@ class WorkerError(RuntimeError):
     """An exception in a worker process, as text: type, message and traceback."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An exception as text: not all exceptions can be unpickled, and one that cannot would end the reader."""
-
-    kind: str
-    message: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "Failure":
-        """An exception, with its notes."""
-        kind = "refused" if isinstance(error, FederationError) else type(error).__name__
-        return cls(kind, str(error), "".join(traceback.format_exception(error)))
-
-    def error(self) -> Exception:
-        """What to raise in its place."""
-        if self.kind == "refused":
-            return FederationError(self.message)
-        return WorkerError(f"{self.kind} in a worker process: {self.message}\n\n{self.trace}")
+def portable(error: Exception) -> FederationError | WorkerError:
+    """What to raise elsewhere in place of an exception: not all can be unpickled, and one that cannot would end the reader."""
+    if isinstance(error, FederationError):
+        return FederationError(str(error))
+    return WorkerError(f"{type(error).__name__} in a worker process: {error}\n\n{''.join(traceback.format_exception(error))}")
 
 
 class RemoteWorker:
@@ -73,14 +59,14 @@ class RemoteWorker:
 
     Args:
         packed: the spec.
-        room: where answers lie while they travel, see :func:`.pack`.
+        allocate: makes the buffers in which answers travel, see :func:`.pack`.
     """
 
-    def __init__(self, packed: Packed, room: Callable[[int], Room] = Block) -> None:
+    def __init__(self, packed: Packed, allocate: Callable[[int], Buffer] = Block) -> None:
         self._worker = _made(packed)
-        self._room = room
+        self._allocate = allocate
 
-    def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Failure:
+    def answer(self, packed: Packed, broadcast: Broadcast) -> Packed | Exception:
         """Carry out a turn.
 
         Args:
@@ -90,24 +76,23 @@ class RemoteWorker:
         Returns:
             The packed result.
         """
-        if isinstance(self._worker, Failure):
+        if isinstance(self._worker, Exception):
             return self._worker
         try:
             turn, private = unpack(packed)
-            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), room=self._room)
+            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), allocate=self._allocate)
         except Exception as error:
-            return Failure.of(error)
+            return portable(error)
 
 
-def _made(packed: Packed) -> Worker | Failure:
+def _made(packed: Packed) -> Worker | Exception:
     try:
         spec: WorkerSpec = unpack(packed)
         return spec.worker()
     except (AttributeError, ImportError) as error:
-        hint = FederationError(
+        return FederationError(
             f"A worker process cannot load this run ({error}): what is defined in a notebook, or at a prompt, is unknown to other "
             "processes. Put it into a module that can be imported, or use the engine InProcess."
         )
-        return Failure.of(hint)
     except Exception as error:
-        return Failure.of(error)
+        return portable(error)

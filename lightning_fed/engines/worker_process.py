@@ -14,7 +14,7 @@ from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.block import Pipe, ReusedBlocks
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
-from lightning_fed.engines.remote_worker import Numerics, RemoteWorker
+from lightning_fed.engines.remote_worker import RemoteWorker, TorchSettings
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.logs import LOGGER, lines_shown
 
@@ -24,12 +24,12 @@ class Settings:
     """What worker processes have in common.
 
     Args:
-        numerics: see :class:`.Numerics`.
+        torch_settings: see :class:`.TorchSettings`.
         gpus: the GPU of each, by its name in CUDA_VISIBLE_DEVICES, or None if the trainer names it.
         log_level: of the package's logger.
     """
 
-    numerics: Numerics
+    torch_settings: TorchSettings
     gpus: list[str | None]
     log_level: int
 
@@ -52,7 +52,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if settings.gpus and (gpu := settings.gpus[number]) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    settings.numerics.set()
+    settings.torch_settings.set()
     LOGGER.setLevel(settings.log_level)
     pipe.send(Ready())
     worker: RemoteWorker | None = None
@@ -67,7 +67,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
                     run.close()
                 elif isinstance(message, Packed):
                     run.enter_context(retained_memory())
-                    worker = RemoteWorker(message, room=ReusedBlocks())
+                    worker = RemoteWorker(message, allocate=ReusedBlocks())
                 else:
                     if message.broadcast is not None:
                         broadcast = unpack(message.broadcast)

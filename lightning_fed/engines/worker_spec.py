@@ -10,7 +10,7 @@ from lightning_fed.core.client_modules import frozen_parameters, take_frozen, un
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
-from lightning_fed.engines.packing import Packed, Packer, Room, pack, unpicklable
+from lightning_fed.engines.packing import Buffer, Packed, Packer, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
 from lightning_fed.engines.public_turns import PublicWorker
 from lightning_fed.engines.silence import quiet_lightning
@@ -66,14 +66,14 @@ class WorkerSpec:
         """The spec as it travels."""
         return replace(self, template=unbuilt_copy(self.template), frozen=frozen_parameters(self.template))
 
-    def packed(self, move: bool = False, room: Callable[[int], Room] = Block, packer: type[Packer] = Packer) -> Packed:
+    def packed(self, move: bool = False, allocate: Callable[[int], Buffer] = Block, packer: type[Packer] = Packer) -> Packed:
         """The spec for other processes; the arguments are those of :func:`.pack`.
 
         Raises:
             FederationError: naming what cannot be sent to them.
         """
         try:
-            return pack(self, move, room, packer)
+            return pack(self, move, allocate, packer)
         except FederationError:
             raise
         except Exception as error:

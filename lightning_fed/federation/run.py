@@ -33,10 +33,9 @@ from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
-from lightning_fed.storage.continuing import check_goes_on
+from lightning_fed.storage.continuing import check_goes_on, settings_of
 from lightning_fed.storage.disk import in_one_line, naming
-from lightning_fed.storage.manifest import Metrics, Setting
-from lightning_fed.storage.settings import settings_of
+from lightning_fed.storage.manifest import Manifest, Metrics, Setting
 from lightning_fed.tensors import check_finite
 
 
@@ -328,20 +327,17 @@ class Run:
         is_best = best is not None and best.round == self.round
         if self.checkpoints and self.settings.checkpoint_every and (self._is_due(self.settings.checkpoint_every) or is_best):
             with self._stopwatch("checkpoint"):
-                self.checkpoints.save(
+                manifest = Manifest(
                     self.round,
                     self.identity,
                     self.threads,
-                    self.history,
-                    self.server.state_dict(),
-                    self.store,
-                    self._merged,
-                    best,
-                    client_state=self.client_state,
-                    settings=self.made_with,
+                    best=best,
                     target=self.target,
                     reached=self._target.reached if self._target else {},
+                    settings=self.made_with,
                 )
+                server = self.server.state_dict()
+                self.checkpoints.save(manifest, self.history, server, self.store, self._merged, self.client_state)
             self._merged = {}
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:

@@ -2,16 +2,16 @@
 
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.client_store import FILE, ClientStore, FileRecord, read_state, write_state
 from lightning_fed.storage.disk import move_aside, naming, remove, sync_folder
-from lightning_fed.storage.index import CLIENTS, ClientEntry, Index, number_of
+from lightning_fed.storage.index import CLIENTS, ClientEntry, read_index, write_index
 from lightning_fed.storage.index import NAME as INDEX_NAME
-from lightning_fed.storage.manifest import SERVER_FILE, Best, Manifest, Metrics, Setting, read_manifest, round_named, write_manifest
+from lightning_fed.storage.manifest import SERVER_FILE, Manifest, Metrics, read_manifest, round_named, write_manifest
 from lightning_fed.tensors import State
 
 Keep = Literal["all", "last", "none"]
@@ -87,7 +87,7 @@ class Checkpoints:
         self.folder = run_folder / "checkpoints"
         self.clients_folder = run_folder / "clients"
         self.history_folder = run_folder / "history"
-        self.index = Index(run_folder / "index")
+        self.index_folder = run_folder / "index"
         self.keep = keep
         self._round = continued.manifest.round if continued else 0  # of the last checkpoint
         self._names = dict(continued.manifest.index) if continued else {}  # its index
@@ -99,59 +99,37 @@ class Checkpoints:
 
     def save(
         self,
-        round: int,
-        identity: dict[str, Any],
-        threads: int,
+        manifest: Manifest,
         history: list[Metrics],
         server: State,
         store: ClientStore,
         last_rounds: Mapping[int, int],
-        best: Best | None = None,
         client_state: ClientStore | None = None,
-        settings: Mapping[str, Setting] | None = None,
-        target: float | None = None,
-        reached: Metrics | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
         Args:
-            round: its number.
-            identity: see :class:`Manifest`.
-            threads: see :class:`Manifest`.
+            manifest: what its own file is to hold, but for the names of other files and the rows. If its best round is this one,
+                the checkpoint is kept until there is a better one.
             history: the metrics of every round so far.
             server: the server's state.
             store: the private states.
             last_rounds: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
-            best: see :class:`Manifest`. If it is this round, the checkpoint is kept until there is a better one.
             client_state: what the server keeps for each client, in the folder of the private states.
-            settings: see :class:`Manifest`.
-            target: see :class:`Manifest`.
-            reached: see :class:`Manifest`.
 
         Raises:
             OSError: if the disk refuses; what was there before is still there.
         """
-        aside = self.folder / ".new"
+        round, aside = manifest.round, self.folder / ".new"
         remove(aside)
         try:
             aside.mkdir(parents=True)
             self._write_index(store, last_rounds, client_state)
             written = write_state(aside / SERVER_FILE, server)
-            rows, names = history[self._round - round :], dict(self._names)
-            manifest = Manifest(
-                round,
-                identity,
-                threads,
-                server=written,
-                index=names,
-                rows=rows,
-                best=best,
-                target=target,
-                reached=reached or {},
-                settings=dict(settings or {}),
-            )
+            rows = history[self._round - round :]
+            manifest = replace(manifest, server=written, index=dict(self._names), rows=rows)
             write_manifest(aside / "manifest.json", manifest)
-            for folder in (self.clients_folder, self.index.folder, self.run_folder, aside):
+            for folder in (self.clients_folder, self.index_folder, self.run_folder, aside):
                 if folder.is_dir():
                     sync_folder(folder)
         except OSError:
@@ -244,7 +222,7 @@ class Checkpoints:
         try:
             manifest = read_manifest(path / "manifest.json")
             server = read_state(path, manifest.server)
-            entries = {number: self.index.read(name) for number, name in manifest.index.items()}
+            entries = {number: read_index(self.index_folder / name) for number, name in manifest.index.items()}
             for record in (record for own in entries.values() for entry in own.values() for record in entry.records):
                 if record["file"] not in verified:
                     read_state(self.clients_folder, record)
@@ -257,7 +235,7 @@ class Checkpoints:
         checkpoints that are damaged, or that a run does not keep. Later ones stay, with all that they need, until the first new one
         is complete.
         """
-        for left in (self.folder / ".new", self.folder / ".old", self.index.folder / ".new"):
+        for left in (self.folder / ".new", self.folder / ".old", self.index_folder / ".new"):
             remove(left)
         verified = {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.client_state.values())}
         for path in self.paths():
@@ -294,22 +272,21 @@ class Checkpoints:
         self._sweep(set().union(*(store.in_use() for store in stores)))
         if keep == "none":
             remove(self.history_folder)
-        for folder in (self.folder, self.clients_folder, self.index.folder):
+        for folder in (self.folder, self.clients_folder, self.index_folder):
             with suppress(OSError):  # something is in it
                 folder.rmdir()
 
     def _write_index(self, store: ClientStore, last_rounds: Mapping[int, int], client_state: ClientStore | None) -> None:
         """Write all states, and the index files that change thereby."""
         self._last_rounds |= last_rounds
-        self._changed.update(
-            map(number_of, {*store.flush(), *(client_state.flush() if client_state is not None else ()), *last_rounds})
-        )
+        changed = {*store.flush(), *(client_state.flush() if client_state is not None else ()), *last_rounds}
+        self._changed |= {client // CLIENTS for client in changed}
         servers = client_state.records if client_state is not None else {}
         for number in sorted(self._changed):
             clients = range(number * CLIENTS, (number + 1) * CLIENTS)
             found = {k: ClientEntry(store.records.get(k), servers.get(k), self._last_rounds.get(k)) for k in clients}
             entries = {client: entry for client, entry in found.items() if entry != ClientEntry(None, None, None)}
-            self._names[number] = self.index.write(entries)
+            self._names[number] = write_index(self.index_folder, entries)
             self._files[self._names[number]] = _files(entries)
 
     def _rows(self, manifest: Manifest) -> list[Metrics]:
@@ -352,7 +329,7 @@ class Checkpoints:
             others = {manifest.index.get(number, "") for manifest in self._manifests.values()}
             if name not in others:  # only these can name the same files: they are of the same clients
                 files = self._files.pop(name, set()).difference(*(self._files.get(other, ()) for other in others))
-                for path in (self.index.folder / name, *(self.clients_folder / file for file in files)):
+                for path in (self.index_folder / name, *(self.clients_folder / file for file in files)):
                     path.unlink(missing_ok=True)
 
     def _sweep(self, in_use: Iterable[str] = ()) -> None:
@@ -361,7 +338,7 @@ class Checkpoints:
         self._files = {name: files for name, files in self._files.items() if name in names}
         files = set(in_use).union(*self._files.values())
         for folder, named, ours in (
-            (self.index.folder, names, INDEX_NAME.fullmatch),
+            (self.index_folder, names, INDEX_NAME.fullmatch),
             (self.clients_folder, files, FILE.fullmatch),
         ):
             for path in folder.iterdir() if folder.is_dir() else ():

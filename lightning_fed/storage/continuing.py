@@ -1,12 +1,19 @@
-"""Whether a run may go on from a checkpoint, before anything of it is taken over."""
+"""Whether a run may go on from a checkpoint, before anything of it is taken over, and with which settings it was made."""
 
+import json
 import logging
 from collections.abc import Mapping
+from typing import Any
 
+from torch import Tensor
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
+from lightning_fed.formatting import shown
+from lightning_fed.parameters import parameters_of
 from lightning_fed.storage.checkpoint import Checkpoint
 from lightning_fed.storage.manifest import Setting
-from lightning_fed.storage.settings import differences, optimizer_of
 from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
 
 log = logging.getLogger(__name__)
@@ -58,3 +65,52 @@ def check_goes_on(
                 f"Checkpoint {checkpoint.path} was made with the {name} {theirs}, whose moments clients keep; this run has "
                 f"{ours}: continue with {theirs}, or start a new run without --ckpt_path."
             )
+
+
+def settings_of(model: FederatedModule, data: FederatedDataModule, participation: float) -> dict[str, Setting]:
+    """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
+    and of an input, and who takes part. What has no plain form (a network that is an object, say) is left out.
+    """
+    inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
+    found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
+    for phase in model.phases():
+        optimizer = phase.optimizer(phase.parameters)
+        found[optimizer_of(phase.name)] = type(optimizer).__name__
+        found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
+    found |= {"participation": participation, "batch_size": data.batch_size, "size of an input": _input_size(data)}
+    plain = {name: _plain(value) for name, value in found.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def optimizer_of(phase: str) -> str:
+    """The name of the setting that says which optimizer a phase has."""
+    return f"optimizer of {phase}"
+
+
+def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
+    """Where two runs differ in a setting that both know, in words."""
+    common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
+    return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
+
+
+def _said(setting: Setting) -> str:
+    return shown(setting) if isinstance(setting, str) and len(setting) > 60 else str(setting)
+
+
+def _plain(value: Any) -> Setting:
+    if isinstance(value, Setting):
+        return value
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+
+
+def _input_size(data: FederatedDataModule) -> str | None:
+    if not data.at_hand:
+        return None
+    client = data.client(0)
+    if not isinstance(client, ClientDataModule) or not len(client.splits[0]):
+        return None
+    inputs, _ = client.data[client.splits[0][:1]]
+    return "x".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else None

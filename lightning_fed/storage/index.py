@@ -39,46 +39,32 @@ class ClientEntry:
         return [record for record in (self.client, self.server) if record is not None]
 
 
-class Index:
-    """The index files of a run. Each is named by the hash of what it holds, so that one that is damaged is known by its name, and
-    those of different rounds lie beside each other.
-
-    Args:
-        folder: where they are.
+def write_index(folder: Path, entries: Mapping[int, ClientEntry]) -> str:
+    """Write the entries of some clients; returns the name of the file, the hash of what it holds: one that is damaged is known by
+    its name, and those of different rounds lie beside each other.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, entries: Mapping[int, ClientEntry]) -> str:
-        """Write the entries of the clients of a number; returns the name of the file."""
-        data = json.dumps({str(client): asdict(entry) for client, entry in entries.items()}).encode()
-        name = _name(data)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        aside = self.folder / ".new"  # a file of this name may be there, and needed
-        write_synced(aside, data)
-        aside.replace(self.folder / name)
-        return name
-
-    def read(self, name: str) -> dict[int, ClientEntry]:
-        """The entries of a file by client. Raises :class:`DamagedError` if it is missing or damaged."""
-        path = self.folder / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
-        if _name(data) != name:
-            raise DamagedError(f"{path} is damaged (its checksum does not match)")
-        entries = {int(client): ClientEntry(**entry) for client, entry in json.loads(data).items()}
-        files = (record["file"] for entry in entries.values() for record in entry.records)
-        if wrong := [file for file in files if not FILE.fullmatch(file)]:  # such files are deleted one day
-            raise DamagedError(f"{path} names {shown(wrong[0])}, which is no file of a client's state")
-        return entries
+    data = json.dumps({str(client): asdict(entry) for client, entry in entries.items()}).encode()
+    name = _name(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / ".new"  # a file of this name may be there, and needed
+    write_synced(aside, data)
+    aside.replace(folder / name)
+    return name
 
 
-def number_of(client: int) -> int:
-    """The number of a client's index file."""
-    return client // CLIENTS
+def read_index(path: Path) -> dict[int, ClientEntry]:
+    """The entries of a file by client. Raises :class:`DamagedError` if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
+    if _name(data) != path.name:
+        raise DamagedError(f"{path} is damaged (its checksum does not match)")
+    entries = {int(client): ClientEntry(**entry) for client, entry in json.loads(data).items()}
+    files = (record["file"] for entry in entries.values() for record in entry.records)
+    if wrong := [file for file in files if not FILE.fullmatch(file)]:  # such files are deleted one day
+        raise DamagedError(f"{path} names {shown(wrong[0])}, which is no file of a client's state")
+    return entries
 
 
 def _name(data: bytes) -> str:

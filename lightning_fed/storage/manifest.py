@@ -47,7 +47,7 @@ class Manifest:
         round: the last finished round.
         identity: what must agree with a run that continues it: ``method``, ``seed``, ``clients`` (how many) and ``data``.
         threads: torch threads that the run has computed with: sums depend on it.
-        server: the server's file.
+        server: the server's file; this and the next two are known when it is written.
         index: the names of the index files, which name those of the clients, by their numbers.
         rows: the metrics of the rounds since the checkpoint before, at least of its own.
         best: the round that was best on validation data so far; None: nothing was measured on such data.
@@ -59,9 +59,9 @@ class Manifest:
     round: int
     identity: dict[str, Any]
     threads: int
-    server: FileRecord
-    index: dict[int, str]
-    rows: list[Metrics]
+    server: FileRecord = field(default_factory=lambda: FileRecord(file=SERVER_FILE, bytes=0, crc32=0))
+    index: dict[int, str] = field(default_factory=dict)
+    rows: list[Metrics] = field(default_factory=list)
     best: Best | None = None
     target: float | None = None
     reached: Metrics = field(default_factory=dict)

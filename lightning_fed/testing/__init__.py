@@ -81,12 +81,7 @@ def checks_of(
 def check_method(
     method: type[FederatedModule] | Subject, data: Callable[..., FederatedDataModule] | None = None, **options: Any
 ) -> None:
-    """Check all that :func:`checks_of` lists, and print a line for each.
-
-    Args:
-        method: see :func:`checks_of`.
-        data: see :func:`checks_of`.
-        **options: see :func:`checks_of`.
+    """Check all that :func:`checks_of` lists, which has the same arguments, and print a line for each.
 
     Raises:
         ExceptionGroup: with an exception for each check that failed, which says which one it was.

@@ -1,13 +1,11 @@
 """What every method must keep, whatever it does: each function here is one property of a method."""
 
 import math
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
@@ -26,7 +24,7 @@ from lightning_fed.testing.compare import (
     without_seconds,
 )
 from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation
-from lightning_fed.testing.watch import Recording, Shuffled
+from lightning_fed.testing.watch import Counting, Recording, Shuffled
 
 
 class RoundStates(FederationCallback):
@@ -38,11 +36,9 @@ class RoundStates(FederationCallback):
         self._arrived: set[int] = set()
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        """Note whose."""
         self._arrived.add(update.client)
 
     def on_round_end(self, run: RunView) -> None:
-        """Note the round, in copies."""
         self.cohorts.append(self._arrived)
         self._arrived = set()
         kept = states_of(run).items()
@@ -107,18 +103,8 @@ class InterruptInRound(FederationCallback):
         self.round = round
 
     def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        """Press it."""
         if run.round == self.round:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def _interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("The run was not interrupted.")
 
 
 def _assert_names(found: Set[str], expected: Set[str], what: str) -> None:
@@ -327,11 +313,8 @@ def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> No
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
     """Where those of large networks are counted. A method that looks at numbers has to say so, by ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
-        data = subject.data(num_clients=1, size=20)
-        costs = []
-        for small in (0, math.inf):  # parameters
-            with patch("lightning_fed.core.flops.SMALL", small):
-                costs.append(new_federation(1).fit(subject.make(), data)[0]["compute/flops"])
+        data, engines = subject.data(num_clients=1, size=20), (Counting(small=0), Counting(small=math.inf))
+        costs = [new_federation(1, engine=engine).fit(subject.make(), data)[0]["compute/flops"] for engine in engines]
         assert costs[0] == costs[1], (
             f"A round costs {costs[0]:.0f} FLOPs on the meta device and {costs[1]:.0f} with numbers: say flops_on_meta = False."
         )
@@ -342,8 +325,12 @@ def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> Non
 
 def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, folder: Path) -> None:
     """From the checkpoint of the round before."""
-    with _interrupted():
+    try:
         subject.fit(run_dir=folder, callbacks=[InterruptInRound(2)])
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("The run was not interrupted.")
     federation = new_federation(2, run_dir=folder, participation=0.7, evaluate_every=0)
     federation.fit(subject.make(), subject.new_data(), ckpt_path="last")
     assert_same(federation, subject.recorded[0])

@@ -38,21 +38,17 @@ class Net(Backbone):
 
     @property
     def factorizable(self) -> list[str]:
-        """Both layers."""
         return ["fc1", "fc2"]
 
     @property
     def cuts(self) -> Mapping[str, int]:
-        """Behind the first layer, and the default."""
         return {"fc1": self.fc1.out_features, **super().cuts}
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        """Representation at a cut."""
         x = relu(self.fc1(x.flatten(1)))
         return x if cut == "fc1" else relu(self.fc2(x))
 
     def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
-        """Logits."""
         return self.head(relu(self.fc2(representation)) if cut == "fc1" else representation)
 
 
@@ -71,7 +67,6 @@ class NoisyNet(Net):
         self.norm = nn.BatchNorm1d(self.head.in_features)
 
     def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        """Features."""
         return dropout(self.norm(super().encode(x, "features")), 0.5, self.training)
 
 
@@ -88,7 +83,6 @@ class Growing(Partitioner):
     """Client k holds a share proportional to k + 1, so that weighted and unweighted means differ."""
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :class:`.Partitioner`."""
         shares = np.arange(1, num_clients + 1) / np.arange(1, num_clients + 1).sum()
         return cut(rng.permutation(np.concatenate(members)), shares)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator
 
+from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.worker import Worker
@@ -20,7 +21,6 @@ class Recording(InProcess):
         self._worker: Worker | None = None
 
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Make the worker."""
         super().open(spec, states)
         assert self._opened is not None
         self._worker, _ = self._opened
@@ -32,7 +32,6 @@ class Recording(InProcess):
         return self._worker
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn."""
         for update in super().run(self._noted(turns)):
             assert isinstance(update, ClientUpdate)
             self.updates.append(update)
@@ -54,11 +53,23 @@ class Recording(InProcess):
         return [(turn, update) for turn, update in pairs if turn.verb == "fit" and round in (None, turn.round)]
 
 
+class Counting(InProcess):
+    """Counts the FLOPs of networks with numbers, of those with more parameters than ``small`` on the meta device."""
+
+    def __init__(self, small: float) -> None:
+        super().__init__()
+        self.small = small
+
+    def open(self, spec: WorkerSpec, states: ClientStore) -> None:
+        super().open(spec, states)
+        assert self._opened is not None
+        self._opened[0].flops = FlopMeter(self.small)
+
+
 class Shuffled(InProcess):
     """Carries turns out in a random order."""
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """What comes of the turns, in their order."""
         waiting = list(turns)
         order = list(range(len(waiting)))
         random.Random(4).shuffle(order)  # which exchanges also two, unlike some seeds

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from often import mostly_slow
-from tiny import new_data, new_federation, new_method, without_seconds
+from tiny import Stop, new_data, new_federation, new_method, without_seconds
 
-from lightning_fed.callbacks import FederationCallback, MetricsTable, RunView
+from lightning_fed.callbacks import MetricsTable
 from lightning_fed.callbacks.table import append_row, write_table
 from lightning_fed.federation.federation import Federation
 
@@ -107,17 +107,6 @@ def test_a_table_that_cannot_be_written_is_as_it_was(name: str, monkeypatch: pyt
     assert TABLE.read_text().split() == ["a", "1"]
     write_table(TABLE, [{"a": 3}])
     assert TABLE.read_text().split() == ["a", "3"]
-
-
-class Stop(FederationCallback):
-    """Ends a run after a round was reported and before it is checkpointed."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_round_end(self, run: RunView) -> None:
-        if run.round == self.round:
-            raise KeyboardInterrupt
 
 
 def fit(run_dir: str, rounds: int = 5, ckpt_path: str | None = None, **options: Any) -> Federation:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_commands import printed, refused
 
 from lightning_fed.__main__ import main
 from lightning_fed.experiments.configs import about, shipped
@@ -14,13 +15,6 @@ from lightning_fed.experiments.configs import about, shipped
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     main(list(args))
     return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    with pytest.raises(SystemExit) as error:
-        main(list(args))
-    assert error.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_they_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,11 +41,8 @@ def test_it_waits_for_nothing_and_stops_when_nobody_reads() -> None:
 
 @pytest.mark.parametrize("given", [["--config", "quickstart"], ["--config=configs/quickstart.yaml"], ["-c", "quickstart.yaml"]])
 def test_fit_finds_one_by_name(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *given, "--config", "{federation: {rounds: 7}}", "--print_config"])
-    assert error.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert (printed["federation"]["run_dir"], printed["federation"]["rounds"]) == ("runs/quickstart", 7)
+    config = yaml.safe_load(printed(capsys, "fit", *given, "--config", "{federation: {rounds: 7}}", "--print_config"))
+    assert (config["federation"]["run_dir"], config["federation"]["rounds"]) == ("runs/quickstart", 7)
 
 
 def test_a_sweep_and_its_base_are_found_by_name(capsys: pytest.CaptureFixture[str]) -> None:

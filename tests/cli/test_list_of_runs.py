@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny import new_data, new_federation, new_method
+from tiny_commands import refused
 
 from lightning_fed.__main__ import main
 from lightning_fed.cli.runs import PlayedRun
@@ -71,7 +72,4 @@ def test_a_run_of_which_only_the_tables_stayed(capsys: pytest.CaptureFixture[str
 
 
 def test_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["runs", "nowhere"])
-    assert error.value.code == 2
-    assert capsys.readouterr().err == "lightning-fed: error: No run below nowhere: give folders that have some.\n"
+    assert refused(capsys, "runs", "nowhere") == "lightning-fed: error: No run below nowhere: give folders that have some.\n"

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import yaml
 from tiny import final_checkpoint, same
+from tiny_commands import refused
 from tiny_sites import Clock, Memory
 
 from lightning_fed.__main__ import main
@@ -124,11 +125,7 @@ def test_nothing_but_an_exported_model_makes_way_for_one(join: Joining, serve: A
     sites = [join(0, "--partitioned", "--output", "model"), join(1, "--partitioned")]
     for start in (partial(join, 0), partial(serve, sites)):
         for output, message in (("thesis", "thesis has 'chapter_1.md' in it and no exported model"), ("file", "file is no folder")):
-            with pytest.raises(SystemExit) as ended:
-                start("--output", output)
-            told = capsys.readouterr().err
-            assert (ended.value.code, told.count("\n")) == (2, 1)
-            assert f"{message}: give another output, " in told
+            assert f"{message}: give another output, " in refused(capsys, start=partial(start, "--output", output))
     serve(sites)
     assert json.loads(Path("model/config.json").read_text())["round"] == 2
     assert safetensors.torch.load_file("model/model.safetensors")
@@ -145,7 +142,7 @@ def test_a_configuration_that_differs_is_refused_with_its_keys(
         join(1, "--partitioned", "--model.init_args.epochs", "2", "--data.init_args.batch_size", "8"),
     ]
     with pytest.raises(SystemExit) as ended:
-        serve(sites)
+        serve(sites)  # which say of themselves that they refuse it
     assert ended.value.code == 2
     told = "The site of client 1 cannot take part: this is another study: data.batch_size is 8 at the site and 64 at the server; "
     assert told + "model.epochs is 2 at the site and 1 at the server." in capsys.readouterr().err
@@ -180,12 +177,7 @@ def test_what_cannot_be_is_one_line(
     Path("gaps").mkdir()
     for name in ("0.pub", "2.pub"):
         (Path("gaps") / name).touch()
-    with pytest.raises(SystemExit) as ended:
-        serve([join(0)], *options)
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    assert message in refused(capsys, start=partial(serve, [join(0)], *options))
     assert not Path("runs").exists()
 
 
@@ -202,12 +194,7 @@ def test_what_cannot_be_is_one_line(
 def test_a_site_that_cannot_be_is_one_line(
     join: Joining, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        join(0, *options)
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    assert message in refused(capsys, start=partial(join, 0, *options))
 
 
 def test_a_key_of_another_user_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,10 +216,7 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.Monkey
         ("serve", ["--sites", "sites", "--certificates", "certificates"]),
         ("join", ["--server", "localhost:1", "--client", "0", "--key", "key", "--root_certificates", "ca.crt"]),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main([verb, *own])
-        assert ended.value.code == 2
-        assert "which is not installed: pip install 'lightning-fed[flower]'" in capsys.readouterr().err
+        assert "which is not installed: pip install 'lightning-fed[flower]'" in refused(capsys, verb, *own)
 
 
 def test_keys_are_read_as_flower_has_them() -> None:

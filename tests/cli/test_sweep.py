@@ -14,6 +14,7 @@ import torch
 import transformers
 import yaml
 from tiny import TINY_BERT, TINY_VIT
+from tiny_commands import refused
 from tiny_files import write_idx
 
 from lightning_fed.__main__ import main
@@ -147,10 +148,7 @@ def test_all_that_is_wrong_is_told_in_a_line_each_before_the_first_run(capsys: p
 
 @pytest.mark.usefixtures("no_run")
 def test_a_sweep_without_its_base_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        sweep(base="nowhere.yaml")
-    said = capsys.readouterr().err
-    assert (error.value.code, said.count("\n")) == (2, 1)
+    said = refused(capsys, start=partial(sweep, base="nowhere.yaml"))
     assert "my.sweep.yaml: there is no base nowhere.yaml" in said
 
 

@@ -1,5 +1,6 @@
 """Turns at sites: the same numbers as in one process, and whatever becomes of messages leaves no trace."""
 
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -9,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from often import OFTEN, mostly_slow
-from tiny import CLASSES, METHODS, Net, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
+from tiny import CLASSES, METHODS, Net, Stop, data_for, momentum, new_federation, new_method, private_states, same, without_seconds
 from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linked, new_site
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
@@ -236,17 +236,6 @@ def test_a_site_that_is_away_gets_its_turn_when_it_is_back() -> None:
     assert looks == 20
 
 
-class Dying(FederationCallback):
-    """The server dies when a round has been merged, before its checkpoint."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_round_end(self, run: RunView) -> None:
-        if run.round == self.round:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("name", "checkpoint_every", "dies"),
     mostly_slow([("PFedLoRA", 1, 2), ("PFedLoRA", 2, 3), ("PF2LoRA", 2, 3)], often={("PFedLoRA", 2, 3)}),
@@ -256,7 +245,7 @@ def test_a_server_that_dies_before_a_checkpoint_goes_on_from_the_last(name: str,
     options: dict[str, Any] = {"run_dir": "runs", "checkpoint_every": checkpoint_every}
     link = linked(name)
     with pytest.raises(KeyboardInterrupt):
-        fit(name, link, callbacks=[Dying(dies)], **options)
+        fit(name, link, callbacks=[Stop(dies)], **options)
     again = linked(name)  # the machine was started again, and with it all of the sites
     federation = fit(name, again, ckpt_path="last", **options)
     assert_same_as_here(federation, again, here(name))
@@ -383,44 +372,20 @@ def sent_by_1(change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]) 
     return fault
 
 
+def says(**fields: Any) -> Callable[..., None]:
+    return lambda head, tensors: head.update(fields)
+
+
+def measured(metrics: dict[str, Any]) -> Callable[..., None]:
+    return lambda head, tensors: head["metrics"].update(metrics)
+
+
+def sends(name: str, tensor: torch.Tensor) -> Callable[..., None]:
+    return lambda head, tensors: tensors.update({name: tensor})
+
+
 def nan(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     next(iter(tensors.values())).fill_(float("nan"))
-
-
-def shape(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    tensors["backbone.head.bias"] = torch.zeros(CLASSES + 1)
-
-
-def dtype(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    tensors["backbone.head.bias"] = tensors["backbone.head.bias"].double()
-
-
-def more(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    tensors["evil"] = torch.zeros(1)
-
-
-def weight(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["num_examples"] = 10**9
-
-
-def metric(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"]["flops"] = "many"
-
-
-def endless(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"]["flops"] = 10**400
-
-
-def countless(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["num_examples"] = 10**400
-
-
-def two_lines(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"]["val/a\nround,1"] = 1.0
-
-
-def perfect(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"]["val/accuracy"] = 1e300
 
 
 def silent(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -428,35 +393,39 @@ def silent(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
 
 
 def pickled(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
-    import pickle
-
     return pickle.dumps(tensors)
-
-
-def nothing(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
-    return b""
 
 
 def old(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
     return pack(head | {"protocol": 0}, tensors)
 
 
+BIAS = "backbone.head.bias"
+ENDLESS, TWO_LINES = measured({"flops": 10**400}), measured({"val/a\nround,1": 1.0})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (nan, "The update of client 1 holds NaN or infinity"),
-        (shape, r"The update of client 1 has 'backbone.head.bias' of shape \(5,\), expected \(4,\)"),
-        (dtype, "The update of client 1 has 'backbone.head.bias' of torch.float64, expected torch.float32"),
-        (more, "The update of client 1 holds 'evil', which does not belong there"),
-        (weight, "message counts 1000000000 training examples, 2[0-9] were described"),
-        (metric, "message has flops = 'many', expected float"),
-        (endless, r"message has flops = 10+\.\.\.0+, expected float"),
-        (countless, r"message has num_examples = 10+\.\.\.0+, expected a number from 0"),
-        (two_lines, r"a metric named 'val/a\\nround,1': give it a name"),
-        (perfect, r"message has val/accuracy = 1e\+300, which no model reaches"),
+        (
+            sends(BIAS, torch.zeros(CLASSES + 1)),
+            r"has 'backbone.head.bias' of shape \(5,\), expected \(4,\)",
+        ),
+        (
+            sends(BIAS, torch.zeros(CLASSES).double()),
+            "The update of client 1 has 'backbone.head.bias' of torch.float64, expected torch.float32",
+        ),
+        (sends("evil", torch.zeros(1)), "The update of client 1 holds 'evil', which does not belong there"),
+        (says(num_examples=10**9), "message counts 1000000000 training examples, 2[0-9] were described"),
+        (measured({"flops": "many"}), "message has flops = 'many', expected float"),
+        (ENDLESS, r"message has flops = 10+\.\.\.0+, expected float"),
+        (says(num_examples=10**400), r"message has num_examples = 10+\.\.\.0+, expected a number from 0"),
+        (TWO_LINES, r"a metric named 'val/a\\nround,1': give it a name"),
+        (measured({"val/accuracy": 1e300}), r"message has val/accuracy = 1e\+300, which no model reaches"),
         (silent, "message has flops = None, expected float"),
         (pickled, "message cannot be read"),
-        (nothing, "message cannot be read"),
+        (lambda head, tensors: b"", "message cannot be read"),
         (old, "message has protocol 0, this lightning-fed speaks 1"),
     ],
 )
@@ -484,18 +453,6 @@ def test_with_a_smaller_quorum_a_refused_update_is_a_lost_turn(name: str, capsys
     assert f"the turn of client {client} was lost: The update of client {client} holds NaN" in capsys.readouterr().out
 
 
-def unmeasured(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"] = {}
-
-
-def infinite(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"]["test/accuracy"] = float("inf")
-
-
-def crowd(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    head["metrics"] |= {f"test/{number}": 1.0 for number in range(10_000)}
-
-
 def spoken(why: str, kind: str) -> Callable[..., bytes]:
     return lambda head, tensors: pack({"answer": kind, "client": 1, "why": why})
 
@@ -504,7 +461,13 @@ FORGED = "\x1b[2J\nRound 9: all is well\ud800" + "!" * 2**20
 
 
 @pytest.mark.parametrize(
-    "change", [unmeasured, infinite, crowd, endless, two_lines, pickled, spoken(FORGED, "refused"), spoken(FORGED, "failed")]
+    "change",
+    [
+        says(metrics={}),
+        measured({"test/accuracy": float("inf")}),
+        measured({f"test/{number}": 1.0 for number in range(10_000)}),
+        *(ENDLESS, TWO_LINES, pickled, spoken(FORGED, "refused"), spoken(FORGED, "failed")),
+    ],
 )
 def test_whatever_a_site_says_costs_its_turn(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """And neither the run, nor a line that is not the server's."""

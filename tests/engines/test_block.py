@@ -21,29 +21,29 @@ def pipes() -> tuple[Pipe, Pipe]:
     return Pipe(ours), Pipe(theirs)
 
 
-def packed(room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Packed, Memory]:
+def packed(blocks: ReusedBlocks, value: float, size: int = 1000) -> tuple[Packed, Memory]:
     """A tensor of this value, as it is sent, and the memory in which it travels."""
-    packed = pack(torch.full((size,), value), room=room)
+    packed = pack(torch.full((size,), value), allocate=blocks)
     assert isinstance(packed.block, Block)
     return packed, packed.block.memory
 
 
-def sent(pipes: tuple[Pipe, Pipe], room: ReusedBlocks, value: float, size: int = 1000) -> tuple[Tensor, Memory]:
+def sent(pipes: tuple[Pipe, Pipe], blocks: ReusedBlocks, value: float, size: int = 1000) -> tuple[Tensor, Memory]:
     """What arrives of it, when the sender has nothing of it any more, and the memory in which it travelled."""
-    thing, memory = packed(room, value, size)
+    thing, memory = packed(blocks, value, size)
     pipes[0].send(thing)
     return unpack(pipes[1].recv()), memory
 
 
 @needs_flags
 def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks()
-    arrived, memory = sent(pipes, room, 1.0)
+    blocks = ReusedBlocks()
+    arrived, memory = sent(pipes, blocks, 1.0)
     assert torch.equal(arrived, torch.full((1000,), 1.0))
     assert not memory.is_back
     del arrived
     assert memory.is_back
-    again, same = sent(pipes, room, 2.0)
+    again, same = sent(pipes, blocks, 2.0)
     assert same is memory
     assert torch.equal(again, torch.full((1000,), 2.0))
     assert not memory.is_back
@@ -51,57 +51,57 @@ def test_memory_that_was_let_go_is_used_again(pipes: tuple[Pipe, Pipe]) -> None:
 
 @needs_flags
 def test_each_of_several_receivers_has_to_let_go(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks()
-    thing, memory = packed(room, 1.0)
+    blocks = ReusedBlocks()
+    thing, memory = packed(blocks, 1.0)
     arrived = {}
     for receiver in range(3):
         pipes[0].send(thing)
         arrived[receiver] = unpack(pipes[1].recv())
     del thing, arrived[1]
-    assert sent(pipes, room, 2.0)[1] is not memory
+    assert sent(pipes, blocks, 2.0)[1] is not memory
     del arrived[2]
     assert not memory.is_back
     assert arrived.pop(0).eq(1).all()
     assert memory.is_back
-    assert packed(room, 3.0)[1] is memory
+    assert packed(blocks, 3.0)[1] is memory
 
 
 @needs_flags
 def test_what_the_sender_will_send_to_others_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks()
-    thing, memory = packed(room, 1.0)
+    blocks = ReusedBlocks()
+    thing, memory = packed(blocks, 1.0)
     pipes[0].send(thing)
     assert unpack(pipes[1].recv()).eq(1).all()
     assert memory.is_back  # the first has let go, the second has not been sent it yet
-    assert sent(pipes, room, 2.0)[1] is not memory
+    assert sent(pipes, blocks, 2.0)[1] is not memory
     pipes[0].send(thing)
     assert unpack(pipes[1].recv()).eq(1).all()
 
 
 def test_what_has_not_been_read_yet_is_not_written_to(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks()
-    pipes[0].send(pack(torch.tensor([1.0]), room=room))
-    pipes[0].send(pack(torch.tensor([2.0]), room=room))
+    blocks = ReusedBlocks()
+    pipes[0].send(pack(torch.tensor([1.0]), allocate=blocks))
+    pipes[0].send(pack(torch.tensor([2.0]), allocate=blocks))
     assert [float(unpack(pipes[1].recv())) for _ in range(2)] == [1.0, 2.0]
 
 
 def test_what_the_receiver_keeps_stays_as_it_is(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks(keep=2)
-    part = sent(pipes, room, 0.0)[0][3:5]  # of a tensor that is gone
-    kept = [sent(pipes, room, value)[0] for value in (1.0, 2.0, 3.0)]
+    blocks = ReusedBlocks(keep=2)
+    part = sent(pipes, blocks, 0.0)[0][3:5]  # of a tensor that is gone
+    kept = [sent(pipes, blocks, value)[0] for value in (1.0, 2.0, 3.0)]
     for value in (4.0, 5.0, 6.0):
-        sent(pipes, room, value)
+        sent(pipes, blocks, value)
     assert part.tolist() == [0.0, 0.0]
     assert [float(tensor[0]) for tensor in kept] == [1.0, 2.0, 3.0]
 
 
 @needs_flags
 def test_the_sender_keeps_no_more_than_it_is_told(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks(keep=2)
-    arrived, memories = zip(*(sent(pipes, room, value) for value in (1.0, 2.0, 3.0)), strict=True)
+    blocks = ReusedBlocks(keep=2)
+    arrived, memories = zip(*(sent(pipes, blocks, value) for value in (1.0, 2.0, 3.0)), strict=True)
     del arrived
     assert all(memory.is_back for memory in memories)
-    used = {id(sent(pipes, room, 0.0)[1]) for _ in range(4)}
+    used = {id(sent(pipes, blocks, 0.0)[1]) for _ in range(4)}
     assert used <= {id(memory) for memory in memories[1:]}
 
 
@@ -120,16 +120,16 @@ def test_a_child_of_the_receiver_that_forgets_memory_does_not_let_it_go(pipes: t
 
 @needs_flags
 def test_memory_is_used_for_messages_of_its_size_alone(pipes: tuple[Pipe, Pipe]) -> None:
-    room = ReusedBlocks()
-    large = sent(pipes, room, 1.0)[1]
+    blocks = ReusedBlocks()
+    large = sent(pipes, blocks, 1.0)[1]
     assert large.is_back
-    assert sent(pipes, room, 1.0, size=900)[1] is not large
-    assert sent(pipes, room, 1.0, size=1100)[1] is not large
+    assert sent(pipes, blocks, 1.0, size=900)[1] is not large
+    assert sent(pipes, blocks, 1.0, size=1100)[1] is not large
 
 
 def test_memory_with_a_name_is_not_used_again(pipes: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "ANONYMOUS", False)  # as on macOS, where nobody says that it has been let go
-    room = ReusedBlocks()
-    kept = [sent(pipes, room, value) for value in (1.0, 2.0, 3.0)]
+    blocks = ReusedBlocks()
+    kept = [sent(pipes, blocks, value) for value in (1.0, 2.0, 3.0)]
     assert len({id(memory) for _, memory in kept}) == 3
     assert [float(arrived[0]) for arrived, _ in kept] == [1.0, 2.0, 3.0]

@@ -107,7 +107,7 @@ def turns(clients: int) -> list[Turn]:
 def play(village: Village, clients: int = 9) -> list[tuple[int, int]]:
     """Who was heard of, in which order, and how many turns it has had."""
     states = ClientStore(Path("states"), 10**6)
-    return [(update.client, int(update.state["count"])) for update in village.carry_out(turns(clients), states)]
+    return [(update.client, int(update.state["count"])) for update in village.run_turns(turns(clients), states)]
 
 
 ALL = [(client, 1) for client in range(9)]
@@ -157,10 +157,10 @@ def test_two_deaths_in_one_turn_end_the_run_and_say_what_to_do() -> None:
 def test_turns_that_are_not_done_come_to_nothing_when_others_begin() -> None:
     """Whoever holds the loop that waits for them."""
     village, states = Village(2), ClientStore(Path("states"), 10**6)
-    held = village.carry_out(turns(9), states)
+    held = village.run_turns(turns(9), states)
     next(held)
     assert any(village.jobs.values())
-    again = village.carry_out(turns(9)[5:], states)
+    again = village.run_turns(turns(9)[5:], states)
     assert not any(village.jobs.values())
     assert [update.client for update in again] == [5, 6, 7, 8]
     assert list(held) == []
@@ -212,7 +212,7 @@ def test_a_turn_in_which_two_stand_still_ends_the_run() -> None:
 
 def test_what_the_one_who_waits_does_meanwhile_makes_no_worker_late(capsys: pytest.CaptureFixture[str]) -> None:
     village, states = Village(2, turn_timeout=0.05), ClientStore(Path("states"), 10**6)
-    for _ in village.carry_out(turns(3), states):
+    for _ in village.run_turns(turns(3), states):
         time.sleep(0.06)
     assert capsys.readouterr().out == ""
 

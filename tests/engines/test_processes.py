@@ -29,7 +29,7 @@ from tiny import (
     new_trainer,
     private_states,
 )
-from tiny_deaths import dying
+from tiny_deaths import Failing, dying
 from tiny_frozen import new_case
 from tiny_sessions import family, gone_within
 from torch import Tensor
@@ -215,16 +215,6 @@ def test_two_deaths_end_the_run_with_client_round_signal_and_remedy(engine: Proc
         federation.fit(dying("fit", 2, 2), new_data(3))
     assert Path("notes").read_bytes() == b"xx"
     fit(engine)  # it works again
-
-
-class Failing(FedAvg):
-    """Divides by zero in a phase of client 1."""
-
-    def client_loss(self, batch: Any) -> Tensor:
-        assert self.client is not None
-        if self.client.id == 1:
-            1 / 0  # noqa: B018
-        return super().client_loss(batch)
 
 
 class Refusing(FedAvg):
@@ -440,16 +430,3 @@ def test_the_size_of_a_step_decides_on_threads() -> None:
         assert [InProcess().threads_for(network, batch) for batch in (19, 20)] == [1, 3]
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_command_line_knows_engines_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.yaml").write_text(CONFIG)
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "config.yaml", "--federation.engine", "Proceses"])
-    assert (
-        "federation.engine: there is no 'Proceses' (did you mean Processes?); known are InProcess, Processes"
-        in capsys.readouterr().err
-    )
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "config.yaml", "--federation.engine", "InProcess", "--federation.engine.init_args.threads", "0"])
-    assert "threads" in capsys.readouterr().err

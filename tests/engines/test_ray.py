@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny import Net, assert_same, assert_same_end, data_for, momentum, new_data, new_federation, new_method, private_states
-from tiny_deaths import dying
+from tiny_deaths import Failing, dying
 from tiny_sessions import family, gone_within
 
 import lightning_fed
@@ -29,7 +28,7 @@ from lightning_fed.engines.ray.cluster import SILENT
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, PFedLoRA
+from lightning_fed.methods import PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
 
 ray = pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
@@ -192,16 +191,6 @@ def test_two_deaths_end_the_run_with_client_round_machine_and_remedy(cluster: No
         new_federation(3, engine=Ray(), run_dir="runs").fit(dying("fit", 2, 2), new_data(3))
     assert Path("notes").read_bytes() == b"xx"
     assert free() == {"CPU": 2, "GPU": 1}
-
-
-class Failing(FedAvg):
-    """Divides by zero in a phase of client 1."""
-
-    def client_loss(self, batch: Any) -> torch.Tensor:
-        assert self.client is not None
-        if self.client.id == 1:
-            1 / 0  # noqa: B018
-        return super().client_loss(batch)
 
 
 def test_an_exception_arrives_with_traceback_and_client(cluster: None) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 from tiny import Net, new_data, new_federation
+from tiny_commands import refused
 
 from lightning_fed import __version__
-from lightning_fed.__main__ import main
 from lightning_fed.engines import Ray
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.ray.cluster import _ask, _own_signals
 from lightning_fed.engines.ray.engine import _Actors, _Member
-from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
+from lightning_fed.engines.ray.worker import CopiedBuffer, SharedBuffer, new_actor
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 
@@ -34,12 +34,8 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     ):
         Ray()
     Path("config.yaml").write_text("data: Digits\nmodel: {class_path: FedAvg, init_args: {backbone: CNN5}}\n")
-    with pytest.raises(SystemExit) as error:
-        main(["fit", "--config", "config.yaml", "--federation.engine", "Ray", "--federation.engine.init_args.address", "auto"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2
-    assert told.startswith("lightning-fed: error: The engine Ray needs the package ray")
-    assert told.count("\n") == 1
+    engine = ["--federation.engine", "Ray", "--federation.engine.init_args.address", "auto"]
+    assert "error: The engine Ray needs the package ray" in refused(capsys, "fit", "--config", "config.yaml", *engine)
 
 
 def test_an_address_of_a_client_is_refused() -> None:
@@ -72,20 +68,20 @@ def test_a_signal_that_ray_took_for_itself_reaches_whom_it_was_for() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("kind", [Carried, Lasting])
-def test_tensors_arrive_as_they_were(kind: type[Carried]) -> None:
+@pytest.mark.parametrize("kind", [CopiedBuffer, SharedBuffer])
+def test_tensors_arrive_as_they_were(kind: type[CopiedBuffer]) -> None:
     """A copy, or a view of the memory in which Ray keeps them, which must not be written to."""
     images = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
     thing = {"a": images, "b": [torch.arange(3), "text"], "none": torch.empty(0)}
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(pack(thing, room=kind), protocol=5, buffer_callback=buffers.append)
+    head = pickle.dumps(pack(thing, allocate=kind), protocol=5, buffer_callback=buffers.append)
     kept = [np.frombuffer(bytes(buffer.raw()), np.uint8) for buffer in buffers]
     arrived = unpack(pickle.loads(head, buffers=kept))
     assert torch.equal(arrived["a"], images)
     assert arrived["a"].stride() == images.stride()
     assert torch.equal(arrived["b"][0], torch.arange(3))
     start = kept[0].ctypes.data
-    assert (start <= arrived["a"].data_ptr() < start + kept[0].nbytes) == (kind is Lasting)
+    assert (start <= arrived["a"].data_ptr() < start + kept[0].nbytes) == (kind is SharedBuffer)
 
 
 VERSIONS = """

@@ -41,7 +41,7 @@ from lightning_fed.engines.worker import Worker
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedDecomp, FedHM, FedPer, FedProx
+from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProx
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.tensors import State
 
@@ -197,17 +197,6 @@ def test_a_private_state_that_is_not_finite_is_refused(monkeypatch: pytest.Monke
     assert [row["round"] for row in federation.run.history] == [1, 2]
 
 
-def test_what_is_shared_would_have_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above is about what only the client sees."""
-    monkeypatch.setattr(Exploding, "rate", math.inf)
-    data = new_data(3, 120)
-    data.setup()
-    module = Exploding(Net, CLASSES).for_client(data.clients[0])
-    new_trainer(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(module, data.client(0))
-    assert all(torch.isfinite(tensor).all() for tensor in module.shared_state().values())
-    assert not all(torch.isfinite(tensor).all() for tensor in module.private_state().values())
-
-
 # --------------------------------------------------------------------------------------------------------------- a function
 
 
@@ -296,22 +285,6 @@ def test_a_recipe_travels_without_networks(name: str) -> None:
     worker = spec.worker()
     worker.template.load_shared_state({key: tensor + 1 for key, tensor in worker.template.shared_state().items()})
     assert same(template.state_dict(), before)
-
-
-def test_networks_with_parametrised_weights_cannot_travel() -> None:
-    """Which is why they are built where they are needed."""
-    module = FedDecomp(Net, CLASSES)
-    module.configure_model()
-    with pytest.raises(Exception, match="parametrized"):
-        pickle.dumps(module)
-    data = new_data(3, 120)
-    data.setup()
-    spec = WorkerSpec(module, data, new_trainer, 0)
-    travelled = pickle.loads(pickle.dumps(spec.unbuilt()))
-    one, other = (
-        worker.template for worker in (WorkerSpec(FedDecomp(Net, CLASSES), data, new_trainer, 0).worker(), travelled.worker())
-    )
-    assert same(one.state_dict(), other.state_dict())
 
 
 def test_a_module_of_ones_own_does_not_notice_later_turns() -> None:

@@ -17,7 +17,7 @@ from lightning_fed.errors import DamagedError, FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.storage.initial import initial_network
-from lightning_fed.storage.manifest import FORMAT, Best
+from lightning_fed.storage.manifest import FORMAT, Best, Manifest
 from lightning_fed.storage.run_folder import load_checkpoint, newest_run, versions
 
 IDENTITY = {"method": "FedAvg", "seed": 0, "clients": 4, "data": "0123abcd"}
@@ -33,8 +33,8 @@ def save(rounds: int = 2) -> Path:
         store.put(0, {"x": torch.tensor([float(round)])}, round)
         kept.put(3, {"x": torch.tensor([float(round)])}, round)
         rows = [{"round": float(number), "accuracy": 0.5} for number in range(1, round + 1)]
-        settings = {"lr": 0.1}
-        path = checkpoints.save(round, IDENTITY, 1, rows, STATE, store, {0: round}, Best(1, 0.5, 0.5), kept, settings)
+        manifest = Manifest(round, IDENTITY, 1, best=Best(1, 0.5, 0.5), settings={"lr": 0.1})
+        path = checkpoints.save(manifest, rows, STATE, store, {0: round}, kept)
     return path
 
 
@@ -163,7 +163,7 @@ def test_what_others_have_put_beside_checkpoints_is_left_alone() -> None:
     for round in (3, 4, 5):
         store.put(0, {"x": torch.zeros(1)}, round)
         rows = [{"round": float(number)} for number in range(1, round + 1)]
-        continued.save(round, IDENTITY, 1, rows, STATE, store, {0: round})
+        continued.save(Manifest(round, IDENTITY, 1), rows, STATE, store, {0: round})
     assert [path.name for path in continued.paths()] == ["round_000004", "round_000005"]
     assert all(os.path.lexists(thing) for thing in things if thing.name != "round_000003")
     assert Path("run/checkpoints/round_000003.other1").read_text() == "mine"  # it was in the way of a checkpoint

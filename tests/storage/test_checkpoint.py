@@ -20,8 +20,8 @@ import lightning_fed.storage.client_store
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, read_state
-from lightning_fed.storage.index import CLIENTS, Index
-from lightning_fed.storage.manifest import FORMAT, Best
+from lightning_fed.storage.index import CLIENTS
+from lightning_fed.storage.manifest import FORMAT, Best, Manifest
 from lightning_fed.tensors import State
 
 STATE = {"weight": torch.tensor([1.0, 0.1, -0.0]), "count": torch.tensor(3)}
@@ -56,7 +56,7 @@ def save(checkpoints: Checkpoints, store: ClientStore, round: int) -> Path:
     if round == 1:
         store.put(1, {"x": torch.tensor([-1.0])}, round)
         since[1] = round
-    return checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, since)
+    return checkpoints.save(Manifest(round, IDENTITY, 1), history(round), STATE, store, since)
 
 
 def client_files(run_folder: Path = Path("run")) -> set[str]:
@@ -88,24 +88,11 @@ def test_what_is_saved_comes_back_bit_for_bit(checkpoints: Checkpoints, store: C
 
 def test_a_round_that_changed_no_private_state(checkpoints: Checkpoints, store: ClientStore) -> None:
     for round in (1, 2):
-        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {})
+        checkpoints.save(Manifest(round, IDENTITY, 1), history(round), STATE, store, {})
     checkpoint, problems = checkpoints.latest()
     assert (checkpoint.history, checkpoint.clients, checkpoint.last_rounds, problems) == (history(2), {}, {}, [])
     checkpoints.go_on_from(checkpoint)
     assert not checkpoints.clients_folder.exists()
-
-
-def test_the_last_two_are_kept_with_the_files_they_need(checkpoints: Checkpoints, store: ClientStore) -> None:
-    for round in range(1, 5):
-        save(checkpoints, store, round)
-    assert [path.name for path in checkpoints.paths()] == ["round_000003", "round_000004"]
-    assert client_files() == {
-        "client_000000_round_000003.safetensors",
-        "client_000000_round_000004.safetensors",
-        "client_000001_round_000001.safetensors",
-    }
-    for path in checkpoints.paths():
-        checkpoints.load(path)
 
 
 class Played:
@@ -158,10 +145,8 @@ class Played:
             if self.stream.random() < self.improving:
                 self.best = self.round
             if self.round % self.every == 0 or self.best == self.round:
-                rows = history(self.round)
-                self.checkpoints.save(
-                    self.round, IDENTITY, 1, rows, STATE, self.store, self.last_rounds, best(self.best), self.client_state
-                )
+                manifest = Manifest(self.round, IDENTITY, 1, best=best(self.best))
+                self.checkpoints.save(manifest, history(self.round), STATE, self.store, self.last_rounds, self.client_state)
                 self.last_rounds = {}
                 self.check()
 
@@ -295,7 +280,7 @@ def test_what_a_checkpoint_writes_depends_on_what_changed_only() -> None:
         for round in range(1, 21):
             store.put(round % 2, {"x": torch.rand(1)}, round)
             since = {round % 2: round} if round > 1 else dict.fromkeys(range(clients), 1)
-            save = partial(checkpoints.save, round, identity, 1, rows[:round], STATE, store, since)
+            save = partial(checkpoints.save, Manifest(round, identity, 1), rows[:round], STATE, store, since)
             found.append(written_by(checkpoints.run_folder, save))
         assert len(checkpoints.latest()[0].manifest.index) == clients / CLIENTS
     assert len(set(found[2:20] + found[22:])) == 1
@@ -307,9 +292,9 @@ def test_an_index_file_is_of_so_many_clients(checkpoints: Checkpoints) -> None:
     everybody = range(-1, 2 * CLIENTS + 1)
     for client in (-1, 0, 2 * CLIENTS):
         store.put(client, {"x": torch.tensor([float(client)])}, 1)
-    checkpoints.save(1, identity, 1, history(1), STATE, store, dict.fromkeys(everybody, 1))
+    checkpoints.save(Manifest(1, identity, 1), history(1), STATE, store, dict.fromkeys(everybody, 1))
     store.put(2 * CLIENTS, {"x": torch.tensor([0.5])}, 2)
-    checkpoints.save(2, identity, 1, history(2), STATE, store, {2 * CLIENTS: 2, 0: 2})
+    checkpoints.save(Manifest(2, identity, 1), history(2), STATE, store, {2 * CLIENTS: 2, 0: 2})
     before, after = (checkpoints.load(path) for path in checkpoints.paths())
     assert before.manifest.index.keys() == after.manifest.index.keys() == {-1, 0, 1, 2}
     assert {k for k in after.manifest.index if after.manifest.index[k] != before.manifest.index[k]} == {0, 2}
@@ -323,8 +308,8 @@ def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.Mon
     found = {}
     save = Checkpoints.save
 
-    def noting(self: Checkpoints, round: int, *args: Any, **named: Any) -> None:
-        found[round] = written_by(self.run_folder, lambda: save(self, round, *args, **named))
+    def noting(self: Checkpoints, manifest: Manifest, *args: Any) -> None:
+        found[manifest.round] = written_by(self.run_folder, lambda: save(self, manifest, *args))
 
     monkeypatch.setattr(Checkpoints, "save", noting)
     federation = new_federation(31, "run", participation=0.25, evaluate_every=0)
@@ -375,7 +360,7 @@ def save_rounds(checkpoints: Checkpoints, store: ClientStore, bests: list[int | 
     """One round after the other, in which client 0 changes, and what each takes for the best."""
     for round, named in enumerate(bests, start=1):
         store.put(0, {"x": torch.tensor([float(round)])}, round)
-        checkpoints.save(round, IDENTITY, 1, history(round), STATE, store, {0: round}, best(named))
+        checkpoints.save(Manifest(round, IDENTITY, 1, best=best(named)), history(round), STATE, store, {0: round})
 
 
 def rounds_of(checkpoints: Checkpoints) -> list[int]:
@@ -402,7 +387,7 @@ def test_continued_from_the_best_round_itself(checkpoints: Checkpoints, store: C
     assert rounds_of(continued) == [2, 4, 5]
     store.restore(chosen.clients)
     store.put(0, {"x": torch.tensor([3.0])}, 3)
-    continued.save(3, IDENTITY, 1, history(3), STATE, store, {0: 3}, best(2))
+    continued.save(Manifest(3, IDENTITY, 1, best=best(2)), history(3), STATE, store, {0: 3})
     assert rounds_of(continued) == [2, 3]
     assert client_files() == referred_to(continued) == {f"client_000000_round_{round:06d}.safetensors" for round in (2, 3)}
     assert continued.best().manifest.round == 2
@@ -468,7 +453,7 @@ def fail(*args: Any, **kwargs: Any) -> None:
     [
         (lightning_fed.storage.checkpoint, "write_state"),
         (lightning_fed.storage.client_store, "write_state"),
-        (Index, "write"),
+        (lightning_fed.storage.checkpoint, "write_index"),
         (lightning_fed.storage.checkpoint, "write_manifest"),
         (lightning_fed.storage.checkpoint, "sync_folder"),
         (Path, "rename"),
@@ -526,7 +511,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert checkpoint.manifest.round == 1
     assert len(problems) == 1
     assert str(newest) in problems[0]
-    assert path.name in problems[0]
+    assert f"{path.name} is {'missing' if harm is Path.unlink else 'damaged'}" in problems[0]
     with pytest.raises(FederationError, match="cannot be used"):
         checkpoints.load(newest)
 

@@ -134,14 +134,6 @@ def test_other_errors_are_left_as_they_are() -> None:
             raise FileNotFoundError(errno.ENOENT, "mine", name)
 
 
-def test_a_file_of_the_user_that_is_not_there_is_no_full_disk() -> None:
-    def read() -> None:
-        Path("my/labels.csv").read_text()
-
-    with pytest.raises(FileNotFoundError, match="labels"):
-        fit("runs", callbacks=[At(2, read)])
-
-
 def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -4,9 +4,8 @@ import gc
 from pathlib import Path
 
 import pytest
-from tiny import final_checkpoint, new_data, new_federation, new_method, same
+from tiny import Stop, final_checkpoint, new_data, new_federation, new_method, same
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.storage.checkpoint import Keep
@@ -77,17 +76,9 @@ def test_of_none_what_is_on_disk_only_can_be_asked_for_as_long_as_the_run_is_the
     assert not (FOLDER / "clients").exists()
 
 
-class Stop(FederationCallback):
-    """Interrupts a run."""
-
-    def on_round_end(self, run: RunView) -> None:
-        if run.round == 2:
-            raise KeyboardInterrupt
-
-
 def test_a_run_that_is_not_finished_keeps_what_it_goes_on_from() -> None:
     with pytest.raises(KeyboardInterrupt):
-        fit("none", callbacks=[Stop()])
+        fit("none", callbacks=[Stop(2)])
     assert names("checkpoints") == {"round_000001"}
     assert len(fit("none", ckpt_path="last").run.history) == 3
     assert names("checkpoints") == names("clients") == set()

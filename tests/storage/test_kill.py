@@ -7,8 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -19,7 +17,6 @@ from typing import Any, NoReturn
 import pytest
 from tiny import assert_same_end, data_for, new_data, new_federation, new_method
 
-from lightning_fed.__main__ import main
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.public_turns import OutputsPass
 from lightning_fed.engines.worker import Worker
@@ -190,7 +187,7 @@ def assert_ended_as(run_folder: Path, whole: Path) -> None:
     referred_to = {record["file"] for checkpoint in kept for record in checkpoint.clients.values()}
     assert {path.name for path in checkpoints.clients_folder.glob("*")} == referred_to
     named = {name for checkpoint in kept for name in checkpoint.manifest.index.values()}
-    assert {path.name for path in checkpoints.index.folder.iterdir()} == named
+    assert {path.name for path in checkpoints.index_folder.iterdir()} == named
 
 
 @pytest.mark.parametrize(
@@ -300,30 +297,3 @@ def test_killed_again_and_again_at_random_moments(method: str) -> None:
     newest = max(Path("killed").iterdir())
     assert_same_end(newest, Path("whole/version_0"))
     assert kills >= 2
-
-
-CONFIG = """
-data:
-  class_path: Digits
-  init_args: {num_clients: 3, image_size: 32}
-model:
-  class_path: PFedLoRA
-  init_args: {backbone: [CNN5, CNN3]}
-federation: {rounds: 4, progress: false, logger: false}
-trainer: {accelerator: cpu}
-"""
-
-
-@pytest.mark.slow
-def test_the_command_killed_and_continued() -> None:
-    Path("config.yaml").write_text(CONFIG)
-    main(["fit", "--config", "config.yaml", "--federation.run_dir", "whole"])
-    command = [sys.executable, "-m", "lightning_fed", "fit", "--config", "config.yaml", "--federation.run_dir", "killed"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})  # sums depend on the number of threads
-    while not Path("killed/version_0/checkpoints/round_000002").exists():
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    main(["fit", "--config", "config.yaml", "--federation.run_dir", "killed", "--ckpt_path", "last"])
-    assert_same_end(Path("killed/version_0"), Path("whole/version_0"))

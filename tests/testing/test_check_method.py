@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, new_federation, private_states, same, sgd
+from tiny import CLASSES, Net, Recording, WideNet, assert_same, momentum, new_data, new_federation, private_states, sgd
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
@@ -148,21 +148,16 @@ def engine() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], engine: Processes) -> None:
-    states = []
-    for chosen in (engine, InProcess(threads=1)):
-        federation = new_federation(2, participation=0.7, evaluate_every=1, engine=chosen)
+    runs = [new_federation(2, participation=0.7, evaluate_every=1, engine=chosen) for chosen in (engine, InProcess(threads=1))]
+    for federation in runs:
         federation.fit(method(Net, CLASSES, momentum), new_data(3, 100))
-        states.append((federation.run.server.state_dict(), private_states(federation), federation.run.results))
-    assert same(states[0][0], states[1][0])
-    assert states[0][1].keys() == states[1][1].keys()
-    assert all(same(states[0][1][client], states[1][1][client]) for client in states[0][1])
-    assert states[0][2] == states[1][2]
+    assert_same(*runs)
 
 
 @pytest.mark.slow
 def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(engine: Processes) -> None:
     """Worker processes build the networks anew, and would begin with those."""
-    states = []
+    runs = []
     for chosen in (engine, InProcess(threads=1)):
         model = Ditto(Net, CLASSES, optimizer=sgd)
         model.configure_model()
@@ -173,10 +168,8 @@ def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(engine: Pro
         federation.fit(model, new_data(3, 100))
         [absent, *_] = {0, 1, 2} - private_states(federation).keys()
         assert all((tensor == 0.25).all() for tensor in federation.client_module(absent).personal.state_dict().values())
-        states.append((private_states(federation), federation.run.results))
-    assert states[0][0].keys() == states[1][0].keys()
-    assert all(same(states[0][0][client], states[1][0][client]) for client in states[0][0])
-    assert states[0][1] == states[1][1]
+        runs.append(federation)
+    assert_same(*runs)
 
 
 def test_payloads_are_counted_and_reviews_cost() -> None:

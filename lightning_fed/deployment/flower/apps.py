@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from lightning_fed.deployment.flower.channel import enter
+from lightning_fed.deployment.flower.channel import connect
 
 AWAY = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE}
 """Errors that say that a message has not reached its site."""
@@ -25,7 +25,7 @@ client = ClientApp()
 @server.main()
 def pass_on_to_sites(grid: Grid, context: Context) -> None:
     """Do what ``lightning-fed serve`` says, until it ends."""
-    with enter(str(context.run_config["socket"])) as serve:
+    with connect(str(context.run_config["socket"])) as serve:
         while True:
             try:
                 asked = json.loads(serve.recv_bytes())
@@ -72,7 +72,7 @@ DEEDS: dict[str, Callable[..., tuple[dict[str, Any], bytes]]] = {"nodes": nodes,
 @client.query()
 def pass_on_to_worker(message: Message, context: Context) -> Message:
     """Have the worker answer that ``lightning-fed join`` is."""
-    with enter(str(context.node_config["socket"])) as worker:
+    with connect(str(context.node_config["socket"])) as worker:
         worker.send_bytes(read(message))
         return Message(recorded(worker.recv_bytes()), reply_to=message)
 

@@ -1,9 +1,8 @@
 """Bytes between two processes of one machine, through a socket in a folder: who may open the folder may speak."""
 
-import os
 import socket
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 from lightning_fed.errors import FederationError
@@ -12,8 +11,8 @@ LONGEST = 100
 """Characters that the path of such a socket may have; systems allow little more."""
 
 
-class Door:
-    """Where another process comes in.
+class Listener:
+    """A socket at which another process comes in.
 
     Args:
         path: of the socket. One that lies there and has nobody behind it, of a process that was killed, makes way for it.
@@ -33,15 +32,15 @@ class Door:
         except OSError as error:
             raise FederationError(f"The socket {path} cannot be made ({error}): give another one.") from error
 
-    def wait(self, seconds: float) -> Connection | None:
+    def accept(self, seconds: float) -> Connection | None:
         """Who comes next; None if nobody does in so many seconds."""
         self._socket.settimeout(seconds)
         try:
-            visitor, _ = self._socket.accept()
+            connection, _ = self._socket.accept()
         except TimeoutError:
             return None
-        visitor.setblocking(True)
-        return Connection(visitor.detach())
+        connection.setblocking(True)
+        return Connection(connection.detach())
 
     def close(self) -> None:
         """Nobody comes in any more."""
@@ -55,9 +54,9 @@ def _clear(path: Path) -> None:
         if path.exists() or path.is_symlink():
             raise FederationError(f"{path} is there and is no socket: give another path for the socket, where nothing lies.")
         return
-    with socket.socket(socket.AF_UNIX) as visitor:
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            visitor.connect(str(path))
+            connection.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
         else:
@@ -76,8 +75,8 @@ def _listening(path: Path, mode: int) -> socket.socket:
     return made
 
 
-def enter(path: str, patience: float = 60.0) -> Connection:
-    """Speak to the process behind a socket, which may be about to start.
+def connect(path: str, patience: float = 60.0) -> Connection:
+    """A connection to the process behind a socket, which may be about to start.
 
     Args:
         path: of the socket.
@@ -88,13 +87,9 @@ def enter(path: str, patience: float = 60.0) -> Connection:
     """
     ends = time.monotonic() + patience
     while True:
-        visitor = socket.socket(socket.AF_UNIX)
         try:
-            visitor.connect(os.fspath(path))
+            return Client(path, "AF_UNIX")
         except OSError:
-            visitor.close()
             if time.monotonic() > ends:
                 raise
             time.sleep(0.5)
-        else:
-            return Connection(visitor.detach())

@@ -137,16 +137,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def refuse_taken(host: str, port: int) -> None:
-    """Raises :class:`FederationError` if somebody listens at a port, such as the SuperLink of another study."""
+def answers(host: str, port: int) -> bool:
+    """Whether somebody listens at a port."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
-        return
-    raise FederationError(f"Something answers at {host}:{port} already, another study perhaps: end it, or give another --port.")
+        return False
+    return True
 
 
-def carry_out(command: Sequence[str], home: Path) -> None:
+def refuse_taken(host: str, port: int) -> None:
+    """Raises :class:`FederationError` if somebody listens at a port, such as the SuperLink of another study."""
+    if answers(host, port):
+        raise FederationError(f"Something answers at {host}:{port} already, another study perhaps: end it, or give another --port.")
+
+
+def run_command(command: Sequence[str], home: Path) -> None:
     """Print a command, and wait until it has done its work. Raises :class:`FederationError` with what it says, if it fails."""
     logger.info(shell_line(command, home))
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False, start_new_session=True)
@@ -201,14 +207,11 @@ def wait_for_port(child: Child, host: str, port: int, seconds: float) -> None:
     while True:
         if child.exit_code is not None:
             raise FederationError(f"{child.command[0]} ended with exit code {child.exit_code}: {child.log} says why.")
-        try:
-            socket.create_connection((host, port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > ends:
-                raise FederationError(f"{child.command[0]} did not answer within {seconds:g} seconds: see {child.log}.") from None
-            time.sleep(0.2)
-        else:
+        if answers(host, port):
             return
+        if time.monotonic() > ends:
+            raise FederationError(f"{child.command[0]} did not answer within {seconds:g} seconds: see {child.log}.")
+        time.sleep(0.2)
 
 
 def leash(command: Sequence[str]) -> int:

@@ -1,6 +1,5 @@
 """The link to sites through Flower's ServerApp."""
 
-import itertools
 import json
 import shutil
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.deployment.flower import commands
-from lightning_fed.deployment.flower.channel import Door
+from lightning_fed.deployment.flower.channel import Listener
 from lightning_fed.deployment.link import Broken, Link
 from lightning_fed.errors import FederationError
 
@@ -32,8 +31,6 @@ class FlowerLink(Link):
         self._clients = clients
         self._nodes: dict[int, int] = {}
         self._sent_to: dict[str, int] = {}
-        self._failed: dict[str, str] = {}
-        self._failures = itertools.count()
 
     def online(self) -> Collection[int]:
         """Those whose node the SuperLink has heard of lately."""
@@ -41,21 +38,17 @@ class FlowerLink(Link):
         self._nodes = {self._clients[key]: node for key, node in answer.get("nodes", {}).items() if key in self._clients}
         return self._nodes.keys()
 
-    def send(self, client: int, message: bytes, seconds: float) -> str:
+    def send(self, client: int, message: bytes, seconds: float) -> str | Broken:
         """Through the SuperLink, which keeps it until the site fetches it, or so many seconds have passed."""
         node = self._nodes[client]
         answer, _ = self._ask("send", message, node=node, seconds=seconds)
         if "message_id" not in answer:
-            message_id = f"failed-{next(self._failures)}"
-            self._failed[message_id] = answer.get("broken", "Flower did not take the message")
-            return message_id
+            return Broken(answer.get("broken", "Flower did not take the message"))
         self._sent_to[answer["message_id"]] = node
         return str(answer["message_id"])
 
     def poll(self, message_id: str) -> bytes | Broken | None:
         """From the SuperLink, which has it until it is asked for."""
-        if message_id in self._failed:
-            return Broken(self._failed.pop(message_id))
         answer, content = self._ask("poll", node=self._sent_to[message_id], message_id=message_id)
         if not answer:
             return None
@@ -110,22 +103,22 @@ def linked(certificates: Path, keys: Sequence[Path], host: str, port: int, home:
     commands.refuse_taken(host, port)
     commands.write_home(home, f"{host}:{port}", certificates)
     rooms = Path(tempfile.mkdtemp(prefix="lightning_fed_"))  # whose path is short, and which nobody else may open
-    door = Door(rooms / "serve.sock")
-    commands.write_app(home / "app", door.path)
+    listener = Listener(rooms / "serve.sock")
+    commands.write_app(home / "app", listener.path)
     child = None
     try:
         child = commands.Child(commands.superlink(certificates, host, port), home / "superlink.log", home)
         commands.wait_for_port(child, host, port, START)
         for client, key in enumerate(keys):
-            commands.carry_out(commands.register(key.absolute(), client), home)
-        commands.carry_out(commands.run_app(home / "app"), home)
-        app = door.wait(START)
+            commands.run_command(commands.register(key.absolute(), client), home)
+        commands.run_command(commands.run_app(home / "app"), home)
+        app = listener.accept(START)
         if app is None:
             raise FederationError(f"Flower's ServerApp did not start within {START:g} seconds: see {child.log}.")
         with app:
             yield FlowerLink(app, clients)
     finally:
-        door.close()
+        listener.close()
         if child is not None:
             child.stop()
         shutil.rmtree(rooms, ignore_errors=True)

@@ -5,22 +5,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lightning_fed.deployment.flower import commands
-from lightning_fed.deployment.flower.channel import Door
+from lightning_fed.deployment.flower.channel import Listener
+
+if TYPE_CHECKING:
+    from lightning_fed.deployment.site import Site
 
 log = logging.getLogger(__name__)
 
 RETURN = 10.0
 """Seconds until Flower's process is started again. The server lets a node that ended without a word come back within a minute."""
-
-
-class Answering(Protocol):
-    """What answers messages."""
-
-    def answer(self, message: bytes) -> bytes:
-        """Say what came of it."""
 
 
 class SuperNode:
@@ -59,7 +55,7 @@ class SuperNode:
             self._child.stop()
 
 
-def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder: Path, path: Path | None, by_hand: bool) -> None:
+def answer_all(site: "Site", command: Callable[[Path], Sequence[str]], folder: Path, path: Path | None, by_hand: bool) -> None:
     """Answer whatever comes, until the process is ended.
 
     Args:
@@ -70,18 +66,18 @@ def answer_all(site: Answering, command: Callable[[Path], Sequence[str]], folder
         by_hand: whether somebody else starts the SuperNode.
     """
     with tempfile.TemporaryDirectory(prefix="lightning_fed_") as rooms:
-        door = Door(path.absolute(), 0o660) if path else Door(Path(rooms) / "site.sock")
-        node = SuperNode(command(door.path), folder, by_hand)
+        listener = Listener(path.absolute(), 0o660) if path else Listener(Path(rooms) / "site.sock")
+        node = SuperNode(command(listener.path), folder, by_hand)
         try:
             while True:
                 node.see_to()
-                if (visitor := door.wait(1.0)) is None:
+                if (connection := listener.accept(1.0)) is None:
                     continue
-                with visitor:
+                with connection:
                     try:
-                        visitor.send_bytes(site.answer(visitor.recv_bytes()))
+                        connection.send_bytes(site.answer(connection.recv_bytes()))
                     except (EOFError, OSError) as error:
                         log.error(f"Flower's process has gone in the middle of a message ({error}).")
         finally:
             node.stop()
-            door.close()
+            listener.close()

@@ -1,6 +1,7 @@
 """A batch of one example, of which batch norm cannot learn, is refused before the first turn."""
 
 from collections.abc import Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def starved_layer(template: FederatedModule, data: FederatedDataModule, client: 
     module = template.for_client(client, seed)  # a module of its own: statistics change
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
-            layer.register_forward_pre_hook(_Watch(name))
+            layer.register_forward_pre_hook(partial(_refuse_one_value, name))
     for phase in module.phases():
         module.train()
         for frozen in phase.eval_modules:
@@ -66,20 +67,11 @@ def starved_layer(template: FederatedModule, data: FederatedDataModule, client: 
     return None
 
 
-class _Watch:
-    """Sees what a batch norm gets.
-
-    Args:
-        name: of the layer.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        values = inputs[0]
-        if layer.training and isinstance(values, Tensor) and values.numel() == values.shape[1]:
-            raise OneValueError(f"{type(layer).__name__} {self.name!r}")
+def _refuse_one_value(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A hook before a batch norm of this name."""
+    values = inputs[0]
+    if layer.training and isinstance(values, Tensor) and values.numel() == values.shape[1]:
+        raise OneValueError(f"{type(layer).__name__} {name!r}")
 
 
 def _told(client: ClientInfo, data: FederatedDataModule) -> str:

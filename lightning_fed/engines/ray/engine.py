@@ -15,12 +15,11 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure, TurnResult
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.broadcasts import Broadcasts
 from lightning_fed.engines.packing import Packed, Packer, pack, unpack
-from lightning_fed.engines.pool import Job, WorkerDeath, WorkerPool
+from lightning_fed.engines.pool import Broadcasts, Job, WorkerDeath, WorkerPool
 from lightning_fed.engines.ray.cluster import Cluster, the_package
-from lightning_fed.engines.ray.worker import Carried, Lasting, new_actor
-from lightning_fed.engines.remote_worker import Failure, Numerics, WorkerError
+from lightning_fed.engines.ray.worker import CopiedBuffer, SharedBuffer, new_actor
+from lightning_fed.engines.remote_worker import TorchSettings, WorkerError
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
 from lightning_fed.options import PositiveInt
@@ -100,10 +99,10 @@ class Ray(Engine):
                 "The trainer computes on a GPU, but workers get none: set federation.engine.init_args.gpus_per_worker, to 1 or, if "
                 "several are to share a GPU, to a fraction; or trainer.accelerator to cpu."
             )
-        packed = spec.packed(room=Lasting, packer=_by_value())
+        packed = spec.packed(allocate=SharedBuffer, packer=_by_value())
         cluster = Cluster(self.address, self.wait, self.log_to_driver)
         try:
-            ordered = the_package().put((packed, Numerics.of_this_process(self.threads)))
+            ordered = the_package().put((packed, TorchSettings.of_this_process(self.threads)))
             share = {"CPU": float(self.cpus_per_worker), "GPU": float(self.gpus_per_worker)}
             share = {name: amount for name, amount in share.items() if amount}
             pool = _Actors(cluster, self.workers, share, self.wait, ordered, self.turn_timeout)
@@ -113,11 +112,10 @@ class Ray(Engine):
         self._opened = cluster, pool, states
 
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        """One update per turn."""
         assert self._opened is not None, "open() comes first"
         _, pool, states = self._opened
         try:
-            yield from pool.carry_out(turns, states)
+            yield from pool.run_turns(turns, states)
         finally:
             pool.broadcasts.clear()
 
@@ -184,7 +182,7 @@ class _Actors(WorkerPool):
         self._versions = new_actor()().versions()[1]
         self._workers, self._share, self._wait, self._ordered = workers, share, wait, ordered
         numbers = count(1)
-        self.broadcasts = Broadcasts(lambda broadcast: (next(numbers), ray.put(pack(broadcast, room=Carried))))
+        self.broadcasts = Broadcasts(lambda broadcast: (next(numbers), ray.put(pack(broadcast, allocate=CopiedBuffer))))
         self._reserved: list[Any] = []
         self._members: dict[int, _Member] = {}
         self._told = 0
@@ -217,7 +215,7 @@ class _Actors(WorkerPool):
         self._cluster.check()
         member = self._members.get(worker) or self._start(worker)
         number, broadcast = self.broadcasts.sent(job.turn.broadcast, keep=2 * len(self._reserved))
-        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), room=Carried)
+        turn = pack((replace(job.turn, broadcast=Broadcast({})), job.private), allocate=CopiedBuffer)
         member.turns.append(member.actor.take.remote(turn, number, [broadcast]).future())
 
     def has_started(self, worker: int) -> bool:
@@ -256,8 +254,8 @@ class _Actors(WorkerPool):
         if isinstance(said, Packed):
             result: TurnResult = unpack(said)
             return result
-        if isinstance(said, Failure):
-            return said.error()
+        if isinstance(said, Exception):
+            return said
         if isinstance(said, str):
             member.node_id = said
         elif said is not None:

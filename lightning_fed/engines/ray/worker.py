@@ -13,11 +13,11 @@ from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.packing import Packed, unpack
 from lightning_fed.engines.ray.cluster import the_package
-from lightning_fed.engines.remote_worker import Failure, RemoteWorker
+from lightning_fed.engines.remote_worker import RemoteWorker
 from lightning_fed.engines.silence import quiet_lightning
 
 
-class Carried:
+class CopiedBuffer:
     """Bytes that Ray carries beside a message. They arrive as a copy, so that Ray can forget them at once.
 
     Args:
@@ -28,22 +28,21 @@ class Carried:
         self.bytes: Tensor = torch.empty(size, dtype=torch.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.landed, (self.bytes.numpy(),)
+        return self.arrived, (self.bytes.numpy(),)
 
     @classmethod
-    def landed(cls, array: np.ndarray) -> "Carried":
+    def arrived(cls, array: np.ndarray) -> "CopiedBuffer":
         """What has arrived."""
         carried = cls(len(array))
         carried.bytes.numpy()[:] = array  # PyTorch's memory is aligned as its own always is
         return carried
 
 
-class Lasting(Carried):
+class SharedBuffer(CopiedBuffer):
     """Bytes that stay where Ray has them, once on each machine, as long as there are tensors of them."""
 
     @classmethod
-    def landed(cls, array: np.ndarray) -> "Lasting":
-        """What has arrived."""
+    def arrived(cls, array: np.ndarray) -> "SharedBuffer":
         carried = cls(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that PyTorch knows no memory that must not be written to
@@ -55,22 +54,22 @@ class RayWorker:
     """Carries out turns.
 
     Args:
-        ordered: the spec, and the numerics that the process is to have.
+        ordered: the spec, and the settings of PyTorch that the process is to have.
     """
 
     def __init__(self, ordered: Any) -> None:
         self._ray = the_package()
         if not self._ray.get_gpu_ids():
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker has the GPUs that it was given, and no other
-        spec, numerics = self._ray.get(ordered)
-        numerics.set()
+        spec, torch_settings = self._ray.get(ordered)
+        torch_settings.set()
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_lightning())
         self._quiet.enter_context(retained_memory())
-        self._worker = RemoteWorker(spec, room=Carried)
+        self._worker = RemoteWorker(spec, allocate=CopiedBuffer)
         self._broadcast = 0, Broadcast({})
 
-    def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Failure:
+    def answer(self, turn: Packed, number: int, broadcast: Any) -> Packed | Exception:
         """Carry out a turn.
 
         Args:

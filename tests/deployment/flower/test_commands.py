@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.deployment.flower import commands
-from lightning_fed.deployment.flower.channel import Door, enter
+from lightning_fed.deployment.flower.channel import Listener, connect
 from lightning_fed.errors import FederationError
 
 pytestmark = pytest.mark.usefixtures("lines")
@@ -81,8 +81,8 @@ def test_a_child_that_ends_says_how(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_that_fails_is_quoted() -> None:
     with pytest.raises(FederationError, match=r"^sh failed \(exit code 3\): no such thing$"):
-        commands.carry_out(["sh", "-c", "echo no such thing >&2; exit 3"], Path())
-    commands.carry_out(["sh", "-c", 'test "$FLWR_HOME" = here -a "$FLWR_TELEMETRY_ENABLED" = 0'], Path("here"))
+        commands.run_command(["sh", "-c", "echo no such thing >&2; exit 3"], Path())
+    commands.run_command(["sh", "-c", 'test "$FLWR_HOME" = here -a "$FLWR_TELEMETRY_ENABLED" = 0'], Path("here"))
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -119,52 +119,52 @@ def test_what_flower_is_told_is_toml() -> None:
 # ----------------------------------------------------------------------------------------------------------------- the socket
 
 
-def test_bytes_come_through_a_door(tmp_path: Path) -> None:
-    door = Door(tmp_path / "door")
-    assert (door.path.stat().st_mode & 0o777) == 0o600
-    assert door.wait(0.01) is None
+def test_bytes_come_through_a_socket(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "listener")
+    assert (listener.path.stat().st_mode & 0o777) == 0o600
+    assert listener.accept(0.01) is None
     large, answers = os.urandom(1 << 20), []
 
     def visit() -> None:
-        with enter(str(door.path)) as inside:
+        with connect(str(listener.path)) as inside:
             inside.send_bytes(large)
             answers.append(inside.recv_bytes())
 
     visitor = threading.Thread(target=visit)
     visitor.start()
-    found = door.wait(60)
+    found = listener.accept(60)
     assert found is not None
     with found:
         assert found.recv_bytes() == large
         found.send_bytes(b"seen")
     visitor.join()
     assert answers == [b"seen"]
-    door.close()
-    assert not door.path.exists()
+    listener.close()
+    assert not listener.path.exists()
     with pytest.raises(OSError, match="No such file"):
-        enter(str(door.path), patience=0)
+        connect(str(listener.path), patience=0)
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="is too long for a socket: give a path of at most 100 characters"):
-        Door(tmp_path / ("x" * 100))
+        Listener(tmp_path / ("x" * 100))
     with pytest.raises(FederationError, match="cannot be made"):
-        Door(Path("nowhere/door"))
+        Listener(Path("nowhere/listener"))
 
 
-def test_who_waits_for_a_door_comes_in_when_it_is_there(tmp_path: Path) -> None:
+def test_who_waits_for_a_socket_comes_in_when_it_is_there(tmp_path: Path) -> None:
     """A worker that is started again is waited for."""
-    path, seen = tmp_path / "door", []
-    visitor = threading.Thread(target=lambda: seen.append(enter(str(path), patience=60)))
+    path, seen = tmp_path / "listener", []
+    visitor = threading.Thread(target=lambda: seen.append(connect(str(path), patience=60)))
     visitor.start()
     time.sleep(0.1)
-    door = Door(path)
-    found = door.wait(60)
+    listener = Listener(path)
+    found = listener.accept(60)
     visitor.join()
     assert found is not None
     for connection in (found, *seen):
         connection.close()
-    door.close()
+    listener.close()
 
 
 def test_the_apps_and_what_they_need_import_nothing_that_learns() -> None:

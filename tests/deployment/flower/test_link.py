@@ -62,19 +62,8 @@ def test_what_goes_wrong_on_the_way_is_told(linked: Any) -> None:
         ({"broken": "Node Unavailable", "away": True}, b""),
     )
     link.online()
-    assert link.poll(link.send(1, b"?", 1.0)) == Broken("HTTPError: 500")
+    assert link.send(1, b"?", 1.0) == Broken("HTTPError: 500")
     assert link.poll(link.send(1, b"?", 1.0)) == Broken("Node Unavailable", away=True)
-
-
-def test_each_message_that_is_not_taken_has_a_ticket_of_its_own(linked: Any) -> None:
-    """Whichever have been asked for meanwhile."""
-    link, _ = linked(NODES, *(({"broken": why, "away": False}, b"") for why in ("first", "second", "third")))
-    link.online()
-    first, second = link.send(1, b"?", 1.0), link.send(1, b"?", 1.0)
-    assert link.poll(first) == Broken("first")
-    third = link.send(1, b"?", 1.0)
-    assert link.poll(second) == Broken("second")
-    assert link.poll(third) == Broken("third")
 
 
 def test_a_server_app_that_has_ended_ends_the_run(linked: Any) -> None:

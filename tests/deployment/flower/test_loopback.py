@@ -89,16 +89,7 @@ class Stations:
 
     def start(self, client: int, *options: str) -> None:
         args = ["join", "--config", "study.yaml", "--server", f"localhost:{self.port}", "--client", str(client)]
-        args += [
-            "--key",
-            f"keys/{client}",
-            "--root_certificates",
-            "certificates/ca.crt",
-            "--partitioned",
-            "--threads",
-            "1",
-            *options,
-        ]
+        args += ["--key", f"keys/{client}", "--root_certificates", "certificates/ca.crt", "--partitioned", "--threads=1", *options]
         process = self._context.Process(target=station, args=(args, str(Path.cwd()), f"join-{client}.out"))
         process.start()
         self.processes[client] = process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fed.deployment.flower.channel import Door, enter
+from lightning_fed.deployment.flower.channel import Listener, connect
 from lightning_fed.deployment.flower.node import answer_all
 from lightning_fed.errors import FederationError
 
@@ -53,7 +53,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def say(path: Path, message: bytes) -> bytes:
-    with enter(str(path)) as site:
+    with connect(str(path)) as site:
         site.send_bytes(message)
         return site.recv_bytes()
 
@@ -66,7 +66,7 @@ def test_messages_are_answered_and_what_ends_is_started_again(
     until(lambda: bool(made) and made[0].exists())
     [path] = made
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    with enter(str(path)):
+    with connect(str(path)):
         pass  # somebody who is killed before he says anything
     assert say(path, b"hello") == b"you said hello"
     until(lambda: Path("starts").exists() and len(Path("starts").read_text().split()) >= 2)
@@ -98,19 +98,19 @@ def test_a_socket_takes_the_place_of_nothing_but_a_socket_that_is_left_over(tmp_
     path = tmp_path / "relay.sock"
     path.write_text("a thesis")
     with pytest.raises(FederationError, match=r"relay\.sock is there and is no socket: give another path"):
-        Door(path)
+        Listener(path)
     assert path.read_text() == "a thesis"
     path.unlink()
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
-    door = Door(path)
+    listener = Listener(path)
     with pytest.raises(FederationError, match="Somebody answers at the socket"):
-        Door(path)
-    looked, entered, heard = door.wait(5), enter(str(path)), door.wait(5)
+        Listener(path)
+    looked, entered, heard = listener.accept(5), connect(str(path)), listener.accept(5)
     assert looked is not None
     assert heard is not None
     with looked, entered, heard:
         entered.send_bytes(b"still here")
         assert heard.recv_bytes() == b"still here"
-    door.close()
+    listener.close()
     assert not path.exists()

@@ -163,15 +163,6 @@ def test_what_has_no_adapters_cannot_be_merged() -> None:
         fit_and_export("FedAvg", merged=True)
 
 
-def test_a_private_adapter_is_in_its_clients_export_only() -> None:
-    data = new_texts(3)
-    new_federation(2, "runs").fit(new_method("PF2LoRA"), data)
-    for client, rank in ((None, 8), (0, 10)):
-        new_federation(2, "runs").export(new_method("PF2LoRA"), data, f"exported/{client}", client)
-        state = load_file(f"exported/{client}/adapter_model.safetensors")
-        assert {len(tensor) for name, tensor in state.items() if "lora_A" in name} == {rank}
-
-
 def plain(state: State, part: str = "backbone.") -> State:
     """The tensors of a part under the names that they have in it."""
     return {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
