@@ -20,7 +20,7 @@ from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
 from lightning_fed.data.split import Shares, Split, deal, divide_by_name, roles_of_sets, rows_of, union
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import AnySeed, PositiveInt
+from lightning_fed.options import AnySeed, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10
@@ -349,14 +349,12 @@ class FederatedDataModule(L.LightningDataModule):
 
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
-    sizes = {"num_clients": data.given_num_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
-    for name, size in sizes.items():
-        require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
+    require_from(1, num_clients=data.given_num_clients, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size)
+    require_from(0, seed=data.seed)
     choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
-    require(data.seed >= 0, f"Got seed={data.seed}: give a whole number from 0.")
     require(
         data.split == "pooled" or data.test_share is None,
         f"Got test_share={data.test_share} with split=official, which tests on the official test set: leave test_share "

@@ -1,6 +1,7 @@
 """Data of one's own, as a table: what goes in, what is to be predicted, and what else is known of each example."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,14 +36,14 @@ class Table(NamedTuple):
     Args:
         inputs: what a network takes.
         targets: what is to be predicted, shape (N,): strings or whole numbers.
-        columns: what else is known, by name, each of shape (N,).
+        columns: what else is known, by name, each of shape (N,): an array, or what becomes one where it is sliced.
         sets: the set that each example is of, one of :data:`ROLES`, shape (N,); None: there is one set.
         class_names: what the classes are called whose numbers the targets are; None: the targets say it.
     """
 
     inputs: Inputs
     targets: NDArray[Any]
-    columns: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, Any]
     sets: NDArray[Any] | None = None
     class_names: list[str] | None = None
 
@@ -236,3 +237,30 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
             "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes."
         )
     return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]
+
+
+def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple[list[Path], list[str] | None]:
+    """The files of a training set and of a test set, if there is one, and the set that each file is of; None: there is one set."""
+    train = find_files(path, endings)
+    if test_path is None:
+        return train, None
+    test = find_files(test_path, endings)
+    return train + test, ["train"] * len(train) + ["test"] * len(test)
+
+
+def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
+    """A file, or all files anywhere in a folder that end so, in order of their paths.
+
+    Args:
+        path: of the file or the folder.
+        endings: in lower case, with the dot.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise FederationError(f"Found neither a file nor a folder {place.absolute()}: check the path in --data.init_args.")
+    found = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.is_file())
+    kinds = " or ".join(endings)
+    require(len(found) > 0, f"The folder {place.absolute()} has no files that end in {kinds}: check the path in --data.init_args.")
+    return found

@@ -47,16 +47,11 @@ class E2E(TextGeneration):
 def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
     """Source, restaurant and reference of each line."""
     require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
-    columns, rows = csv_table(path)
-    require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
-    for line, fields in rows:
-        where = f"{path}, line {line},"
-        of_line = dict(zip(columns, fields, strict=True))
-        meaning = of_line["mr"].strip()
+    for where, [meaning, reference] in csv_table(path, ["mr", "ref"])[1]:
         slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
         require(
-            MEANING.fullmatch(meaning) is not None and "name" in dict(slots),
-            f"{where} has the meaning {meaning!r}, expected one like name[The Vaults], eatType[pub].",
+            MEANING.fullmatch(meaning.strip()) is not None and "name" in dict(slots),
+            f"{where} has the meaning {meaning.strip()!r}, expected one like name[The Vaults], eatType[pub].",
         )
         source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
-        yield source, dict(slots)["name"], of_line["ref"].strip()
+        yield source, dict(slots)["name"], reference.strip()

@@ -15,7 +15,7 @@ from lightning_fed.data.batches import EXAMPLE, TARGETS, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 OFFSETS = "offsets"
 """Name, among the inputs, of each token's first character in the context and the one behind its last, shape (N, L, 2): 0 and 0 for
@@ -72,8 +72,8 @@ class QuestionAnswering(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
-        require(stride >= 0, f"Got stride={stride}: give a whole number from 0.")
+        require_from(1, max_length=max_length)
+        require_from(0, stride=stride)
         self.tokenizer = tokenizer
         self.max_length: int = max_length
         self.stride: int = stride

@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data.arrays import Array, Given
 from lightning_fed.data.batches import take
-from lightning_fed.data.checked import as_labels, checked_inputs, pick_column
+from lightning_fed.data.checked import Array, Given, as_labels, checked_inputs, pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, error_text, require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 
 class InMemory(FederatedDataModule):
@@ -143,7 +142,7 @@ class ImageFiles(FederatedDataModule):
         super().__init__(**kwargs)
         begin, end = portion
         require(0 <= begin < end <= 1, f"Got portion={portion}: give where it begins and where it ends, between 0 and 1.")
-        require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
+        require_from(1, image_size=image_size)
         self.root = root
         self.download = download
         self.image_size: int = image_size

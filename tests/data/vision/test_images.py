@@ -186,7 +186,7 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("train", "test"):
         (tmp_path / f"{part}.parquet").touch()
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(FederationError, match=r'pip install "lightning-fed\[hub\]"'):
         CIFAR10(str(tmp_path)).setup()
 
