@@ -1,5 +1,6 @@
 """From whatever a user gives as a network to one that a method can train."""
 
+import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.factory import DOTTED, NETWORK, aliased, name_of, network_of
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.question_answering import TransformerQA
-from lightning_fed.models.transformer import Transformer, TransformerClassifier
+from lightning_fed.models.transformer import Transformer, TransformerClassifier, TransformerFactory
 from lightning_fed.models.vision_transformer import VisionTransformer
 from lightning_fed.tensors import check_finite, check_fits
 
@@ -157,3 +158,25 @@ def around(network: Any, num_classes: int) -> Transformer:
         f"{kind} is no model for a task that is known: give one for sequence or image classification, question answering or causal "
         "language modelling."
     )
+
+
+class SharedTransformer:
+    """Loads a network once and hands out copies that share all of its tensors but the head's.
+
+    Args:
+        factory: builds the network, or is one.
+    """
+
+    def __init__(self, factory: TransformerFactory) -> None:
+        self._factory = factory
+        self._network: Transformer | None = None
+
+    def copy(self, num_classes: int) -> Transformer:
+        """A network whose body is shared and frozen and whose head is its own and is not."""
+        if self._network is None:
+            self._network = transformer_of(self._factory, num_classes)
+            heads = self._network.head_names()
+            for name, parameter in self._network.named_parameters():
+                parameter.requires_grad_(name in heads)
+        shared = {id(parameter): parameter for parameter in self._network.parameters() if not parameter.requires_grad}
+        return copy.deepcopy(self._network, memo=shared)

@@ -1,7 +1,6 @@
 """What is learned: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,8 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
-from lightning_fed.tasks.f1 import F1
-from lightning_fed.tasks.matthews import Matthews
+from lightning_fed.tasks.metrics import F1, Matthews, MeanPearson, mean_spearman
 
 Measures = Mapping[str, Callable[[int], Metric]]
 """Metrics by name, given the number of outputs."""
@@ -254,29 +252,6 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             "num_classes to the number of values that are predicted for an example."
         )
     return outputs, targets.reshape(outputs.shape).to(outputs.dtype)
-
-
-class MeanPearson(tm.PearsonCorrCoef):
-    """Pearson's correlation, of several numbers the mean."""
-
-    def compute(self) -> Tensor:
-        """A scalar."""
-        return super().compute().mean()
-
-
-class MeanSpearman(tm.SpearmanCorrCoef):
-    """Spearman's correlation, of several numbers the mean."""
-
-    def compute(self) -> Tensor:
-        """A scalar."""
-        return super().compute().mean()
-
-
-def mean_spearman(outputs: int) -> Metric:
-    """Without the warning that ranks take all predictions at once, which are those of a test set."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
-        return MeanSpearman(num_outputs=outputs)
 
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Multilabel, Regression)}

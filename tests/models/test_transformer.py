@@ -13,7 +13,7 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
 from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRAServer
-from lightning_fed.models.frozen import SharedTransformer
+from lightning_fed.models.pretrained import SharedTransformer
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import count_floats
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import matthews_corrcoef
 
-from lightning_fed.tasks.matthews import Matthews
+from lightning_fed.tasks.metrics import Matthews
 
 
 @pytest.mark.parametrize("classes", [2, 3])

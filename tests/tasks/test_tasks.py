@@ -38,7 +38,7 @@ from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRoD, Heter
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import MLP
-from lightning_fed.tasks.f1 import F1
+from lightning_fed.tasks.metrics import F1
 from lightning_fed.tasks.task import TASKS
 
 OUTPUTS = 3

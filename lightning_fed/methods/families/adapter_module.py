@@ -7,8 +7,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from lightning_fed.core import FederatedModule, Phase, State
-from lightning_fed.models.frozen import SharedTransformer
-from lightning_fed.models.pretrained import transformer_of, with_weights
+from lightning_fed.models.pretrained import SharedTransformer, transformer_of, with_weights
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
