@@ -181,7 +181,6 @@ class ShuffledBatches(Sampler[Tensor]):
         self._stopped = state["epoch"], state["position"]
 
     def __len__(self) -> int:
-        """Number of batches."""
         return num_batches(len(self.indices), self.batch_size, self.single_example)
 
 
@@ -193,11 +192,9 @@ class ResumableLoader(DataLoader[Batch]):
     sampler: ShuffledBatches
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
         self.sampler.load_state_dict(state)
 
 
@@ -215,7 +212,6 @@ class SharedTensors(Dataset[Batch]):
         self.labels = labels
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.labels)
 
     def __getitem__(self, indices: Tensor) -> Batch:

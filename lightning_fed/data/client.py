@@ -44,7 +44,6 @@ class ClientDataModule(L.LightningDataModule):
     problem: TaskName | None = None
 
     def __post_init__(self) -> None:
-        """What Lightning has of its own."""
         super().__init__()
 
     def train_dataloader(self) -> DataLoader[Batch]:
@@ -56,7 +55,6 @@ class ClientDataModule(L.LightningDataModule):
         return self.data.in_order(self.splits[1], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches in order."""
         return self.data.in_order(self.splits[2], self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Batch] | list[Batch]:
@@ -93,9 +91,7 @@ class PublicDataModule(ClientDataModule):
         self.held_out = held_out
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches of everybody's validation examples, in order."""
         return self.held_out.val_dataloader()
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches of everybody's test examples, in order."""
         return self.held_out.test_dataloader()

@@ -264,11 +264,9 @@ class FederatedDataModule(L.LightningDataModule):
     # ----------------------------------------------------------------------------------------------- as one datamodule
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """See :meth:`pooled`."""
         return self.pooled().train_dataloader()
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """See :meth:`pooled`."""
         return self.pooled().val_dataloader()
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:

@@ -41,11 +41,9 @@ class Taken(LazyInputs):
         self.rows = rows
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.rows)
 
     def read(self, rows: Tensor) -> Tensor:
-        """See :meth:`LazyInputs.read`."""
         return self.inputs.read(self.rows[rows])
 
 
@@ -62,11 +60,9 @@ class Joined(LazyInputs):
         self.second = second
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.first) + len(self.second)
 
     def read(self, rows: Tensor) -> Tensor:
-        """See :meth:`LazyInputs.read`."""
         early = rows < len(self.first)
         pieces = [(self.first, rows[early]), (self.second, rows[~early] - len(self.first))]
         read = torch.cat([inputs.read(own) for inputs, own in pieces if len(own)])

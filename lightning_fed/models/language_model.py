@@ -75,7 +75,6 @@ class TransformerLM(Transformer):
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
-        """Perplexity of the targets."""
         return {"perplexity": PerplexityOfClasses(ignore_index=IGNORED)}
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor:

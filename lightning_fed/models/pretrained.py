@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,12 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
     """
     network = network_of(given, num_classes, **settings)
     if (kind := answering(network)) is not None:
-        return kind(num_classes, partial(_itself, network))  # type: ignore[return-value]  # as below
+        return kind(num_classes, lambda: network)  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
     if not isinstance(network, Backbone):
         inner = network.network if isinstance(network, TransformerClassifier) else network
-        return Wrapped(num_classes, partial(_itself, inner))
+        return Wrapped(num_classes, lambda: inner)
     if network.num_outputs not in (None, num_classes):
         raise FederationError(
             f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="
@@ -132,11 +131,6 @@ def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
     return TransformerLM if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
-def _itself(network: Any) -> Any:
-    """As a function of no arguments, a network is not copied: it is new already."""
-    return network
-
-
 def around(network: Any, num_classes: int) -> Transformer:
     """A model of the transformers library behind the interface of this one, by what its class is for.
 
@@ -144,7 +138,7 @@ def around(network: Any, num_classes: int) -> Transformer:
         network: the model.
         num_classes: outputs that it must have.
     """
-    kind, model = type(network).__name__, partial(_itself, network)
+    kind, model = type(network).__name__, lambda: network
     if not hasattr(network, "save_pretrained"):
         raise FederationError(
             f"Adapters are put on networks of the transformers library, but this is a {kind}: give the name of such a model, a "

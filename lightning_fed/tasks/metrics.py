@@ -23,7 +23,6 @@ class F1(MulticlassConfusionMatrix):
         super().__init__(num_classes, validate_args=False)
 
     def compute(self) -> Tensor:
-        """A scalar."""
         counts = super().compute().double()
         right, total = counts.diag(), counts.sum(dim=0) + counts.sum(dim=1)
         scores = torch.where(total > 0, 2 * right / total, 0.0)
@@ -41,7 +40,6 @@ class Matthews(MulticlassConfusionMatrix):
     plot_upper_bound = 1.0
 
     def compute(self) -> Tensor:
-        """A scalar."""
         counts = super().compute().double()
         labels, predictions, total = counts.sum(dim=1), counts.sum(dim=0), counts.sum()
         covariance = counts.trace() * total - labels @ predictions
@@ -53,7 +51,6 @@ class MeanPearson(tm.PearsonCorrCoef):
     """Pearson's correlation, of several numbers the mean."""
 
     def compute(self) -> Tensor:
-        """A scalar."""
         return super().compute().mean()
 
 
@@ -61,7 +58,6 @@ class MeanSpearman(tm.SpearmanCorrCoef):
     """Spearman's correlation, of several numbers the mean."""
 
     def compute(self) -> Tensor:
-        """A scalar."""
         return super().compute().mean()
 
 

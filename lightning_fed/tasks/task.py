@@ -186,7 +186,6 @@ class Multiclass(Task):
     always = ("accuracy",)
 
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         return cross_entropy(outputs, targets)
 
 
@@ -210,7 +209,6 @@ class Multilabel(Task):
         return binary_cross_entropy_with_logits(outputs, targets)
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets as floats."""
         return compared(outputs, targets)
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

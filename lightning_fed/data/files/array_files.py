@@ -60,7 +60,6 @@ class ArrayFiles(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """All examples of all files."""
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
         tables = [
             self._table_of(file, arrays, prefix, "train" if sets is None else sets[place])

@@ -47,7 +47,6 @@ class CSVFiles(TableData):
         self.delimiter = delimiter
 
     def read(self) -> Table:
-        """All lines of all files."""
         files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
         header, lines, ends = self._lines(files[0])[0], [], [0]
         for file in files:
@@ -80,7 +79,7 @@ class CSVFiles(TableData):
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
         raise FederationError(
-            f"{self._place(bad, files)} has {_shown(values[bad])} in the column {name!r}, which is not a number: correct it, "
+            f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it, "
             "or name the columns that are to be used with --data.init_args.input."
         )
 
@@ -95,7 +94,7 @@ class CSVFiles(TableData):
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))
             raise FederationError(
-                f"{self._place(bad, files)} has {_shown(values[bad])} in the column {self.target!r}, which is not whole: give "
+                f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {self.target!r}, which is not whole: give "
                 "classes, as names or numbers."
             )
         return targets
@@ -104,15 +103,6 @@ class CSVFiles(TableData):
         """The file and the line of an example, which are looked up when there is an error."""
         places = (where for file in files for where, _ in self._lines(file)[1])
         return next(islice(places, row, None))
-
-
-def _shown(value: Any) -> str:
-    text = repr(str(value))
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
-
-
-LONGEST_SHOWN = 60
-"""Characters of a field that an error tells."""
 
 
 def _is_number(text: str) -> bool:

@@ -75,7 +75,6 @@ class HFDataset(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """All examples of all sets."""
         found = self._sets()
         with quiet_datasets() as datasets:
             rows = datasets.concatenate_datasets(list(found.values()))

@@ -122,25 +122,24 @@ class TableData(FederatedDataModule):
     def load(self) -> Pools:
         """The examples that are not for test, and those that are."""
         table = self._read()
-        labels = torch.from_numpy(self._numbered(table))
+        labels = torch.from_numpy(table.targets)
         if self._roles is None:
             return table.inputs, labels, take(table.inputs, slice(0)), labels[:0]
         train, test = map(torch.from_numpy, self._places())
         return take(table.inputs, train), labels[train], take(table.inputs, test), labels[test]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of the table."""
         values = pick_column(type(self).__name__, self._read().columns, name)
         return values if self._roles is None else values[np.concatenate(self._places())]
 
     def validation(self) -> NDArray[np.bool_] | None:
-        """Those examples that the data have for validation."""
         self._read()
         return None if self._roles is None else self._roles[self._places()[0]] == VAL
 
     def _read(self) -> Table:
+        """What was read, once, with the targets as numbers from 0. Notes what the classes are called."""
         if self._table is None:
-            self._table = table = self.read()
+            table = self.read()
             require(len(table.targets) > 0, f"{type(self).__name__} has no examples: give at least one per client.")
             rows = count(table.inputs), len(table.targets)
             require(
@@ -150,20 +149,14 @@ class TableData(FederatedDataModule):
             if self.split_column is not None:
                 sets = pick_column(type(self).__name__, table.columns, self.split_column)
             self._roles = None if sets is None else roles_of(sets, self.split_column)
-            labels = self._numbered(table)
-            if self.classes is None:
+            if self.classes is not None:
+                labels = self._among(self.classes, table)
+            else:
+                known = table.class_names
+                labels, self.class_names = numbered(table.targets) if known is None else (table.targets.astype(np.int64), known)
                 self._classes = int(labels.max()) + 1 if self.class_names is None else len(self.class_names)
+            self._table = table._replace(targets=labels)
         return self._table
-
-    def _numbered(self, table: Table) -> NDArray[np.int64]:
-        """The targets as numbers from 0. Notes what the classes are called."""
-        if self.classes is not None:
-            return self._among(self.classes, table)
-        if table.class_names is not None:
-            self.class_names = table.class_names
-            return table.targets.astype(np.int64)
-        labels, self.class_names = numbered(table.targets)
-        return labels
 
     def _among(self, classes: list[str], table: Table) -> NDArray[np.int64]:
         """The targets as numbers of classes that are known."""

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from lightning_fed.data.batches import take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.data.lines import csv_table, refuse_doubles
+from lightning_fed.data.lines import csv_table, existing, refuse_doubles
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt, require_from
 
@@ -89,7 +89,6 @@ class TextFiles(TextClassification):
         require(len(self.text) in (1, 2), f"Got text={text}: give the name of one column or of two.")
 
     def examples(self) -> tuple[Examples, Examples]:
-        """The examples of both files."""
         return self._read(self.train_file), ([], []) if self.test_file is None else self._read(self.test_file)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -101,13 +100,6 @@ class TextFiles(TextClassification):
 
     def _read(self, file: str) -> Examples:
         return read_examples(existing(file), self.text, self.label, self.classes)
-
-
-def existing(file: str) -> Path:
-    """A file that is there."""
-    path = Path(file).expanduser()
-    require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
-    return path
 
 
 def written_as(path: Path) -> dict[str, Any]:

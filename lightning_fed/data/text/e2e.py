@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.lines import csv_table, existing
 from lightning_fed.data.text.generation import Example, TextGeneration, grouped
 from lightning_fed.errors import require
 
@@ -35,18 +35,14 @@ class E2E(TextGeneration):
         self.test_set = test_set
 
     def examples(self) -> tuple[list[Example], list[Example]]:
-        """Training and test set."""
-        folder = Path(self.root).expanduser()
-        train, test = (
-            grouped(read_e2e(folder / name))
-            for name in ("trainset.csv", "testset_w_refs.csv" if self.test_set == "test" else "devset.csv")
-        )
+        names = "trainset.csv", "testset_w_refs.csv" if self.test_set == "test" else "devset.csv"
+        train, test = (grouped(read_e2e(Path(self.root, name))) for name in names)
         return train, test
 
 
 def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
     """Source, restaurant and reference of each line."""
-    require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
+    path = existing(path, "set --data.init_args.root to the folder with E2E's files")
     for where, [meaning, reference] in csv_table(path, ["mr", "ref"])[1]:
         slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
         require(

@@ -82,7 +82,6 @@ class TextGeneration(FederatedDataModule):
 
     @property
     def num_labels(self) -> int:
-        """How many things the sources are about."""
         return len(self.labels)
 
     @cached_property

@@ -13,6 +13,7 @@ from torchmetrics.functional.text import squad
 
 from lightning_fed.data.batches import EXAMPLE, TARGETS, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
@@ -87,7 +88,6 @@ class QuestionAnswering(FederatedDataModule):
 
     @property
     def num_labels(self) -> int:
-        """Number of topics."""
         if not self._topics:
             self._loaded()
         return len(self._topics)
@@ -212,13 +212,10 @@ class QuestionFiles(QuestionAnswering):
         self.test_file = test_file
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        """The questions of both files."""
         return self._read(self.train_file), [] if self.test_file is None else self._read(self.test_file)
 
     def _read(self, file: str) -> list[Question]:
-        path = Path(file).expanduser()
-        require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
-        return read_questions(path)
+        return read_questions(existing(file))
 
 
 def says_something(answer: str) -> bool:

@@ -34,7 +34,6 @@ class LazyImages(LazyInputs):
         self.origin = origin
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.images)
 
     def image(self, row: int) -> Any:
@@ -58,11 +57,9 @@ class ImagePaths(LazyImages):
     """Images in files of one's own: ``images`` are their paths within the folder ``origin``, all that is in memory of them."""
 
     def image(self, row: int) -> Path:
-        """The path of its file."""
         return Path(self.origin, self.images[row])
 
     def place(self, row: int) -> str:
-        """The same."""
         return str(self.image(row))
 
 

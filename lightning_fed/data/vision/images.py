@@ -74,11 +74,9 @@ class InMemory(FederatedDataModule):
         }
 
     def load(self) -> Pools:
-        """The tensors given."""
         return self._pools
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the columns given."""
         return pick_column(type(self).__name__, self._columns, name)
 
 
@@ -151,7 +149,6 @@ class ImageFiles(FederatedDataModule):
         require(min(self.std) > 0, f"Got std={list(self.std)}: give numbers above 0.")
 
     def prepare_data(self) -> None:
-        """Download, if asked to."""
         if not self.download:
             return
         try:
@@ -213,7 +210,6 @@ class GreyImageFiles(ImageFiles):
         self.mean, self.std = self.mean[:channels], self.std[:channels]
 
     def load(self) -> Pools:
-        """Both sets with the channels asked for."""
         images, labels, test_images, test_labels = super().load()
         assert isinstance(images, Tensor)
         assert isinstance(test_images, Tensor)

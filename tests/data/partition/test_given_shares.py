@@ -4,9 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from jsonargparse import ArgumentParser
 
-from lightning_fed.data import GivenShares, Partitioner
+from lightning_fed.data import GivenShares
 from lightning_fed.errors import FederationError
 
 TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(3), 600))
@@ -31,14 +30,6 @@ def test_numbers_are_proportions() -> None:
     train, test = GivenShares([[1, 0.5, 0], [1, 1.5, 0]]).pools(TRAIN, TEST, 2, 0)
     assert counts(train, TRAIN) == [[300, 150, 0], [300, 450, 0]]  # nobody has the last class
     assert counts(test, TEST) == [[50, 25, 0], [50, 75, 0]]
-
-
-def test_it_can_be_written_in_a_configuration() -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--partition", type=Partitioner)
-    written = {"class_path": "lightning_fed.data.GivenShares", "init_args": {"shares": [[1, 0, 2], [0, 3.5, 1]]}}
-    partition = parser.instantiate_classes(parser.parse_object({"partition": written})).partition
-    assert counts(partition(TRAIN, 2, 0), TRAIN) == [[600, 0, 400], [0, 600, 200]]
 
 
 @pytest.mark.parametrize(

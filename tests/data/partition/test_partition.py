@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from lightning_fed.data import IID, ClassesPerClient, DirichletPerClass, DirichletPerClient, Partitioner
+from lightning_fed.data import IID, BySimilarity, ClassesPerClient, DirichletPerClass, DirichletPerClient, NWayKShot, Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
@@ -14,7 +14,7 @@ TRAIN10 = RNG.permutation(np.repeat(np.arange(10), 5000))
 TEST10 = RNG.permutation(np.repeat(np.arange(10), 1000))
 TRAIN100 = RNG.permutation(np.repeat(np.arange(100), 500))
 
-EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5)]
+EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5), BySimilarity(0.5), NWayKShot((2, 4))]
 DISJOINT = [
     IID(),
     ClassesPerClient(2),

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
-from lightning_fed.data import BySimilarity, FederatedDataModule, InMemory
+from lightning_fed.data import BySimilarity, InMemory
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
@@ -32,12 +31,6 @@ def test_clients_are_disjoint_equal_and_leave_nothing_out(sorted_fraction: float
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_is_a_function_of_its_arguments() -> None:
-    first, again, other = (BySimilarity(0.5)(BALANCED, 8, seed) for seed in (3, 3, 4))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_all_at_random_gives_every_client_the_same_mix() -> None:
@@ -116,12 +109,3 @@ def test_majority_accuracy_of_a_federation() -> None:
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         BySimilarity(**arguments)
-
-
-def test_the_command_line_builds_it() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    partition = {"class_path": "BySimilarity", "init_args": {"sorted_fraction": 0.9}}
-    config = {"data": {"class_path": "Digits", "init_args": {"partition": partition}}}
-    data = parser.instantiate(parser.parse_object(config)).data
-    assert data.partition == BySimilarity(sorted_fraction=0.9)

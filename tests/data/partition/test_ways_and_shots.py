@@ -39,12 +39,6 @@ def test_tests_are_of_the_classes_that_a_client_trains_on() -> None:
     assert set(test[test > 0].tolist()) == {6}
 
 
-def test_it_is_a_function_of_its_arguments() -> None:
-    one, again, other = (np.concatenate(NWayKShot((2, 4))(TRAIN, 5, seed)) for seed in (3, 3, 4))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("partition", "said"),
     [

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from tiny_texts import KINDS, SENTENCES, TESTED, TRAINED, save_tokenizer, save_word_tokenizer, write_e2e, write_webnlg
 
-from lightning_fed.data import E2E, FederatedDataModule, TextGeneration, WebNLG, WholeLabels
+from lightning_fed.data import E2E, TextGeneration, WebNLG, WholeLabels
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.generation import IGNORED, Example
 from lightning_fed.data.text.scores import SCORES, score_texts
@@ -239,16 +238,6 @@ def test_webnlg_of_another_format_is_refused(content: str, message: str, tmp_pat
     (tmp_path / "train" / "1triples" / "a.xml").write_text(content)
     with pytest.raises(FederationError, match=f"a.xml {message}"):
         WebNLG(root, tokenizer="unused").examples()
-
-
-def test_the_command_line_builds_them() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    for name in ("E2E", "WebNLG"):
-        init_args = {"root": "folder", "tokenizer": "gpt2", "metrics": ["bleu", "ter"], "partition": "WholeLabels"}
-        data = parser.instantiate(parser.parse_object({"data": {"class_path": name, "init_args": init_args}})).data
-        assert (data.root, data.num_classes, data.split, list(data.metrics)) == ("folder", 1, "official", ["bleu", "ter"])
-        assert data.partition == WholeLabels()
 
 
 # -------------------------------------------------------------------------------------------------------------- real files

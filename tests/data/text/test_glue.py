@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentParser
 from tiny_files import put_into_cache
 from tiny_texts import FILES
 
-from lightning_fed.data import GLUE, BySimilarity, FederatedDataModule
+from lightning_fed.data import GLUE, BySimilarity
 from lightning_fed.data.text.glue import GLUE_TASKS
 from lightning_fed.errors import FederationError
 
@@ -71,15 +70,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_tasks_are_refused() -> None:
     with pytest.raises(FederationError, match="task='stsb': give one of cola, sst2"):
         GLUE("stsb", tokenizer="unused")  # type: ignore[arg-type]
-
-
-def test_the_command_line_builds_it() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    partition = {"class_path": "BySimilarity", "init_args": {"sorted_fraction": 0.9}}
-    init_args = {"task": "mnli", "tokenizer": "roberta-base", "max_length": 64, "partition": partition}
-    data = parser.instantiate(parser.parse_object({"data": {"class_path": "GLUE", "init_args": init_args}})).data
-    assert (data.num_classes, data.split, data.max_length, data.partition) == (3, "official", 64, BySimilarity(sorted_fraction=0.9))
 
 
 # -------------------------------------------------------------------------------------------------------- the real files

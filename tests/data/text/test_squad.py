@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from jsonargparse import ArgumentParser
 from tiny_files import put_into_cache
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer, squad_article, write_squad
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from lightning_fed.data import IID, BySimilarity, FederatedDataModule, QuestionFiles, SQuAD
+from lightning_fed.data import IID, BySimilarity, QuestionFiles, SQuAD
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.classification import CHUNK
 from lightning_fed.data.text.question_answering import OFFSETS, Question, QuestionAnswering, tokens_of_answer
@@ -336,17 +335,6 @@ def test_the_development_set_has_other_topics(tmp_path: Path, tokenizer: str) ->
     assert data.client(0).splits[2].min() >= 48
     with pytest.raises(FederationError, match=r"5 classes are in only one of .*: set split to pooled, or partition to IID"):
         SQuAD("1.1", root, partition=BySimilarity(sorted_fraction=0.5), **options).setup()
-
-
-def test_the_command_line_builds_it() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    options = {"version": "2.0", "tokenizer": "t", "max_length": 256, "partition": {"class_path": "IID"}}
-    for class_path, own in (("SQuAD", options), ("QuestionFiles", {"train_file": "t.json", "tokenizer": "t"})):
-        data = parser.instantiate(parser.parse_object({"data": {"class_path": class_path, "init_args": own}})).data
-        assert type(data).__name__ == class_path
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--data", "SQuAD", "--data.version", "3", "--data.tokenizer", "t"])
 
 
 # --------------------------------------------------------------------------------------------------------------- scoring

@@ -6,11 +6,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer
 from torch import Tensor, nn
 
-from lightning_fed.data import IID, FederatedDataModule, InMemory, SharedTensors, TextClassification, TextFiles
+from lightning_fed.data import IID, InMemory, SharedTensors, TextClassification, TextFiles
 from lightning_fed.data.text.classification import CHUNK, Examples
 from lightning_fed.errors import FederationError
 
@@ -281,14 +280,3 @@ def test_missing_files_and_columns_are_named(tmp_path: Path, tokenizer: str) -> 
         TextFiles(str(tmp_path / "nowhere.csv"), ["0", "1"], tokenizer=tokenizer).setup()
     with pytest.raises(FederationError, match="one column or of two"):
         TextFiles("", ["0"], text=[], tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize(("text", "classes"), [("sentence", ["bad", "good"]), (["premise", "hypothesis"], [0, 1])])
-def test_the_command_line_builds_them(text: Any, classes: list[Any]) -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    init_args = {"train_file": "a.csv", "classes": classes, "text": text, "tokenizer": "roberta-base", "num_clients": 8}
-    config = parser.parse_object({"data": {"class_path": "TextFiles", "init_args": init_args}})
-    data = parser.instantiate(parser.parse_string(parser.dump(config))).data
-    assert (data.text, data.num_classes, data.num_clients) == ([text] if isinstance(text, str) else text, 2, 8)
-    assert data.classes == [str(name) for name in classes]

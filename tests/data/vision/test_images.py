@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from tiny_files import put_into_cache, write_idx
 
 from lightning_fed.data import CIFAR10, CIFAR100, IID, MNIST, Digits, FashionMNIST, FederatedDataModule, ImageFiles
@@ -210,15 +209,6 @@ def test_resize_keeps_bytes_and_constant_images() -> None:
     assert (resized == 200).all()
     with pytest.raises(FederationError, match="image_size=0"):
         CIFAR10("", image_size=0)
-
-
-def test_the_command_line_builds_data_and_partition() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    partition = {"class_path": "DirichletPerClient", "init_args": {"alpha": 0.1}}
-    init_args = {"root": "here", "num_clients": 5, "split": "official", "partition": partition}
-    data = parser.instantiate(parser.parse_object({"data": {"class_path": "CIFAR10", "init_args": init_args}})).data
-    assert (data.num_classes, data.num_clients, data.partition.alpha) == (10, 5, 0.1)
 
 
 @real
