@@ -64,12 +64,10 @@ def test_semicolons() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("a,b\n1,0\n", {"target": "c"}, "has the columns a, b, but no target 'c'"),
         ("a,b\n1,0\n", {"input": ["a", "d"]}, "has the columns a, b, but no input d"),
         ("a,b\n1,0\n2\n", {}, "line 3, has 1 columns, expected 2"),
         ("a,b\n1,0\n?,0\n", {}, r"t.csv, line 3, has '\?' in the column 'a', which is not a number"),
         ("a,b\n", {}, "no line below its header"),
-        ("", {}, "no line below its header"),
     ],
 )
 def test_tables_that_cannot_be_used_are_refused(text: str, options: dict[str, Any], message: str) -> None:

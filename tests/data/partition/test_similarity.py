@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from lightning_fed.data import BySimilarity, InMemory
+from lightning_fed.data import BySimilarity
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
@@ -85,15 +84,6 @@ def test_guessing_the_majority_achieves_what_label_shares_predict(shares: tuple[
     for sorted_fraction, accuracy in zip((0.1, 0.3, 0.6, 0.9, 1.0), expected, strict=True):
         counts = histogram(BySimilarity(sorted_fraction=sorted_fraction)(labels, 8, 0), labels)
         assert (counts.max(axis=1) / counts.sum(axis=1)).mean() == pytest.approx(accuracy, abs=0.0075)  # given to two digits
-
-
-def test_majority_accuracy_of_a_federation() -> None:
-    # A client holds 0.1 * 0.5 + 0.9 of its own label.
-    labels = torch.from_numpy(BALANCED)
-    inputs = torch.zeros(len(labels), 1)
-    options = {"num_clients": 8, "partition": BySimilarity(sorted_fraction=0.9), "split": "official"}
-    data = InMemory(inputs, labels, 2, inputs, labels, **options)
-    assert data.majority_accuracy().tolist() == pytest.approx([0.95] * 8, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Data-to-text: what a row looks like, what is learned of it, and the formats of E2E and WebNLG."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_files import REAL, real
 from tiny_texts import KINDS, SENTENCES, TESTED, TRAINED, save_tokenizer, save_word_tokenizer, write_e2e, write_webnlg
 
 from lightning_fed.data import E2E, TextGeneration, WebNLG, WholeLabels
@@ -13,9 +13,6 @@ from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.generation import IGNORED, Example
 from lightning_fed.data.text.scores import SCORES, score_texts
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
-REAL = os.environ.get("LIGHTNING_FED_DATA", "")
 
 
 class Few(TextGeneration):

@@ -1,19 +1,16 @@
 """GLUE: each task's own format, on a few rows and, where they are, the real files."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_files import put_into_cache
+from tiny_files import REAL, put_into_cache, real
 from tiny_texts import FILES
 
 from lightning_fed.data import GLUE, BySimilarity
 from lightning_fed.data.text.glue import GLUE_TASKS
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
 
 
 def test_every_task_has_its_format_here() -> None:
@@ -86,7 +83,7 @@ def test_other_tasks_are_refused() -> None:
     ],
 )
 def test_real_files(task: Any, train: int, dev: int, positive: tuple[float, float]) -> None:
-    sets = GLUE(task, os.environ["LIGHTNING_FED_DATA"] + "/glue", tokenizer="unused").examples()
+    sets = GLUE(task, f"{REAL}/glue", tokenizer="unused").examples()
     assert [len(labels) for _, labels in sets] == [len(texts) for texts, _ in sets] == [train, dev]
     assert [sum(labels) / len(labels) for _, labels in sets] == pytest.approx(positive, abs=0.001)
 
@@ -98,7 +95,7 @@ def test_real_cola(tmp_path: Path) -> None:
 
     data = GLUE(
         "cola",
-        os.environ["LIGHTNING_FED_DATA"] + "/glue",
+        f"{REAL}/glue",
         tokenizer=save_tokenizer(tmp_path / "tokenizer"),
         num_clients=8,
         partition=BySimilarity(sorted_fraction=0.9),

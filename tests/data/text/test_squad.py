@@ -1,7 +1,6 @@
 """Questions in SQuAD's schema: what is read, the windows of a question, and how answers are scored."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_files import put_into_cache
+from tiny_files import REAL, put_into_cache, real
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer, squad_article, write_squad
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -20,8 +19,6 @@ from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.classification import CHUNK
 from lightning_fed.data.text.question_answering import OFFSETS, Question, QuestionAnswering, tokens_of_answer
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
 
 CONTEXT = "the dog barks , the cat naps"
 DOG = (("barks", 8), ("dog barks", 4))
@@ -421,7 +418,7 @@ def test_kinds_that_do_not_occur_are_not_scored(tokenizer: str) -> None:
 @real
 def test_real_questions(tokenizer: str) -> None:
     """XQuAD's English part: SQuAD 1.1's schema, 48 articles of its development set."""
-    file = os.environ["LIGHTNING_FED_DATA"] + "/xquad-en/xquad.en.json"
+    file = f"{REAL}/xquad-en/xquad.en.json"
     options: dict[str, Any] = {
         "num_clients": 4,
         "partition": BySimilarity(sorted_fraction=0.5),
