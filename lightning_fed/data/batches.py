@@ -198,6 +198,7 @@ class ResumableLoader(DataLoader[Batch]):
         self.sampler.load_state_dict(state)
 
 
+@dataclass(eq=False)
 class SharedTensors(Dataset[Batch]):
     """Images, or other inputs, and labels that every client's loaders index.
 
@@ -207,9 +208,8 @@ class SharedTensors(Dataset[Batch]):
         labels: shape (N,), int64.
     """
 
-    def __init__(self, images: Inputs, labels: Tensor) -> None:
-        self.images = images
-        self.labels = labels
+    images: Inputs
+    labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -18,7 +18,7 @@ from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
-from lightning_fed.data.split import Shares, Split, deal, divide_by_name, roles_of_sets, rows_of, union
+from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, union
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import AnySeed, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
@@ -160,7 +160,9 @@ class FederatedDataModule(L.LightningDataModule):
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
-        self._splits = splits if example is None else rows_of(splits, example)
+        if example is not None:  # an example may have several rows
+            splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
+        self._splits = splits
         self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
@@ -305,7 +307,10 @@ class FederatedDataModule(L.LightningDataModule):
         roles = None
         if self.split == "official":
             require(num_train < len(groups), f"{type(self).__name__} has no official test set: set split to pooled.")
-            roles = roles_of_sets(len(groups), num_train, self.validation())[owned]
+            roles = np.repeat([TRAIN, TEST], [num_train, len(groups) - num_train])
+            if (validation := self.validation()) is not None:
+                roles[:num_train][validation] = VAL
+            roles = roles[owned]
         shares, holders = Shares(self.val_share, self.test_share or 0.0), self.partition.holders(self.column)
         if holders is None:
             splits = deal(groups[owned], roles, shares, self.partition, self.given_num_clients or NUM_CLIENTS, self.seed)

@@ -1,6 +1,7 @@
 """Inputs that are made when a batch needs them: images that stay in their files until then."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class LazyInputs(ABC):
         """
 
 
+@dataclass(eq=False)
 class Taken(LazyInputs):
     """Some of the examples, in an order of their own.
 
@@ -36,9 +38,8 @@ class Taken(LazyInputs):
         rows: positions of those that are taken, shape (N,).
     """
 
-    def __init__(self, inputs: LazyInputs, rows: Tensor) -> None:
-        self.inputs = inputs
-        self.rows = rows
+    inputs: LazyInputs
+    rows: Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -47,6 +48,7 @@ class Taken(LazyInputs):
         return self.inputs.read(self.rows[rows])
 
 
+@dataclass(eq=False)
 class Joined(LazyInputs):
     """The examples of one, then those of another.
 
@@ -55,9 +57,8 @@ class Joined(LazyInputs):
         second: what comes then.
     """
 
-    def __init__(self, first: LazyInputs, second: LazyInputs) -> None:
-        self.first = first
-        self.second = second
+    first: LazyInputs
+    second: LazyInputs
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)

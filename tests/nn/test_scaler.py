@@ -32,14 +32,6 @@ def test_in_training_the_input_is_multiplied_and_in_evaluation_it_is_not(kind: s
         assert torch.equal(norm.eval()(x), plain.eval()(x))
 
 
-def test_layers_without_norm_take_their_input_as_it_is() -> None:
-    layers = nn.Sequential(nn.Conv2d(8, 3, 3), nn.Flatten(), nn.Linear(27, 2))
-    x = torch.randn(6, 8, 5, 5)
-    before = layers(x)
-    scale_before_norms(layers, 4.0)
-    assert torch.equal(layers(x), before)
-
-
 def test_every_norm_of_a_network_is_scaled_once() -> None:
     """All norms put out ones, so that what goes into them does not depend on how they normalize."""
     network, x = ResNet8(width=0.1), torch.rand(2, 3, 32, 32)

@@ -4,6 +4,7 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Of ImageNet's pixels in [0, 1], as torchvision's pretrained networks have them."""
 
 
+@dataclass(eq=False)
 class LazyImages(LazyInputs):
     """Images of one size, in colour, each decoded when a batch needs it.
 
@@ -28,10 +30,9 @@ class LazyImages(LazyInputs):
         origin: what they are of, for errors.
     """
 
-    def __init__(self, images: Sequence[Any], size: int, origin: str) -> None:
-        self.images = images
-        self.size = size
-        self.origin = origin
+    images: Sequence[Any]
+    size: int
+    origin: str
 
     def __len__(self) -> int:
         return len(self.images)

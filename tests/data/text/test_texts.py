@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fed.data import IID, InMemory, SharedTensors, TextClassification, TextFiles
 from lightning_fed.data.text.classification import CHUNK, Examples
@@ -103,28 +102,10 @@ def test_the_checksum_is_that_of_labels_and_splits() -> None:
     assert named().fingerprint() == images.fingerprint() != named(seed=1).fingerprint()
 
 
-def test_inputs_by_name_reach_a_module_through_lightning() -> None:
-    class Linear(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 2)
-
-        def training_step(self, batch: tuple[dict[str, Tensor], Tensor], batch_idx: int) -> Tensor:
-            inputs, labels = batch
-            assert inputs["x"].dtype == torch.float64
-            return nn.functional.cross_entropy(self.layer(inputs["x"] + inputs["y"]), labels)
-
-        def validation_step(self, batch: tuple[dict[str, Tensor], Tensor], batch_idx: int) -> None:
-            assert list(batch[0]) == ["x", "y"]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    data = named(augment="crop_flip")
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, precision="64-true", **quiet)
-    trainer.fit(Linear(), data.client(0))
-    assert trainer.global_step > 0
+def test_inputs_by_name_are_neither_normalized_nor_augmented() -> None:
+    client = named(augment="crop_flip").client(0)
+    batch = next(iter(client.train_dataloader()))
+    assert client.on_after_batch_transfer(batch, 0) is batch
 
 
 def test_inputs_that_do_not_belong_together_are_refused() -> None:
