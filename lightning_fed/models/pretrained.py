@@ -30,8 +30,9 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
     Raises:
         FederationError: for what is no network, and for one with another number of outputs.
     """
-    network = network_of(given, num_classes, **settings)
+    network: Any = network_of(given, num_classes, **settings)
     if (kind := answering(network)) is not None:
+        # As a function of no arguments, a network is not copied: it is new already.
         return kind(num_classes, lambda: network)  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
