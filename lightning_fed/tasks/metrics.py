@@ -57,12 +57,10 @@ class MeanPearson(tm.PearsonCorrCoef):
 class MeanSpearman(tm.SpearmanCorrCoef):
     """Spearman's correlation, of several numbers the mean."""
 
+    def __init__(self, num_outputs: int) -> None:
+        with warnings.catch_warnings():  # that ranks take all predictions at once, which are those of a test set
+            warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
+            super().__init__(num_outputs=num_outputs)
+
     def compute(self) -> Tensor:
         return super().compute().mean()
-
-
-def mean_spearman(outputs: int) -> tm.Metric:
-    """Without the warning that ranks take all predictions at once, which are those of a test set."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
-        return MeanSpearman(num_outputs=outputs)

@@ -13,7 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
-from lightning_fed.tasks.metrics import F1, Matthews, MeanPearson, mean_spearman
+from lightning_fed.tasks.metrics import F1, Matthews, MeanPearson, MeanSpearman
 
 Measures = Mapping[str, Callable[[int], Metric]]
 """Metrics by name, given the number of outputs."""
@@ -225,7 +225,7 @@ class Regression(Task):
         "mae": lambda outputs: tm.MeanAbsoluteError(),
         "r2": lambda outputs: tm.R2Score(),
         "pearson": lambda outputs: MeanPearson(num_outputs=outputs),
-        "spearman": lambda outputs: mean_spearman(outputs),
+        "spearman": MeanSpearman,
     }
     always = ("rmse", "mae")
 

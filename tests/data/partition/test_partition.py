@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from tiny_partitions import histogram
 
 from lightning_fed.data import IID, BySimilarity, ClassesPerClient, DirichletPerClass, DirichletPerClient, NWayKShot, Partitioner
 from lightning_fed.data.partition.pools import Indices
@@ -22,11 +23,6 @@ DISJOINT = [
     DirichletPerClass(0.5),
     DirichletPerClass(0.5, balanced=True),
 ]
-
-
-def histogram(parts: list[Indices], labels: np.ndarray) -> np.ndarray:
-    """Examples of each client (row) and class."""
-    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
 
 
 @pytest.mark.parametrize("partition", EVERY, ids=repr)

@@ -4,18 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_partitions import histogram
 
 from lightning_fed.data import BySimilarity
-from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
 RNG = np.random.default_rng(2)
 BALANCED = RNG.permutation(np.repeat([0, 1], 4000))
-
-
-def histogram(parts: list[Indices], labels: np.ndarray) -> np.ndarray:
-    """Examples of each client (row) and class."""
-    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
 
 
 def pool(*shares: float, size: int = 80_000) -> np.ndarray:
