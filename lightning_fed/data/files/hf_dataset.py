@@ -33,7 +33,6 @@ class HFDataset(TableData):
             hub, ``owner/name``. Files are copied into the library's cache.
         input: the column that a network gets: an image, a text or numbers; or two columns of texts; or several of single numbers.
         target: the column that is to be predicted.
-        client: the column that says whose an example is; see :class:`TableData`.
         config: which configuration of a hub dataset, if it has several.
         test: the set to test on.
         tokenizer: for texts, a folder or a name on the hub.

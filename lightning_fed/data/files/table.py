@@ -61,7 +61,6 @@ class TableData(FederatedDataModule):
     Args:
         client: the column that says whose an example is: short for a partition :class:`ByColumn`.
         split_column: the column that says which set an example is of: ``train``, ``val`` or ``test``.
-        partition: who holds what; default, two classes per client.
         split: see :class:`FederatedDataModule`. None: ``official`` if the data have a test set of their own, else ``pooled``.
         test_share: see :class:`FederatedDataModule`. Where it is given and ``split`` is not, that is ``pooled``.
         classes: the classes, as the targets name them, in the order of their numbers. None: those that are found.

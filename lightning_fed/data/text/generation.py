@@ -53,7 +53,6 @@ class TextGeneration(FederatedDataModule):
         metrics: what generated texts are scored by, see :func:`lightning_fed.data.text.scores.score_texts`; None: ``bleu``,
             ``nist``, ``meteor`` (which needs Java), ``ter``, ``rouge_l`` and ``cider``.
         partition: who holds what; default, :class:`WholeLabels`.
-        split: see :class:`FederatedDataModule`.
         **kwargs: see :class:`FederatedDataModule`. A validation example is a source with all its references: generating for it
             takes as long as for a test example.
     """

@@ -198,7 +198,6 @@ class GreyImageFiles(ImageFiles):
     """Grey images of 28 x 28 pixels, for networks that take colour images too.
 
     Args:
-        root: see :class:`ImageFiles`.
         channels: 3 equal ones, or the 1 that the images have.
         **kwargs: see :class:`ImageFiles`. ``image_size: 28`` leaves the images as they are.
     """
