@@ -48,9 +48,12 @@ class CSVFiles(TableData):
 
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
-        header, lines, ends = self._lines(files[0])[0], [], [0]
+        headers: list[Sequence[str]] = []
+        lines, ends = [], [0]
         for file in files:
             own, rows = self._lines(file)
+            headers.append(own)
+            header = headers[0]
             require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
             lines += [fields for _, fields in rows]
             ends.append(len(lines))
