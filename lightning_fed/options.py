@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from jsonargparse.typing import NonNegativeInt as AnySeed
 from jsonargparse.typing import restricted_number_type
 
+from lightning_fed.errors import require
+
 LARGEST = 2**32 - 1
 """The largest whole number that an option takes: larger ones overflow in libraries. Seeds have an end of their own."""
 
-__all__ = ["LARGEST", "AnySeed", "Fraction", "NonNegativeInt", "PositiveInt"]
+__all__ = ["LARGEST", "AnySeed", "Fraction", "NonNegativeInt", "PositiveInt", "require_from"]
 
 if TYPE_CHECKING:
     PositiveInt = int
@@ -18,3 +20,14 @@ else:
     PositiveInt = restricted_number_type("PositiveCount", int, [(">=", 1), ("<=", LARGEST)], docstring="A whole number from 1.")
     NonNegativeInt = restricted_number_type("Count", int, [(">=", 0), ("<=", LARGEST)], docstring="A whole number from 0.")
     Fraction = restricted_number_type("Fraction", float, [(">", 0), ("<=", 1)], docstring="A number in (0, 1].")
+
+
+def require_from(least: int, **numbers: int | None) -> None:
+    """Refuse numbers below the least one, as these types do, where no command line has looked at them.
+
+    Args:
+        least: 0 or 1.
+        **numbers: options by name; None is none.
+    """
+    for name, number in numbers.items():
+        require(number is None or number >= least, f"Got {name}={number}: give a whole number from {least}.")

@@ -1,5 +1,6 @@
 """Data of one's own, written small: two clients, two classes, in every form that is read."""
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,11 @@ USERS = {"ann": 12, "bob": 20}
 """Two clients and how many examples each has."""
 
 CLASS_NAMES = ["cat", "dog"]
+
+REAL = os.environ.get("LIGHTNING_FED_DATA", "")
+"""The folder with real data sets, where there is one."""
+
+real = pytest.mark.skipif(not REAL, reason="needs real datasets: set LIGHTNING_FED_DATA")
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

@@ -181,7 +181,6 @@ class ShuffledBatches(Sampler[Tensor]):
         self._stopped = state["epoch"], state["position"]
 
     def __len__(self) -> int:
-        """Number of batches."""
         return num_batches(len(self.indices), self.batch_size, self.single_example)
 
 
@@ -193,14 +192,13 @@ class ResumableLoader(DataLoader[Batch]):
     sampler: ShuffledBatches
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
         self.sampler.load_state_dict(state)
 
 
+@dataclass(eq=False)
 class SharedTensors(Dataset[Batch]):
     """Images, or other inputs, and labels that every client's loaders index.
 
@@ -210,12 +208,10 @@ class SharedTensors(Dataset[Batch]):
         labels: shape (N,), int64.
     """
 
-    def __init__(self, images: Inputs, labels: Tensor) -> None:
-        self.images = images
-        self.labels = labels
+    images: Inputs
+    labels: Tensor
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.labels)
 
     def __getitem__(self, indices: Tensor) -> Batch:

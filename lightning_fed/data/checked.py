@@ -1,17 +1,22 @@
 """What data give, as the tensors that everything else takes: arrays converted, and what has no meaning refused."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fed.data.arrays import as_inputs
 from lightning_fed.data.batches import INPUT, Inputs
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.errors import FederationError, require
+
+Array = Tensor | NDArray[Any]
+"""A tensor, or an array that becomes one."""
+
+Given = Array | Mapping[str, Array] | LazyInputs
+"""Inputs as people have them."""
 
 
 def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor]:
@@ -41,12 +46,40 @@ def checked_inputs(given: Any, what: str) -> Inputs:
         given: tensors, arrays or lists, by name or not.
         what: they are, for an error.
     """
-    if isinstance(given, LazyInputs):
+    if isinstance(given, LazyInputs | Tensor):
         return given
+    if isinstance(given, Mapping):
+        return {name: values if isinstance(values, Tensor) else as_tensor(values, what) for name, values in given.items()}
+    return as_tensor(given, what)
+
+
+def as_tensor(given: Any, what: str = "inputs") -> Tensor:
+    """Numbers as a network takes them. Memory is shared where nothing has to change.
+
+    Args:
+        given: an array or lists. Bytes are images: grey, (N, H, W), or channels last, (N, H, W, C), or first, (N, C, H, W), where
+            C is 1 or 3. Channels are taken to be first where both would do. Floats of 64 bits, NumPy's default, become those of
+            PyTorch's.
+        what: they are, for an error.
+
+    Raises:
+        FederationError: for what are no numbers, or rows of different lengths.
+    """
     try:
-        return as_inputs(given)
-    except FederationError as error:
-        raise FederationError(f"The {what}: {error}") from error
+        array = np.asarray(given)
+    except ValueError as error:
+        raise FederationError(f"The {what}: rows of different shapes ({error}): expected numbers of one shape each.") from error
+    require(array.dtype.kind in "buif", f"The {what}: {array.dtype} of shape {array.shape}, expected numbers.")
+    if array.dtype == np.longdouble:  # which torch has not
+        array = array.astype(np.float64)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.dtype == torch.float64:
+        return tensor.to(torch.get_default_dtype())
+    if tensor.dtype == torch.uint8 and tensor.dim() == 3:
+        return tensor[:, None]
+    if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3):
+        return tensor.permute(0, 3, 1, 2).contiguous()
+    return tensor
 
 
 def as_labels(given: Any, what: str) -> Tensor:
@@ -68,15 +101,10 @@ def as_labels(given: Any, what: str) -> Tensor:
         f"The {what} have the shape {tuple(labels.shape)}: expected one whole number per example, shape (N,)"
         + (", as argmax(1) makes it of one-hot labels." if labels.dim() == 2 else "."),
     )
-    if labels.is_complex():
-        raise FederationError(f"The {what} are complex: expected whole numbers from 0.")
-    if labels.is_floating_point() and (wrong := labels != labels.floor()).any():  # NaN, too
+    require(not labels.is_complex(), f"The {what} are complex: expected whole numbers from 0.")
+    if labels.is_floating_point() and (wrong := ~labels.isfinite() | (labels != labels.floor())).any():
         row = int(wrong.int().argmax())
         raise FederationError(f"The {what} have {labels[row].item():g} in row {row}: expected whole numbers from 0.")
-    if labels.is_floating_point() and labels.isinf().any():
-        raise FederationError(
-            f"The {what} have infinity in row {int(labels.isinf().int().argmax())}: expected whole numbers from 0."
-        )
     return labels.long()
 
 
@@ -108,20 +136,20 @@ def refuse_no_numbers(inputs: Inputs) -> None:
     """
     if isinstance(inputs, LazyInputs):
         return
-    named = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
-    for name, tensor in cast(Mapping[str, Tensor], named).items():
+    for name, tensor in (inputs if isinstance(inputs, dict) else {INPUT: inputs}).items():
         if not tensor.is_floating_point():
             continue
-        wrong = tensor.isnan() if "mask" in name else ~tensor.isfinite()
+        rows = tensor.reshape(len(tensor), -1)
+        wrong = rows.isnan() if "mask" in name else ~rows.isfinite()
         if wrong.any():
-            row = int(wrong.flatten(1).any(1).int().argmax()) if tensor.dim() > 1 else int(wrong.int().argmax())
+            row = int(wrong.any(1).int().argmax())
             raise FederationError(
-                f"Example {row} of the data has {tensor[row][wrong[row]][0].item() if tensor.dim() > 1 else tensor[row].item()} in "
-                f"its {name}: expected numbers; leave it out, or replace what is missing."
+                f"Example {row} of the data has {rows[row][wrong[row]][0].item()} in its {name}: expected numbers; leave it out, "
+                "or replace what is missing."
             )
 
 
-def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
+def pick_column(name: str, columns: Mapping[str, Any], column: str) -> NDArray[Any]:
     """One of the columns that data have.
 
     Args:
@@ -134,7 +162,7 @@ def pick_column(name: str, columns: Mapping[str, NDArray[Any]], column: str) -> 
         column in columns,
         f"{name} has no column {column!r}, its columns are: {known}. Check the partition's column, client and split_column.",
     )
-    return columns[column]
+    return np.asarray(columns[column][:])
 
 
 def _kind(given: Any) -> str:

@@ -1,7 +1,7 @@
 """One client's data, a datamodule like any other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -13,6 +13,7 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.tasks.task import TaskName
 
 
+@dataclass(eq=False, repr=False)
 class ClientDataModule(L.LightningDataModule):
     """The train, validation and test data of one client: ``L.Trainer().fit(module, data.client(0))`` works.
 
@@ -30,32 +31,20 @@ class ClientDataModule(L.LightningDataModule):
         problem: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
     """
 
-    def __init__(
-        self,
-        info: ClientInfo,
-        data: SharedTensors,
-        splits: tuple[Tensor, Tensor, Tensor],
-        transform: BatchTransform,
-        batch_size: int,
-        eval_batch_size: int,
-        order_seed: int,
-        score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None,
-        single_example: SingleExample = "join",
-        num_classes: int | None = None,
-        problem: TaskName | None = None,
-    ) -> None:
+    info: ClientInfo
+    data: SharedTensors
+    splits: tuple[Tensor, Tensor, Tensor]
+    transform: BatchTransform
+    batch_size: int
+    eval_batch_size: int
+    order_seed: int
+    score: Callable[[Sequence[tuple[Tensor, Tensor]]], dict[str, float]] | None = None
+    single_example: SingleExample = "join"
+    num_classes: int | None = None
+    problem: TaskName | None = None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.info = info
-        self.data = data
-        self.splits = splits
-        self.transform = transform
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.order_seed = order_seed
-        self.score = score
-        self.single_example: SingleExample = single_example
-        self.num_classes = num_classes
-        self.problem = problem
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
@@ -66,7 +55,6 @@ class ClientDataModule(L.LightningDataModule):
         return self.data.in_order(self.splits[1], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches in order."""
         return self.data.in_order(self.splits[2], self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Batch] | list[Batch]:
@@ -103,9 +91,7 @@ class PublicDataModule(ClientDataModule):
         self.held_out = held_out
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches of everybody's validation examples, in order."""
         return self.held_out.val_dataloader()
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """Batches of everybody's test examples, in order."""
         return self.held_out.test_dataloader()

@@ -18,9 +18,9 @@ from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
-from lightning_fed.data.split import Shares, Split, deal, divide_by_name, roles_of_sets, rows_of, union
+from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, union
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import AnySeed, PositiveInt
+from lightning_fed.options import AnySeed, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
 
 NUM_CLIENTS = 10
@@ -160,7 +160,9 @@ class FederatedDataModule(L.LightningDataModule):
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
-        self._splits = splits if example is None else rows_of(splits, example)
+        if example is not None:  # an example may have several rows
+            splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
+        self._splits = splits
         self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:
@@ -264,11 +266,9 @@ class FederatedDataModule(L.LightningDataModule):
     # ----------------------------------------------------------------------------------------------- as one datamodule
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """See :meth:`pooled`."""
         return self.pooled().train_dataloader()
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
-        """See :meth:`pooled`."""
         return self.pooled().val_dataloader()
 
     def test_dataloader(self) -> DataLoader[Batch] | list[Batch]:
@@ -307,7 +307,10 @@ class FederatedDataModule(L.LightningDataModule):
         roles = None
         if self.split == "official":
             require(num_train < len(groups), f"{type(self).__name__} has no official test set: set split to pooled.")
-            roles = roles_of_sets(len(groups), num_train, self.validation())[owned]
+            roles = np.repeat([TRAIN, TEST], [num_train, len(groups) - num_train])
+            if (validation := self.validation()) is not None:
+                roles[:num_train][validation] = VAL
+            roles = roles[owned]
         shares, holders = Shares(self.val_share, self.test_share or 0.0), self.partition.holders(self.column)
         if holders is None:
             splits = deal(groups[owned], roles, shares, self.partition, self.given_num_clients or NUM_CLIENTS, self.seed)
@@ -349,14 +352,12 @@ class FederatedDataModule(L.LightningDataModule):
 
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
-    sizes = {"num_clients": data.given_num_clients, "batch_size": data.batch_size, "eval_batch_size": data.eval_batch_size}
-    for name, size in sizes.items():
-        require(size is None or size >= 1, f"Got {name}={size}: give a whole number from 1.")
+    require_from(1, num_clients=data.given_num_clients, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size)
+    require_from(0, seed=data.seed)
     choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():
         value = getattr(data, name)
         require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
-    require(data.seed >= 0, f"Got seed={data.seed}: give a whole number from 0.")
     require(
         data.split == "pooled" or data.test_share is None,
         f"Got test_share={data.test_share} with split=official, which tests on the official test set: leave test_share "

@@ -1,7 +1,7 @@
 """Datasets of the Hugging Face hub, and packages that only some users need."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -41,47 +41,30 @@ PATIENCE = 5.0
 T = TypeVar("T")
 
 
-def split_revision(name: str) -> tuple[str, str | None]:
-    """A hub name and, where one is given behind an ``@``, the revision: a branch, a tag or a commit."""
-    plain, _, revision = name.partition("@")
-    return plain, revision or None
-
-
 def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", "dataset"] = "model") -> T:
-    """Load something of the hub: from the local cache if it is there, else from the hub, if that answers.
+    """Load something of the hub: from the local cache if it is there, else from the hub, if that answers. It is asked once, without
+    the many attempts of its library.
 
     Args:
         load: gets the name, ``local_files_only`` and, where there is one, ``revision``, as ``from_pretrained`` does.
-        name: ``owner/name``, or ``owner/name@revision``.
+        name: ``owner/name``, or ``owner/name@revision``: a branch, a tag or a commit.
         kind: of what the name is.
 
     Raises:
         FederationError: at once where the hub cannot be reached, or where there is no such thing.
     """
-    plain, revision = split_revision(name)
-    pinned = {} if revision is None else {"revision": revision}
-    try:
-        return load(plain, local_files_only=True, **pinned)
-    except (OSError, ValueError):
-        refuse_unreachable(name, kind)
-    return load(plain, **pinned)
-
-
-def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
-    """Ask the hub for something once, without the many attempts of its library.
-
-    Raises:
-        FederationError: if it is not there, or the hub is not.
-    """
     import huggingface_hub
     from huggingface_hub import errors
 
-    plain, revision = split_revision(name)
+    plain, _, revision = name.partition("@")
+    pinned = {"revision": revision} if revision else {}
+    with suppress(OSError, ValueError):
+        return load(plain, local_files_only=True, **pinned)
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise FederationError(f"the {kind} {name!r} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the hub for it.")
     ask = huggingface_hub.HfApi().model_info if kind == "model" else huggingface_hub.HfApi().dataset_info
     try:
-        ask(plain, revision=revision, timeout=PATIENCE)
+        ask(plain, revision=revision or None, timeout=PATIENCE)
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         said = " ".join(str(error).split("\n\n")[-1].split())
         raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or not for you: {said:.200}") from error
@@ -91,15 +74,16 @@ def refuse_unreachable(name: str, kind: Literal["model", "dataset"]) -> None:
             f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({said}): check the "
             "name and the network, or give a folder."
         ) from error
+    return load(plain, **pinned)
 
 
-def cached_dataset(name: str, revision: str | None, *config: str) -> Any:
+def cached_dataset(name: str, revision: str | None, config: str | None) -> Any:
     """The sets of a hub dataset that was prepared before. ``load_dataset`` cannot be told to look at nothing else.
 
     Args:
         name: ``owner/name``.
         revision: a commit; the cache does not know branches and tags. None: the newest that it has.
-        *config: which of its configurations, if it has several.
+        config: which of its configurations, if it has several.
 
     Raises:
         OSError: where it is not in the cache.
@@ -108,18 +92,18 @@ def cached_dataset(name: str, revision: str | None, *config: str) -> Any:
     from datasets.packaged_modules.cache.cache import Cache
 
     version = {"version": "auto", "hash": "auto"} if revision is None else {"version": "0.0.0", "hash": revision}
-    given = next(iter(config), None if revision is None else "default")
-    builder = Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=given, **version)
+    config = "default" if config is None and revision is not None else config
+    builder = Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=config, **version)
     builder.download_and_prepare()  # which refuses what is not there, and downloads nothing
     return builder.as_dataset()
 
 
-def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "root") -> Any:
+def load_from_hub(name: str, config: str | None = None, extra: str = "hub", option: str = "root") -> Any:
     """The sets of a hub dataset by name; the hub's library downloads and caches them.
 
     Args:
         name: ``owner/name``, or ``owner/name@revision``.
-        *config: which of its configurations, if it has several.
+        config: which of its configurations, if it has several.
         extra: what to install where the hub's library is missing.
         option: of the data, which may be set to a folder instead.
     """
@@ -127,18 +111,13 @@ def load_from_hub(name: str, *config: str, extra: str = "hub", option: str = "ro
 
         def load(plain: str, revision: str | None = None, local_files_only: bool = False) -> Any:
             if local_files_only:
-                return cached_dataset(plain, revision, *config)
-            return datasets.load_dataset(plain, *config, revision=revision)
+                return cached_dataset(plain, revision, config)
+            return datasets.load_dataset(plain, config, revision=revision)
 
         try:
             return from_hub_or_cache(load, name, "dataset")
-        except FederationError as error:
-            raise FederationError(
-                f"Could not load {name}: {error} Or set --data.init_args.{option} to a folder with its files."
-            ) from error
         except (OSError, ValueError) as error:
-            said = " ".join(str(error).split())
+            said = " ".join(str(error).split()).removesuffix(".")
             raise FederationError(
-                f"Could not load {name} from the Hugging Face hub ({said}): check the name and the network, or set "
-                f"--data.init_args.{option} to a folder with its files."
+                f"Could not load {name}: {said}. Or set --data.init_args.{option} to a folder with its files."
             ) from error

@@ -1,6 +1,7 @@
 """Inputs that are made when a batch needs them: images that stay in their files until then."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class LazyInputs(ABC):
         """
 
 
+@dataclass(eq=False)
 class Taken(LazyInputs):
     """Some of the examples, in an order of their own.
 
@@ -36,19 +38,17 @@ class Taken(LazyInputs):
         rows: positions of those that are taken, shape (N,).
     """
 
-    def __init__(self, inputs: LazyInputs, rows: Tensor) -> None:
-        self.inputs = inputs
-        self.rows = rows
+    inputs: LazyInputs
+    rows: Tensor
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.rows)
 
     def read(self, rows: Tensor) -> Tensor:
-        """See :meth:`LazyInputs.read`."""
         return self.inputs.read(self.rows[rows])
 
 
+@dataclass(eq=False)
 class Joined(LazyInputs):
     """The examples of one, then those of another.
 
@@ -57,16 +57,13 @@ class Joined(LazyInputs):
         second: what comes then.
     """
 
-    def __init__(self, first: LazyInputs, second: LazyInputs) -> None:
-        self.first = first
-        self.second = second
+    first: LazyInputs
+    second: LazyInputs
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self.first) + len(self.second)
 
     def read(self, rows: Tensor) -> Tensor:
-        """See :meth:`LazyInputs.read`."""
         early = rows < len(self.first)
         pieces = [(self.first, rows[early]), (self.second, rows[~early] - len(self.first))]
         read = torch.cat([inputs.read(own) for inputs, own in pieces if len(own)])

@@ -51,24 +51,40 @@ def csv_rows(path: Path, **options: Any) -> Iterator[tuple[int, list[str]]]:
         csv.field_size_limit(limit)
 
 
-def csv_table(path: Path, **options: Any) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The header of a CSV file, and the lines below it, each with its number and as many fields as the header.
+def csv_table(
+    path: Path,
+    needed: Sequence[str] | None = None,
+    header: Sequence[str] | None = None,
+    skip_short: bool = False,
+    **options: Any,
+) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
+    """The header of a CSV file, and of each line below it where it stands, for errors, and its fields.
 
     Args:
         path: see :func:`csv_rows`.
+        needed: the columns whose fields are wanted, in this order; None: all.
+        header: names of the columns; None: the first line has them.
+        skip_short: leave out lines that lack a column that is needed, instead of refusing them and those that have too many.
         **options: see :func:`csv_rows`.
     """
     rows = csv_rows(path, **options)
-    _, header = next(rows, (1, []))
-    refuse_doubles(header, f"The header of {path}")
+    columns = next(rows, (1, []))[1] if header is None else header
+    refuse_doubles(columns, f"The header of {path}")
+    wanted = columns if needed is None else needed
+    require({*wanted} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(wanted)}.")
+    places = [columns.index(name) for name in wanted]
 
-    def checked() -> Iterator[tuple[int, list[str]]]:
+    def fields_of_lines() -> Iterator[tuple[str, list[str]]]:
         for line, fields in rows:
-            fits = len(fields) == len(header)
-            require(fits, f"{path}, line {line}, has {len(fields)} columns, but the header has {len(header)}.")
-            yield line, fields
+            where, lacks = f"{path}, line {line},", len(fields) <= max(places)
+            require(
+                skip_short or (not lacks and len(fields) <= len(columns)),
+                f"{where} has {len(fields)} columns, expected {len(columns)}: put what has commas in it in quotation marks.",
+            )
+            if not lacks:
+                yield where, [fields[place] for place in places]
 
-    return header, checked()
+    return columns, fields_of_lines()
 
 
 def refuse_doubles(names: Sequence[Any], what: str) -> None:
@@ -80,3 +96,10 @@ def refuse_doubles(names: Sequence[Any], what: str) -> None:
     """
     double = next((name for place, name in enumerate(names) if name in names[:place]), None)
     require(double is None, f"{what} has the name {double!r} twice: give each a name of its own.")
+
+
+def existing(file: str | Path, remedy: str = "check --data.init_args.train_file and test_file") -> Path:
+    """A file that is there; else an error that says what to do."""
+    path = Path(file).expanduser()
+    require(path.is_file(), f"Found no file {path.absolute()}: {remedy}.")
+    return path

@@ -84,17 +84,12 @@ def _images(public: Tensor, own: Tensor, name: str) -> Tensor:
             f"{name} cannot be public data for these clients: its inputs are {public.dtype} of shape {tuple(public.shape[1:])}, "
             f"theirs {own.dtype} of {tuple(shape)}. Only images of bytes are made alike."
         )
-    public = _recoloured(public, shape[0], name) if public.shape[1] != shape[0] else public
+    has, channels = public.shape[1], shape[0]
+    if has != channels:
+        require({has, channels} == {1, 3}, f"{name} has images of {has} channels, the clients' have {channels}: give 1 or 3.")
+        grey = (public * torch.tensor(GREY)[:, None, None]).sum(1, keepdim=True).round().to(torch.uint8) if has == 3 else public
+        public = grey.expand(-1, channels, -1, -1)
     return public if public.shape[1:] == shape else interpolate(public, tuple(shape[1:]), mode="bilinear", antialias=True)
-
-
-def _recoloured(images: Tensor, channels: int, name: str) -> Tensor:
-    """Coloured images made grey, or grey ones three equal colours."""
-    has = images.shape[1]
-    require({has, channels} == {1, 3}, f"{name} has images of {has} channels, the clients' have {channels}: give 1 or 3.")
-    if channels == 3:
-        return images.expand(-1, 3, -1, -1)
-    return (images * torch.tensor(GREY)[:, None, None]).sum(1, keepdim=True).round().to(torch.uint8)
 
 
 def numbered(inputs: Inputs, rows: NDArray[np.int64]) -> SharedTensors:

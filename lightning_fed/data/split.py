@@ -41,20 +41,6 @@ class Shares(NamedTuple):
     at_least: int = 0
 
 
-def roles_of_sets(num_examples: int, num_train: int, validation: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-    """What each example is for, those of the training set first, shape (N,).
-
-    Args:
-        num_examples: of both sets.
-        num_train: of the training set.
-        validation: which of the training set's are for validation, shape (num_train,); None: the data do not say it.
-    """
-    roles = np.repeat([TRAIN, TEST], [num_train, num_examples - num_train])
-    if validation is not None:
-        roles[:num_train][validation] = VAL
-    return roles
-
-
 def deal(
     labels: NDArray[np.int64], roles: NDArray[np.int64] | None, shares: Shares, partition: Partitioner, num_clients: int, seed: int
 ) -> list[Split]:
@@ -117,16 +103,6 @@ def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares
             val, train = _hold_out(rest, shares.val, total, shares.at_least, [seed, 3, client])
         splits.append(Split(train, val, test))
     return splits
-
-
-def rows_of(splits: list[Split], example: NDArray[np.int64]) -> list[Split]:
-    """Splits of examples as splits of rows, where an example has several.
-
-    Args:
-        splits: indices of examples.
-        example: which example each row belongs to, shape (rows,).
-    """
-    return [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
 
 
 def union(splits: list[Split]) -> Split:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import register_type
@@ -189,7 +188,6 @@ class Wrapped(Backbone):
 
     @property
     def num_outputs(self) -> int | None:
-        """Outputs of the head, if one was found."""
         return None if self._head is None else self.head.out_features
 
     @property
@@ -237,7 +235,13 @@ class Wrapped(Backbone):
         if cut != "features" and cut not in self._cuts:
             raise FederationError(f"{name_of(self)} cannot be cut at {cut!r}: name it in cuts, Backbone.wrap(network, cuts=...).")
         seen: dict[str, Any] = {}
-        with self._watching(cut, seen):
+
+        def note(layer: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+            whole = output if isinstance(output, Tensor) else output[0]
+            seen.update(representation=args[0] if cut == "features" else whole, logits=output)
+
+        layer = self.head if cut == "features" else self.network.get_submodule(cut)
+        with layer.register_forward_hook(note):  # it goes with the pass: networks are copied and sent elsewhere
             logits = self(x)
         if "representation" not in seen:
             raise FederationError(f"{name_of(self)} does not use its layer {cut if cut in self._cuts else self._head!r}.")
@@ -255,23 +259,6 @@ class Wrapped(Backbone):
                 f"{self.cuts[cut]}: set the cut's width to that, or cut behind a pooling layer."
             )
         return representation, logits
-
-    @contextmanager
-    def _watching(self, cut: str, seen: dict[str, Any]) -> Iterator[None]:
-        """Note what passes while the network runs. The hooks go with it: networks are copied and sent elsewhere."""
-
-        def of_head(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            seen["representation"], seen["logits"] = args[0], output
-
-        def of_layer(layer: nn.Module, args: Any, output: Any) -> None:
-            seen["representation"] = output if isinstance(output, Tensor) else output[0]
-
-        layer, hook = (self.head, of_head) if cut == "features" else (self.network.get_submodule(cut), of_layer)
-        handle = layer.register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
 
 
 def _in_a_row(module: nn.Module, prefix: str) -> Iterator[str]:

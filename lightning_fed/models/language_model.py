@@ -11,7 +11,7 @@ from torchmetrics.text import Perplexity
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models.transformer import Inputs, Model, Transformer
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 PADDING = -1
 """Stands left of prompts that are shorter than others; no token has this number."""
@@ -26,9 +26,7 @@ class TransformerLM(Transformer):
 
     Args:
         num_classes: not used; every network is given it.
-        name: see :class:`lightning_fed.models.Transformer`.
         config: see :class:`lightning_fed.models.Transformer`; ``bos_token_id`` and ``eos_token_id`` must be the tokenizer's.
-        attention: see :class:`lightning_fed.models.Transformer`.
         num_beams: width of the beam; 1 is greedy.
         max_new_tokens: longest answer in tokens. LoRA's scripts stop at 64.
         length_penalty: the sum of log-probabilities is divided by the answer's length to this power; above 0, larger values favour
@@ -53,13 +51,8 @@ class TransformerLM(Transformer):
         no_repeat_ngram_size: NonNegativeInt = 4,
     ) -> None:
         super().__init__(name, config, attention)
-        for option, value, least in (
-            ("num_beams", num_beams, 1),
-            ("max_new_tokens", max_new_tokens, 1),
-            ("no_repeat_ngram_size", no_repeat_ngram_size, 0),
-        ):
-            if value < least:
-                raise FederationError(f"Got {option}={value}: give a whole number from {least}.")
+        require_from(1, num_beams=num_beams, max_new_tokens=max_new_tokens)
+        require_from(0, no_repeat_ngram_size=no_repeat_ngram_size)
         self.max_new_tokens: int = max_new_tokens
         settings = self.network.generation_config
         self._search: dict[str, Any] = {
@@ -82,7 +75,6 @@ class TransformerLM(Transformer):
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
     def metrics(self, monitor: str) -> dict[str, Metric]:
-        """Perplexity of the targets."""
         return {"perplexity": PerplexityOfClasses(ignore_index=IGNORED)}
 
     def predict(self, inputs: Inputs, targets: Tensor) -> Tensor:

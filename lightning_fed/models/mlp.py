@@ -48,12 +48,6 @@ class SoftmaxMLP(MLP):
     :math:`\log(1 + (C - 1)/e)` of :math:`C` classes, and gradients vanish where the network is sure.
 
     With 784 inputs and hidden layers of 512, 256, 256 and 128, as there, it has 633,226 parameters.
-
-    Args:
-        num_classes: outputs of the head.
-        inputs: numbers per example.
-        hidden: outputs of each hidden layer; none are a linear model. None: 64 and 64.
-        width: makes the hidden layers narrower; 1: as they are.
     """
 
     def classify(self, representation: Tensor, cut: str = "features") -> Tensor:

@@ -1,7 +1,6 @@
 """From whatever a user gives as a network to one that a method can train."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,18 @@ def backbone_of(given: Any, num_classes: int, **settings: Any) -> Backbone:
     Raises:
         FederationError: for what is no network, and for one with another number of outputs.
     """
-    network = network_of(given, num_classes, **settings)
+    network: Any = network_of(given, num_classes, **settings)
     if (kind := answering(network)) is not None:
-        return kind(num_classes, partial(_itself, network))  # type: ignore[return-value]  # as below
+        # As a function of no arguments, a network is not copied: it is new already.
+        return kind(num_classes, lambda: network)  # type: ignore[return-value]  # as below
     if isinstance(network, Transformer) and not isinstance(network, TransformerClassifier):
         return network  # type: ignore[return-value]  # it answers otherwise than a backbone, and can be averaged as a whole
     if isinstance(network, TransformerClassifier) and not isinstance(network, Backbone):
-        wrapped = Wrapped(num_classes, partial(_itself, network.network))
+        wrapped = Wrapped(num_classes, lambda: network.network)
         wrapped.drawn = network.drawn
         return wrapped
     if not isinstance(network, Backbone):
-        return Wrapped(num_classes, partial(_itself, network))
+        return Wrapped(num_classes, lambda: network)
     if network.num_outputs not in (None, num_classes):
         raise FederationError(
             f"{name_of(network)} has {network.num_outputs} outputs, but num_classes is {num_classes}: give num_classes="
@@ -134,11 +134,6 @@ def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
     return TransformerLM if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
-def _itself(network: Any) -> Any:
-    """As a function of no arguments, a network is not copied: it is new already."""
-    return network
-
-
 def around(network: Any, num_classes: int) -> Transformer:
     """A model of the transformers library behind the interface of this one, by what its class is for.
 
@@ -146,7 +141,7 @@ def around(network: Any, num_classes: int) -> Transformer:
         network: the model.
         num_classes: outputs that it must have.
     """
-    kind, model = type(network).__name__, partial(_itself, network)
+    kind, model = type(network).__name__, lambda: network
     if not hasattr(network, "save_pretrained"):
         raise FederationError(
             f"Adapters are put on networks of the transformers library, but this is a {kind}: give the name of such a model, a "

@@ -19,9 +19,6 @@ class TransformerQA(Transformer):
 
     Args:
         num_classes: 2, start and end; the command line takes it from the data.
-        name: see :class:`lightning_fed.models.Transformer`.
-        config: see :class:`lightning_fed.models.Transformer`.
-        attention: see :class:`lightning_fed.models.Transformer`.
         max_answer_length: longest answer in tokens. 30 is the default of the SQuAD scripts of transformers.
     """
 

@@ -1,6 +1,6 @@
 """Networks of two convolutions for small images, as benchmarks of federated learning have them."""
 
-from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from jsonargparse.typing import PositiveFloat
@@ -13,43 +13,55 @@ from lightning_fed.options import PositiveInt
 
 
 class SmallCNN(Backbone):
-    """Two 5×5 convolutions, each with 2×2 max-pooling and ReLU; a subclass adds linear layers and :attr:`head`. Input
+    """Two 5×5 convolutions, each with 2×2 max-pooling and ReLU, then linear layers with ReLU, and the head. Input
     ``(B, channels, image_size, image_size)``.
 
     Args:
+        num_classes: outputs of the head.
         channels: of an image.
         image_size: its height and width, at least 16.
-        conv1_filters: filters of the first convolution.
-        conv2_filters: filters of the second.
+        filters: of the two convolutions.
+        features: outputs of each linear layer.
+        width: multiplies all hidden numbers of filters and features.
     """
 
-    def __init__(self, channels: int, image_size: int, conv1_filters: int, conv2_filters: int) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        channels: int,
+        image_size: int,
+        filters: tuple[int, int],
+        features: tuple[int, ...],
+        width: float = 1.0,
+    ) -> None:
         super().__init__()
         require(
             image_size >= 16, f"{type(self).__name__} got image_size={image_size}: two convolutions and poolings need 16 pixels."
         )
         self.image_shape = (channels, image_size, image_size)
-        self.conv1 = nn.Conv2d(channels, conv1_filters, kernel_size=5)
-        self.conv2 = nn.Conv2d(conv1_filters, conv2_filters, kernel_size=5)
+        first, second = (scaled(count, width) for count in filters)
+        self.conv1 = nn.Conv2d(channels, first, kernel_size=5)
+        self.conv2 = nn.Conv2d(first, second, kernel_size=5)
         self.to(memory_format=torch.channels_last)  # convolutions follow their weights: a step takes 0.68 to 0.94 times as long
-        self.conv_features = conv2_filters * (((image_size - 4) // 2 - 4) // 2) ** 2
+        self.between: nn.Module = nn.Identity()  # the second convolution and its pooling
+        sizes = [second * (((image_size - 4) // 2 - 4) // 2) ** 2, *(scaled(size, width) for size in features)]
+        self.linear = [f"fc{number}" for number in range(1, len(sizes))]
+        for name, (size, following) in zip(self.linear, pairwise(sizes), strict=True):
+            self.add_module(name, nn.Linear(size, following))
+        self.head = nn.Linear(sizes[-1], num_classes)
 
-    def convolve(self, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What the convolutions make of images, ``(B, conv_features)``.
-
-        Args:
-            x: the images.
-            between: comes between the second convolution and its pooling.
-        """
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
         if x.shape[1:] != self.image_shape:
             raise FederationError(
                 f"{type(self).__name__} got images of shape {tuple(x.shape[1:])}, it is built for {self.image_shape}: set channels "
                 "and image_size, of the data or of the network, so that they agree."
             )
         # ReLU after pooling: the same values and gradients as before it, of a quarter as many numbers.
-        x = relu(max_pool2d(self.conv1(x), 2))  # (B, conv1_filters, 12, 12) of 28 pixels
-        x = self.conv2(x)
-        return relu(max_pool2d(x if between is None else between(x), 2)).flatten(1)  # (B, conv2_filters · 4 · 4)
+        x = relu(max_pool2d(self.conv1(x), 2))  # (B, filters[0], 12, 12) of 28 pixels
+        x = relu(max_pool2d(self.between(self.conv2(x)), 2)).flatten(1)  # (B, filters[1] · 4 · 4)
+        for name in self.linear:
+            x = relu(self.get_submodule(name)(x))
+        return x
 
 
 class LeNet5(SmallCNN):
@@ -58,28 +70,12 @@ class LeNet5(SmallCNN):
     62,006 parameters for colour images of 32 pixels, 44,426 for grey ones of 28. The original (LeCun et al. 1998) had sigmoids and
     trained its pooling; this is the network of NIID-Bench (Li et al. 2022, https://arxiv.org/abs/2102.02079) and of most
     benchmarks since.
-
-    Args:
-        num_classes: outputs of the head.
-        channels: of an image.
-        image_size: its height and width, at least 16.
-        width: multiplies all hidden numbers of filters and features.
     """
 
     def __init__(
-        self,
-        num_classes: PositiveInt = 10,
-        channels: PositiveInt = 3,
-        image_size: PositiveInt = 32,
-        width: PositiveFloat = 1.0,
+        self, num_classes: PositiveInt = 10, channels: PositiveInt = 3, image_size: PositiveInt = 32, width: PositiveFloat = 1.0
     ) -> None:
-        super().__init__(channels, image_size, scaled(6, width), scaled(16, width))
-        self.fc1 = nn.Linear(self.conv_features, scaled(120, width))
-        self.fc2 = nn.Linear(scaled(120, width), scaled(84, width))
-        self.head = nn.Linear(scaled(84, width), num_classes)
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return relu(self.fc2(relu(self.fc1(self.convolve(x)))))
+        super().__init__(num_classes, channels, image_size, (6, 16), (120, 84), width)
 
 
 class FedAvgCNN(SmallCNN):
@@ -88,27 +84,12 @@ class FedAvgCNN(SmallCNN):
 
     582,026 parameters for grey images of 28 pixels, 878,538 for colour images of 32. FedAvg's paper pads its convolutions and so
     has 1,663,370.
-
-    Args:
-        num_classes: outputs of the head.
-        channels: of an image.
-        image_size: its height and width, at least 16.
-        width: multiplies all hidden numbers of filters and features.
     """
 
     def __init__(
-        self,
-        num_classes: PositiveInt = 10,
-        channels: PositiveInt = 3,
-        image_size: PositiveInt = 32,
-        width: PositiveFloat = 1.0,
+        self, num_classes: PositiveInt = 10, channels: PositiveInt = 3, image_size: PositiveInt = 32, width: PositiveFloat = 1.0
     ) -> None:
-        super().__init__(channels, image_size, scaled(32, width), scaled(64, width))
-        self.fc1 = nn.Linear(self.conv_features, scaled(512, width))
-        self.head = nn.Linear(scaled(512, width), num_classes)
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return relu(self.fc1(self.convolve(x)))
+        super().__init__(num_classes, channels, image_size, (32, 64), (512,), width)
 
 
 class FedProtoCNN(SmallCNN):
@@ -119,26 +100,14 @@ class FedProtoCNN(SmallCNN):
     21,840 parameters for grey images of 28 pixels and 20 filters. FedProto's experiment with different networks has 18, 20 and 22.
 
     Args:
-        num_classes: outputs of the head.
-        channels: of an image.
-        image_size: its height and width, at least 16.
         filters: of the second convolution.
     """
 
     def __init__(
-        self,
-        num_classes: PositiveInt = 10,
-        channels: PositiveInt = 3,
-        image_size: PositiveInt = 32,
-        filters: PositiveInt = 20,
+        self, num_classes: PositiveInt = 10, channels: PositiveInt = 3, image_size: PositiveInt = 32, filters: PositiveInt = 20
     ) -> None:
-        super().__init__(channels, image_size, 10, filters)
-        self.channel_dropout = nn.Dropout2d()
-        self.fc1 = nn.Linear(self.conv_features, 50)
-        self.head = nn.Linear(50, num_classes)
-
-    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
-        return relu(self.fc1(self.convolve(x, self.channel_dropout)))
+        super().__init__(num_classes, channels, image_size, (10, filters), (50,))
+        self.between = nn.Dropout2d()
 
     def classify(self, representation: Tensor, cut: str = "features") -> Tensor:
         return self.head(dropout(representation, training=self.training))

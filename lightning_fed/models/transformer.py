@@ -236,11 +236,7 @@ class TransformerClassifier(Transformer):
 
     Args:
         num_classes: outputs of the head.
-        name: see :class:`Transformer`.
-        config: see :class:`Transformer`.
-        attention: see :class:`Transformer`.
         pad_token_id: id of the tokenizer's padding, for networks that name none (GPT-2); None: as the network has it.
-        **settings: see :class:`Transformer`.
     """
 
     auto_class = "AutoModelForSequenceClassification"

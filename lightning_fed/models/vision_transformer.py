@@ -16,11 +16,8 @@ class VisionTransformer(Backbone, TransformerClassifier):  # type: ignore[misc] 
     backbone, or frozen with something small beside it. Images are resized on the batch to the size that the network was made for.
 
     Args:
-        num_classes: outputs of the head.
-        name: see :class:`lightning_fed.models.Transformer`.
         config: see :class:`lightning_fed.models.Transformer`; ``model_type: vit`` and, say, the sizes of ViT-Small/16:
             ``hidden_size: 384, intermediate_size: 1536, num_attention_heads: 6``.
-        attention: see :class:`lightning_fed.models.Transformer`.
     """
 
     auto_class = "AutoModelForImageClassification"

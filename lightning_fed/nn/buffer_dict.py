@@ -34,11 +34,9 @@ class BufferDict(nn.Module):
         return (name.replace("/", ".") for name in self._buffers)
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors."""
         return ((name, self[name]) for name in self)
 
     def values(self) -> Iterator[Tensor]:
-        """The tensors."""
         return (self[name] for name in self)
 
     @torch.no_grad()

@@ -186,10 +186,6 @@ class Factorized(nn.Sequential):
         """That of the second layer."""
         return cast(Tensor | None, self[1].bias)
 
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Left and right factor, see :func:`layer_weights`; differentiable."""
-        return layer_factors(*self.weights)
-
     def recover(self) -> Tensor:
         """The weight that the two layers have together, in the shape of the original's; differentiable."""
         return recover(*self.weights)
@@ -269,6 +265,6 @@ def frobenius_decay(module: nn.Module, weight: float) -> Tensor:
     squares = [torch.zeros(())]
     for layer in module.modules():
         if isinstance(layer, Factorized):
-            left, right = layer.factors()
+            left, right = layer_factors(*layer.weights)
             squares.append(((left.T @ left) * (right.T @ right)).sum())
     return weight / 2 * torch.stack([square.to(squares[-1].device) for square in squares]).sum()

@@ -60,7 +60,6 @@ class JointOptimizer(torch.optim.Optimizer):
             optimizer.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` gave."""
         super().load_state_dict(state_dict)  # which makes new groups and a new state
         self._share()
 

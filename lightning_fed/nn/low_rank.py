@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.utils import parametrize
 
 from lightning_fed.errors import FederationError
+from lightning_fed.nn.factorize import layer_weights, roll_up, unroll
 from lightning_fed.nn.floor import floor_of
 
 Variant = Literal["paper", "official"]
@@ -94,30 +95,19 @@ class LowRankDelta(nn.Module):
         Args:
             shape: of the weight.
         """
-        if len(shape) == 2:
-            return (self.B.T, self.A.T) if self.variant == "paper" else (self.A, self.scale * self.B)
         if self.variant == "official":
-            return None
-        out_features, in_features, kernel, _ = shape
-        first = self.B.view(in_features, kernel, self.rank).permute(2, 0, 1).unsqueeze(-1)
-        return first, self.A.view(self.rank, out_features, kernel).permute(1, 0, 2).unsqueeze(2)
+            return (self.A, self.scale * self.B) if len(shape) == 2 else None
+        return layer_weights(self.B, self.A.T, shape)
 
     def _compute(self, shape: torch.Size) -> Tensor:
         product = self.B @ self.A
-        if self.variant == "official":
-            return (self.scale * product).view(shape)
-        if len(shape) == 2:
-            return product.T
-        out_features, in_features, kernel, _ = shape
-        return product.view(in_features, kernel, out_features, kernel).permute(2, 0, 1, 3)
+        return (self.scale * product).view(shape) if self.variant == "official" else roll_up(product, shape)
 
     def matrix(self, delta: Tensor) -> Tensor:
         """The product BA that ``delta`` was made from: the view of τ whose rank is at most :attr:`rank`."""
         if self.variant == "official":
             return delta.reshape(self.B.shape[0], self.A.shape[1]) / self.scale
-        if delta.ndim == 2:
-            return delta.T
-        return delta.permute(1, 2, 0, 3).reshape(self.B.shape[0], self.A.shape[1])
+        return unroll(delta)
 
 
 class PackedLowRankDelta(nn.Module):

@@ -28,7 +28,6 @@ class SwitchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.zeros(channels, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images of the same shape."""
         var, mean = torch.var_mean(x, dim=(2, 3), keepdim=True)  # of each channel of each image
         layer_var = var.mean(dim=1, keepdim=True) + mean.var(dim=1, correction=0, keepdim=True)
         layer_mean = mean.mean(dim=1, keepdim=True)

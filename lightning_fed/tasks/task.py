@@ -1,7 +1,6 @@
 """What is learned: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,8 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
-from lightning_fed.tasks.f1 import F1
-from lightning_fed.tasks.matthews import Matthews
+from lightning_fed.tasks.metrics import F1, Matthews, MeanPearson, MeanSpearman
 
 Measures = Mapping[str, Callable[[int], Metric]]
 """Metrics by name, given the number of outputs."""
@@ -188,7 +186,6 @@ class Multiclass(Task):
     always = ("accuracy",)
 
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         return cross_entropy(outputs, targets)
 
 
@@ -212,7 +209,6 @@ class Multilabel(Task):
         return binary_cross_entropy_with_logits(outputs, targets)
 
     def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets as floats."""
         return compared(outputs, targets)
 
     def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +225,7 @@ class Regression(Task):
         "mae": lambda outputs: tm.MeanAbsoluteError(),
         "r2": lambda outputs: tm.R2Score(),
         "pearson": lambda outputs: MeanPearson(num_outputs=outputs),
-        "spearman": lambda outputs: mean_spearman(outputs),
+        "spearman": MeanSpearman,
     }
     always = ("rmse", "mae")
 
@@ -254,29 +250,6 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             "num_classes to the number of values that are predicted for an example."
         )
     return outputs, targets.reshape(outputs.shape).to(outputs.dtype)
-
-
-class MeanPearson(tm.PearsonCorrCoef):
-    """Pearson's correlation, of several numbers the mean."""
-
-    def compute(self) -> Tensor:
-        """A scalar."""
-        return super().compute().mean()
-
-
-class MeanSpearman(tm.SpearmanCorrCoef):
-    """Spearman's correlation, of several numbers the mean."""
-
-    def compute(self) -> Tensor:
-        """A scalar."""
-        return super().compute().mean()
-
-
-def mean_spearman(outputs: int) -> Metric:
-    """Without the warning that ranks take all predictions at once, which are those of a test set."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
-        return MeanSpearman(num_outputs=outputs)
 
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Multilabel, Regression)}

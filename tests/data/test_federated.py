@@ -333,18 +333,6 @@ def test_pools_of_different_classes_are_refused() -> None:
         data.setup()
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (torch.arange(100), "3 classes, so labels go from 0 to 2, but got 0 to 99"),
-        (torch.arange(99), "100 images and 99 labels"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
-    with pytest.raises(FederationError, match=message):
-        InMemory(torch.zeros(100, 1), labels, 3).setup()
-
-
 def test_no_examples_are_refused() -> None:
     with pytest.raises(FederationError, match="InMemory has no images"):
         InMemory(torch.zeros(0, 1), torch.zeros(0), 3).setup()

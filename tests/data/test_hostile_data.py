@@ -57,7 +57,7 @@ GOOD = b"a,b,kind\n" + b"1,2,x\n3,4,y\n" * 20
         (GOOD.replace(b"3,4,y", "3,4,é".encode("latin1"), 1), ["t.csv, line 3", "is not text in UTF-8 (byte 0xe9)"]),
         (GOOD.decode().encode("utf-16"), ["t.csv, line 1", "not text in UTF-8"]),
         (gzip.compress(GOOD, mtime=0)[:-20], ["t.csv cannot be read"]),
-        (GOOD + b"1,2,x,4\n", ["t.csv, line 42, has 4 columns, but the header has 3"]),
+        (GOOD + b"1,2,x,4\n", ["t.csv, line 42, has 4 columns, expected 3"]),
         (GOOD.replace(b"a,b,kind", b"a,a,kind", 1), ["header of", "t.csv", "the name 'a' twice"]),
         (GOOD + b"nan,2,x\n", ["t.csv, line 42, has 'nan' in the column 'a'", "not a number"]),
         (GOOD + b"1,inf,x\n", ["t.csv, line 42, has 'inf' in the column 'b'"]),
@@ -90,8 +90,8 @@ TEXTS = b"text,label\n" + b"the dog,a\nthe cat,b\n" * 10
 @pytest.mark.parametrize(
     ("content", "options", "parts"),
     [
-        (TEXTS + b"the, dog,a\n", {}, ["t.csv, line 22,", "has 3 columns, but there are 2", "quotation marks"]),
-        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "fewer columns"]),
+        (TEXTS + b"the, dog,a\n", {}, ["t.csv, line 22,", "has 3 columns, expected 2", "quotation marks"]),
+        (TEXTS + b"the dog\n", {}, ["t.csv, line 22,", "has 1 columns, expected 2"]),
         (TEXTS + b"the dog,c\n", {}, ["t.csv, line 22,", "label 'c'", "one of a, b"]),
         (TEXTS.replace(b"text,label", b"text,text"), {}, ["name 'text' twice"]),
         (TEXTS + "é,a\n".encode("latin1"), {}, ["t.csv, line 22", "not text in UTF-8"]),
@@ -108,9 +108,9 @@ def test_texts(content: bytes, options: dict[str, Any], parts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("class,title,text\n1,a,b\n", ["train.csv, line 1", "the class 'class'", "no header"]),
-        ("1,a,b\n5,a,b\n", ["train.csv, line 2", "the class '5', expected 1, 2, 3, 4"]),
-        ("1,a\n", ["train.csv, line 1", "2 columns, expected class, title and description"]),
+        ("class,title,text\n1,a,b\n", ["train.csv, line 1", "the label 'class'", "no header"]),
+        ("1,a,b\n5,a,b\n", ["train.csv, line 2", "the label '5', expected one of 1, 2, 3, 4"]),
+        ("1,a\n", ["train.csv, line 1", "2 columns, expected 3"]),
     ],
 )
 def test_news(content: str, parts: list[str]) -> None:

@@ -58,10 +58,10 @@ def test_pooling_first_changes_no_value_and_no_gradient(network: type[SmallCNN])
 
 def test_dropout_is_for_training_and_leaves_the_representation_whole() -> None:
     model, x = FedProtoCNN(10, **GREY), torch.rand(4, 1, 28, 28)
-    model.channel_dropout.p = 0.0
+    model.between.p = 0.0
     assert torch.equal(model.encode(x), model.encode(x))
     assert not torch.equal(model(x), model(x))
-    model.channel_dropout.p = 0.5
+    model.between.p = 0.5
     assert not torch.equal(model.encode(x), model.encode(x))
     model.eval()
     assert torch.equal(model(x), model(x))

@@ -89,11 +89,6 @@ def test_other_architectures_are_refused() -> None:
         VisionTransformer(CLASSES, config=config)
 
 
-@pytest.mark.parametrize(("attention", "expected"), [(None, "sdpa"), ("eager", "eager")])
-def test_attention_can_be_chosen(attention: str | None, expected: str) -> None:
-    assert tiny_vit(CLASSES, attention=attention).network.config._attn_implementation == expected
-
-
 # ---------------------------------------------------------------------------------------------------------------- methods
 
 

@@ -43,12 +43,16 @@ def test_what_is_factorized() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [7, 8])
 @pytest.mark.parametrize("bias", [True, False])
-def test_at_full_rank_two_convolutions_are_one(stride: int, size: int, bias: bool) -> None:
+def test_at_full_rank_two_layers_are_one(stride: int, size: int, bias: bool) -> None:
     conv = nn.Conv2d(4, 6, 3, stride, padding=1, bias=bias)
     pair = FactorizedConv2d(conv, rank=12)  # min(4·3, 6·3)
     x = torch.randn(2, 4, size, size)
     assert torch.allclose(pair.recover(), conv.weight, atol=1e-5)
     assert torch.allclose(pair(x), conv(x), atol=1e-5)
+    linear = nn.Linear(size, 9, bias=bias)
+    of_linear = FactorizedLinear(linear, rank=size)
+    assert torch.allclose(of_linear.recover(), linear.weight, atol=1e-6)
+    assert torch.allclose(of_linear(x), linear(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +77,6 @@ def test_at_any_rank_the_recovered_kernel_is_what_the_pair_computes(stride: int)
     pair = FactorizedConv2d(conv, rank=3)
     x = torch.randn(2, 4, 9, 9)
     assert torch.allclose(pair(x), nn.functional.conv2d(x, pair.recover(), conv.bias, stride, 1), atol=1e-5)
-
-
-def test_a_linear_layer_at_full_rank() -> None:
-    linear = nn.Linear(5, 8)
-    pair, x = FactorizedLinear(linear, rank=5), torch.randn(3, 5)
-    assert torch.allclose(pair.recover(), linear.weight, atol=1e-6)
-    assert torch.allclose(pair(x), linear(x), atol=1e-6)
 
 
 def test_a_pair_has_r_times_k_times_both_widths() -> None:
@@ -160,9 +157,6 @@ def test_the_energy_is_what_approximations_keep_of_all_matrices_together() -> No
     for ratio in (0.5, 0.25):
         kept = sum(torch.linalg.svdvals(m.double())[: r[ratio]].square().sum() for m, r in zip(matrices, ranks, strict=True))
         assert energy.shares()[ratio] == pytest.approx((kept / total).item())
-
-
-def test_of_nothing_everything_is_kept() -> None:
-    energy = Energy()
-    energy.add(Spectrum.of(torch.zeros(3, 3)), {1: 1})
-    assert energy.shares() == {1: 1.0}
+    nothing = Energy()
+    nothing.add(Spectrum.of(torch.zeros(3, 3)), {1: 1})
+    assert nothing.shares() == {1: 1.0}

@@ -9,15 +9,11 @@ from lightning_fed.nn.rank import effective_rank, spectral_rank
 @pytest.mark.parametrize(
     ("values", "share", "rank"),
     [
-        ([1.0, 1, 1, 0], 0.9, 3),
-        ([8.5, 1, 0.5], 0.9, 2),  # of their squares it would be 1
-        ([9.5, 0.5], 0.9, 1),
         ([9.0, 1], 0.9, 1),  # exactly nine tenths
         ([4.0, 3, 2, 1], 0.5, 2),
         ([4.0, 3, 2, 1], 0.39, 1),
         ([4.0, 3, 2, 1], 1.0, 4),
         ([1.0], 0.9, 1),
-        ([0.0, 0], 0.9, 0),
     ],
 )
 def test_how_many_singular_values_make_up_a_share_of_their_sum(values: list[float], share: float, rank: int) -> None:

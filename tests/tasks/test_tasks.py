@@ -38,7 +38,6 @@ from lightning_fed.methods import FedAvg, FedHM, FedPer, FedProto, FedRoD, Heter
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.methods.families.model_sizes import SizedModule
 from lightning_fed.models import MLP
-from lightning_fed.tasks.f1 import F1
 from lightning_fed.tasks.task import TASKS
 
 OUTPUTS = 3
@@ -160,21 +159,6 @@ def test_a_function_is_a_loss() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- metrics
-
-
-@pytest.mark.parametrize("classes", [2, 5])
-def test_f1_is_that_of_scikit_learn(classes: int) -> None:
-    torch.manual_seed(classes)
-    metric = F1(classes)
-    logits, labels = torch.randn(40, classes), torch.randint(classes - (classes > 2), (40,))  # one class does not occur
-    for part in (slice(0, 15), slice(15, None)):
-        metric.update(logits[part], labels[part])
-    guesses = logits.argmax(dim=1)
-    expected = f1_score(labels, guesses) if classes == 2 else f1_score(labels, guesses, average="macro")
-    assert metric.compute().item() == pytest.approx(expected)
-    nothing = F1(2)
-    nothing.update(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    assert nothing.compute() == 0  # as scikit-learn has it
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews"])

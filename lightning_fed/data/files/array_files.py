@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fed.data.arrays import as_tensor
-from lightning_fed.data.files.files import sets_of
-from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.checked import as_tensor
+from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt
@@ -61,7 +60,6 @@ class ArrayFiles(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """All examples of all files."""
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
         tables = [
             self._table_of(file, arrays, prefix, "train" if sets is None else sets[place])
@@ -79,10 +77,7 @@ class ArrayFiles(TableData):
                 f"{self.path} has {self.input} of {kinds[0]} and of {kinds[1]}, in {places}: give examples of one kind and size.",
             )
         joined = {name: np.concatenate([table[name] for table in tables]) for name in first if name in same}
-        try:
-            inputs = as_tensor(joined.pop(self.input))
-        except FederationError as error:
-            raise FederationError(f"The {self.input} of {self.path} are {error}") from error
+        inputs = as_tensor(joined.pop(self.input), f"{self.input} of {self.path}")
         if self.image_size is not None:
             require(
                 inputs.dtype == torch.uint8 and inputs.dim() == 4,

@@ -1,6 +1,7 @@
 """Tables of numbers in CSV files."""
 
-from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fed.data.files.files import sets_of
-from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.lines import csv_table
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.errors import FederationError, require
@@ -47,9 +47,17 @@ class CSVFiles(TableData):
         self.delimiter = delimiter
 
     def read(self) -> Table:
-        """All lines of all files."""
         files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
-        header, lines, places = self._lines(files)
+        headers: list[Sequence[str]] = []
+        lines, ends = [], [0]
+        for file in files:
+            own, rows = self._lines(file)
+            headers.append(own)
+            header = headers[0]
+            require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
+            lines += [fields for _, fields in rows]
+            ends.append(len(lines))
+        require(len(lines) > 0, f"{files[0]} has no line below its header.")
         columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
         require(self.target in columns, f"{files[0]} has the columns {', '.join(header)}, but no target {self.target!r}.")
         other_use = {self.target, self.split_column, self.partition.column if isinstance(self.partition, ByColumn) else None}
@@ -57,29 +65,15 @@ class CSVFiles(TableData):
         lacking = [name for name in names if name not in columns]
         require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")
         require(len(names) > 0, f"{files[0]} has no column besides {', '.join(header)}: an input is needed.")
-        inputs = np.stack([self._numbers(name, columns[name], files, places) for name in names], axis=1)
-        numbers = np.array(places[0])
-        columns["file"] = np.array([file.stem for file in files])[numbers]
-        of_set = None if sets is None else np.array(sets)[numbers]
-        return Table(torch.from_numpy(inputs), self._targets(columns.pop(self.target), files, places), columns, of_set)
+        inputs = np.stack([self._numbers(name, columns[name], files) for name in names], axis=1)
+        columns["file"] = np.repeat([file.stem for file in files], np.diff(ends))
+        of_set = None if sets is None else np.repeat(sets, np.diff(ends))
+        return Table(torch.from_numpy(inputs), self._targets(columns.pop(self.target), files), columns, of_set)
 
-    def _lines(self, files: list[Path]) -> tuple[list[str], list[list[str]], "Places"]:
-        """The header, the lines of all files, and where each stands."""
-        header: list[str] | None = None
-        lines: list[list[str]] = []
-        places: Places = array("q"), array("q")
-        for number, file in enumerate(files):
-            own, rows = csv_table(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
-            header = own if header is None else header
-            require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
-            for line, fields in rows:
-                lines.append(fields)
-                places[0].append(number)
-                places[1].append(line)
-        require(len(lines) > 0, f"{files[0]} has no line below its header.")
-        return header or [], lines, places
+    def _lines(self, file: Path) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
+        return csv_table(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
 
-    def _numbers(self, name: str, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[np.float32]:
+    def _numbers(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
         try:
             numbers = values.astype(np.float32)
             bad = int(np.argmin(np.isfinite(numbers)))
@@ -88,47 +82,30 @@ class CSVFiles(TableData):
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
         raise FederationError(
-            f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {name!r}, which is not a number: correct it, "
+            f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it, "
             "or name the columns that are to be used with --data.init_args.input."
         )
 
-    def _targets(self, values: NDArray[Any], files: list[Path], places: "Places") -> NDArray[Any]:
+    def _targets(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
         bad = int(np.argmin(values != ""))
-        require(
-            values[bad] != "",
-            f"{_place(bad, files, places)}, has nothing in the column {self.target!r}, which is to be predicted: fill it in, "
-            "or take the line out.",
-        )
-        targets = typed(values)
+        if values[bad] == "":
+            raise FederationError(
+                f"{self._place(bad, files)} has nothing in the column {self.target!r}, which is to be predicted: fill it in, "
+                "or take the line out."
+            )
+        targets = values.astype(np.float64) if all(map(_is_number, values.tolist())) else values
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))
             raise FederationError(
-                f"{_place(bad, files, places)}, has {_shown(values[bad])} in the column {self.target!r}, which is not whole: give "
+                f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {self.target!r}, which is not whole: give "
                 "classes, as names or numbers."
             )
         return targets
 
-
-Places = tuple["array[int]", "array[int]"]
-"""Of each example, the number of its file and its line there."""
-
-
-def _place(row: int, files: list[Path], places: Places) -> str:
-    return f"{files[places[0][row]]}, line {places[1][row]}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(str(value))
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
-
-
-LONGEST_SHOWN = 60
-"""Characters of a field that an error tells."""
-
-
-def typed(values: NDArray[Any]) -> NDArray[Any]:
-    """What stands in a column, as numbers if it all is numbers."""
-    return values.astype(np.float64) if all(map(_is_number, values.tolist())) else values
+    def _place(self, row: int, files: list[Path]) -> str:
+        """The file and the line of an example, which are looked up when there is an error."""
+        places = (where for file in files for where, _ in self._lines(file)[1])
+        return next(islice(places, row, None))
 
 
 def _is_number(text: str) -> bool:

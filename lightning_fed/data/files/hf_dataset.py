@@ -1,22 +1,21 @@
 """Datasets of the Hugging Face library: from a folder, from files or from the hub."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from lightning_fed.data.arrays import as_tensor
 from lightning_fed.data.batches import Inputs
+from lightning_fed.data.checked import as_tensor
 from lightning_fed.data.files.table import ROLES, Table, TableData
 from lightning_fed.data.hub import load_from_hub, quiet_datasets
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 """What reads a file, by how its name ends."""
@@ -34,7 +33,6 @@ class HFDataset(TableData):
             hub, ``owner/name``. Files are copied into the library's cache.
         input: the column that a network gets: an image, a text or numbers; or two columns of texts; or several of single numbers.
         target: the column that is to be predicted.
-        client: the column that says whose an example is; see :class:`TableData`.
         config: which configuration of a hub dataset, if it has several.
         test: the set to test on.
         tokenizer: for texts, a folder or a name on the hub.
@@ -63,8 +61,7 @@ class HFDataset(TableData):
         **kwargs: Any,
     ) -> None:
         super().__init__(client=client, **kwargs)
-        for name, size in (("max_length", max_length), ("image_size", image_size)):
-            require(size >= 1, f"Got {name}={size}: give a whole number from 1.")
+        require_from(1, max_length=max_length, image_size=image_size)
         self.path = path
         self.input = [input] if isinstance(input, str) else input
         self.target = target
@@ -77,7 +74,6 @@ class HFDataset(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """All examples of all sets."""
         found = self._sets()
         with quiet_datasets() as datasets:
             rows = datasets.concatenate_datasets(list(found.values()))
@@ -93,7 +89,8 @@ class HFDataset(TableData):
                 self.target in single, f"The target {self.target!r} of {self.path} is {feature}: expected one class per example."
             )
             sets = None if len(found) == 1 else np.repeat(list(found), [len(of_set) for of_set in found.values()])
-            return Table(self._inputs(datasets, rows), values_of(rows, self.target), Columns(rows, single), sets, names)
+            columns = {name: rows[name] for name in single}  # each is read when it is asked for
+            return Table(self._inputs(datasets, rows), np.array(rows[self.target][:]), columns, sets, names)
 
     def _sets(self) -> dict[str, Any]:
         """The sets that are used, by the name of their role."""
@@ -120,23 +117,21 @@ class HFDataset(TableData):
         """One set, or several by name."""
         place = Path(self.path).expanduser()
         if not place.exists():
-            config = [] if self.config is None else [self.config]
-            return load_from_hub(self.path, *config, option="path")
+            return load_from_hub(self.path, self.config, option="path")
+        kind = "folder" if place.is_dir() else FORMATS.get(place.suffix.lower())
+        require(
+            kind is not None,
+            f"{place} ends in {place.suffix or 'nothing'}: expected a folder that save_to_disk wrote, or a file that ends "
+            f"in one of {', '.join(FORMATS)}.",
+        )
         with quiet_datasets() as datasets:
             try:
                 if any((place / name).is_file() for name in ("dataset_dict.json", "state.json")):
                     return datasets.load_from_disk(str(place))
-                if place.is_dir():
+                if kind == "folder":
                     return datasets.load_dataset(str(place))
-                require(
-                    place.suffix.lower() in FORMATS,
-                    f"{place} ends in {place.suffix or 'nothing'}: expected a folder that save_to_disk wrote, or a file that ends "
-                    f"in one of {', '.join(FORMATS)}.",
-                )
                 options = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
-                return datasets.load_dataset(FORMATS[place.suffix.lower()], data_files=str(place), **options)
-            except FederationError:
-                raise
+                return datasets.load_dataset(kind, data_files=str(place), **options)
             except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
                 told = " ".join(str(error).split())
                 raise FederationError(f"Could not load a dataset from {place.absolute()} ({told}): check its files.") from error
@@ -145,8 +140,8 @@ class HFDataset(TableData):
         """What a network gets, by what the columns hold."""
         kinds = [rows.features[name] for name in self.input]
         if len(kinds) == 1 and isinstance(kinds[0], datasets.Image):
-            column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())
-            images = ImageColumn(column, self.image_size, self.path)
+            column = rows.select_columns(self.input).cast_column(self.input[0], datasets.Image())[self.input[0]]
+            images = LazyImages(column, self.image_size, self.path)
             return images.read(torch.arange(len(images))) if self.in_memory else images
         if all(isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string") for kind in kinds):
             require(len(kinds) <= 2, f"Got {len(kinds)} columns of texts: give one or two.")
@@ -154,7 +149,7 @@ class HFDataset(TableData):
                 self.tokenizer is not None,
                 f"The input {', '.join(self.input)} of {self.path} is text: set --data.init_args.tokenizer to that of the network.",
             )
-            texts = list(zip(*(values_of(rows, name).tolist() for name in self.input), strict=True))
+            texts = list(zip(*(rows[name][:] for name in self.input), strict=True))
             for row, parts in enumerate(texts):
                 require(None not in parts, f"{self.path}, row {row}, has no text in {' or '.join(self.input)}: leave the row out.")
             return tokenised(texts, load_tokenizer(str(self.tokenizer)), self.max_length)
@@ -167,65 +162,3 @@ class HFDataset(TableData):
                 f"The input {', '.join(self.input)} of {self.path} is {', '.join(map(str, kinds))}: expected an image, one or two "
                 "texts, or numbers of one shape."
             ) from error
-
-
-class Columns(Mapping[str, NDArray[Any]]):
-    """The columns of single values, each read when it is asked for.
-
-    Args:
-        rows: a dataset of the Hugging Face library.
-        names: of these columns.
-    """
-
-    def __init__(self, rows: Any, names: list[str]) -> None:
-        self._rows = rows
-        self._names = names
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """One of them."""
-        return values_of(self._rows, name)
-
-    def __iter__(self) -> Iterator[str]:
-        """Their names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is such a column, without reading it."""
-        return name in self._names
-
-
-class ImageColumn(LazyImages):
-    """Images in a dataset of the Hugging Face library.
-
-    Args:
-        rows: the dataset, with one column.
-        size: see :class:`LazyImages`.
-        what: the dataset is called.
-    """
-
-    def __init__(self, rows: Any, size: int, what: str) -> None:
-        super().__init__(size)
-        self.rows = rows
-        self.what = what
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.rows)
-
-    def image(self, row: int) -> Any:
-        """As the library decodes it."""
-        [image] = self.rows[row].values()
-        return image
-
-    def place(self, row: int) -> str:
-        """Its row in the dataset."""
-        return f"in row {row} of {self.what}"
-
-
-def values_of(rows: Any, name: str) -> NDArray[Any]:
-    """A column of single values."""
-    return np.array(rows[name][:])

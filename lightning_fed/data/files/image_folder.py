@@ -1,7 +1,5 @@
 """Images in folders."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from lightning_fed.data.files.table import Table, TableData
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, ImagePaths
 from lightning_fed.errors import require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 CLASS, SET, FILE = "class", "split", "file"
 """Names of a folder's levels that mean something, and of the column that an image always has."""
@@ -51,7 +49,7 @@ class ImageFolder(TableData):
             layout is None or (CLASS in levels and len(set(levels)) == len(levels) and FILE not in levels),
             f"Got layout={layout!r}: give the name of each level of folders, one of them {CLASS}, as in hospital/{CLASS}.",
         )
-        require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
+        require_from(1, image_size=image_size)
         self.root = root
         self.layout = layout
         self.image_size: int = image_size
@@ -59,38 +57,26 @@ class ImageFolder(TableData):
         self.mean, self.std = tuple(mean), tuple(std)
 
     def read(self) -> Table:
-        """The paths of all images, and what their folders say."""
+        """The paths of all images, and what their folders say. Links are followed."""
+        from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
         root = Path(self.root).expanduser()
         require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.root to the folder with the images.")
         layout = self.layout or (f"{SET}/{CLASS}" if (root / "train").is_dir() else CLASS)
         levels = layout.strip("/").split("/")
-        found = [(*names, file) for names, folder in folders(root, len(levels)) for file in images_in(folder, root)]
+        folders = [path.relative_to(root).parts for path in sorted(root.glob("/".join("*" * len(levels)))) if path.is_dir()]
+        found = [
+            (*names, str(Path(file).relative_to(root)))
+            for names in folders
+            if not any(name.startswith(".") for name in names)
+            for file, _ in make_dataset(root, {str(Path(*names)): 0}, IMG_EXTENSIONS, allow_empty=True)
+        ]
         require(
             len(found) > 0,
             f"Found no images in {root.absolute()}, where the levels of folders should be {layout}: check root and layout.",
         )
         *values, files = zip(*found, strict=True)
         columns = {name: np.array(column) for name, column in zip([*levels, FILE], [*values, files], strict=True)}
-        images = ImagePaths(str(root), files, self.image_size)
+        images = ImagePaths(files, self.image_size, str(root))
         inputs = images.read(torch.arange(len(files))) if self.in_memory else images
         return Table(inputs, columns[CLASS], columns, columns.get(SET))
-
-
-def folders(root: Path, depth: int) -> Iterator[tuple[tuple[str, ...], Path]]:
-    """The folders so many levels below, in order, each with the names that lead to it."""
-    if depth == 0:
-        yield (), root
-        return
-    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        for names, below in folders(folder, depth - 1):
-            yield (folder.name, *names), below
-
-
-def images_in(folder: Path, root: Path) -> Iterator[str]:
-    """The images anywhere in a folder, in order, as paths within the root. Links are followed."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    for place, _, names in sorted(os.walk(folder, followlinks=True)):
-        for name in sorted(names):
-            if name.lower().endswith(IMG_EXTENSIONS):
-                yield str((Path(place) / name).relative_to(root))

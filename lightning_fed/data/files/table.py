@@ -1,6 +1,7 @@
 """Data of one's own, as a table: what goes in, what is to be predicted, and what else is known of each example."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,14 +36,14 @@ class Table(NamedTuple):
     Args:
         inputs: what a network takes.
         targets: what is to be predicted, shape (N,): strings or whole numbers.
-        columns: what else is known, by name, each of shape (N,).
+        columns: what else is known, by name, each of shape (N,): an array, or what becomes one where it is sliced.
         sets: the set that each example is of, one of :data:`ROLES`, shape (N,); None: there is one set.
         class_names: what the classes are called whose numbers the targets are; None: the targets say it.
     """
 
     inputs: Inputs
     targets: NDArray[Any]
-    columns: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, Any]
     sets: NDArray[Any] | None = None
     class_names: list[str] | None = None
 
@@ -60,7 +61,6 @@ class TableData(FederatedDataModule):
     Args:
         client: the column that says whose an example is: short for a partition :class:`ByColumn`.
         split_column: the column that says which set an example is of: ``train``, ``val`` or ``test``.
-        partition: who holds what; default, two classes per client.
         split: see :class:`FederatedDataModule`. None: ``official`` if the data have a test set of their own, else ``pooled``.
         test_share: see :class:`FederatedDataModule`. Where it is given and ``split`` is not, that is ``pooled``.
         classes: the classes, as the targets name them, in the order of their numbers. None: those that are found.
@@ -121,25 +121,24 @@ class TableData(FederatedDataModule):
     def load(self) -> Pools:
         """The examples that are not for test, and those that are."""
         table = self._read()
-        labels = torch.from_numpy(self._numbered(table))
+        labels = torch.from_numpy(table.targets)
         if self._roles is None:
             return table.inputs, labels, take(table.inputs, slice(0)), labels[:0]
         train, test = map(torch.from_numpy, self._places())
         return take(table.inputs, train), labels[train], take(table.inputs, test), labels[test]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of the table."""
         values = pick_column(type(self).__name__, self._read().columns, name)
         return values if self._roles is None else values[np.concatenate(self._places())]
 
     def validation(self) -> NDArray[np.bool_] | None:
-        """Those examples that the data have for validation."""
         self._read()
         return None if self._roles is None else self._roles[self._places()[0]] == VAL
 
     def _read(self) -> Table:
+        """What was read, once, with the targets as numbers from 0. Notes what the classes are called."""
         if self._table is None:
-            self._table = table = self.read()
+            table = self.read()
             require(len(table.targets) > 0, f"{type(self).__name__} has no examples: give at least one per client.")
             rows = count(table.inputs), len(table.targets)
             require(
@@ -149,20 +148,14 @@ class TableData(FederatedDataModule):
             if self.split_column is not None:
                 sets = pick_column(type(self).__name__, table.columns, self.split_column)
             self._roles = None if sets is None else roles_of(sets, self.split_column)
-            labels = self._numbered(table)
-            if self.classes is None:
+            if self.classes is not None:
+                labels = self._among(self.classes, table)
+            else:
+                known = table.class_names
+                labels, self.class_names = numbered(table.targets) if known is None else (table.targets.astype(np.int64), known)
                 self._classes = int(labels.max()) + 1 if self.class_names is None else len(self.class_names)
+            self._table = table._replace(targets=labels)
         return self._table
-
-    def _numbered(self, table: Table) -> NDArray[np.int64]:
-        """The targets as numbers from 0. Notes what the classes are called."""
-        if self.classes is not None:
-            return self._among(self.classes, table)
-        if table.class_names is not None:
-            self.class_names = table.class_names
-            return table.targets.astype(np.int64)
-        labels, self.class_names = numbered(table.targets)
-        return labels
 
     def _among(self, classes: list[str], table: Table) -> NDArray[np.int64]:
         """The targets as numbers of classes that are known."""
@@ -236,3 +229,30 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
             "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes."
         )
     return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]
+
+
+def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple[list[Path], list[str] | None]:
+    """The files of a training set and of a test set, if there is one, and the set that each file is of; None: there is one set."""
+    train = find_files(path, endings)
+    if test_path is None:
+        return train, None
+    test = find_files(test_path, endings)
+    return train + test, ["train"] * len(train) + ["test"] * len(test)
+
+
+def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
+    """A file, or all files anywhere in a folder that end so, in order of their paths.
+
+    Args:
+        path: of the file or the folder.
+        endings: in lower case, with the dot.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise FederationError(f"Found neither a file nor a folder {place.absolute()}: check the path in --data.init_args.")
+    found = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.is_file())
+    kinds = " or ".join(endings)
+    require(len(found) > 0, f"The folder {place.absolute()} has no files that end in {kinds}: check the path in --data.init_args.")
+    return found

@@ -115,12 +115,10 @@ class ClassesPerClient(Partitioner):
     deal: Literal["even", "random"] = "even"
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would."""
         require(self.classes >= 1, f"ClassesPerClient got classes={self.classes}: give a whole number from 1.")
         require(self.deal in ("even", "random"), f"ClassesPerClient got deal={self.deal!r}: give even or random.")
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         parts: list[list[Indices]] = [[] for _ in range(num_clients)]
         for indices, holders in zip(members, self._holders(len(members), num_clients, rng), strict=True):
             if not len(holders):

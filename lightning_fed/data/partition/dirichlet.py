@@ -37,7 +37,6 @@ class DirichletPerClient(Partitioner):
     test_samples: PositiveInt = 100
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would."""
         _require_positive(self, "alpha", "samples", "test_samples")
 
     def for_test_pool(self) -> "DirichletPerClient":
@@ -45,7 +44,6 @@ class DirichletPerClient(Partitioner):
         return replace(self, samples=self.test_samples)
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         sizes = np.array([len(indices) for indices in members])
         require(
             self.samples <= sizes.sum(),
@@ -85,11 +83,9 @@ class DirichletPerClass(Partitioner):
     balanced: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would."""
         _require_positive(self, "alpha", "min_samples")
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         return self._divide([(members, self.min_samples)], num_clients, rng)[0]
 
     def pools(

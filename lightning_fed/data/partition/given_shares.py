@@ -26,14 +26,12 @@ class GivenShares(Partitioner):
     shares: Sequence[Sequence[float]]
 
     def __post_init__(self) -> None:
-        """Refuse what is no table of numbers from 0."""
         widths = {len(row) for row in self.shares}
         require(len(widths) == 1, f"GivenShares got rows of {sorted(widths)} numbers: give a row per client, a number per class.")
         wrong = [share for row in self.shares for share in row if not 0 <= share < math.inf]
         require(not wrong, f"GivenShares got shares with {wrong[:1]}: give numbers from 0.")
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         table = np.array(self.shares, dtype=float)
         require(
             table.shape == (num_clients, len(members)),

@@ -30,12 +30,10 @@ class ByColumn(Partitioner):
     min_examples: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would."""
         fine = self.min_examples is None or self.min_examples >= 1
         require(fine, f"ByColumn got min_examples={self.min_examples}: give a whole number from 1, or none.")
 
     def holders(self, column: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
-        """The column."""
         return column(self.column)
 
 

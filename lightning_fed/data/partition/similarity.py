@@ -32,14 +32,12 @@ class BySimilarity(Partitioner):
     sorted_fraction: ClosedUnitInterval | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would, and two answers or none to one question."""
         given = {"iid_fraction": self.iid_fraction, "sorted_fraction": self.sorted_fraction}
         told = ", ".join(f"{name}={value}" for name, value in given.items())
         require(sum(value is not None for value in given.values()) == 1, f"BySimilarity got {told}: give exactly one of the two.")
         require(all(value is None or 0 <= value <= 1 for value in given.values()), f"BySimilarity got {told}: give 0 to 1.")
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         pool = np.concatenate(members)  # in the order of the labels, random within a label
         fraction = 1 - (self.sorted_fraction or 0.0) if self.iid_fraction is None else self.iid_fraction
         size = math.floor(fraction * len(pool) + 1e-6)  # in floats, (1 - 0.9) * 1000 is less than 100

@@ -32,7 +32,6 @@ class NWayKShot(Partitioner):
     test_shots: PositiveInt = 40
 
     def __post_init__(self) -> None:
-        """Refuse what the command line's types would, and ranges that are none."""
         for name, ends in {"ways": self.ways, "shots": self.shots}.items():
             fine = len(ends) == 2 and 1 <= ends[0] <= ends[1]
             require(fine, f"NWayKShot got {name}={list(ends)}: give the smallest and the largest number, from 1.")
@@ -43,7 +42,6 @@ class NWayKShot(Partitioner):
         return replace(self, shots=(self.test_shots, self.test_shots))
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         most = self.ways[1]
         require(
             most <= len(members),

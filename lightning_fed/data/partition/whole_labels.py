@@ -46,7 +46,6 @@ class WholeLabels(Partitioner):
         return parts(train_labels), parts(test_labels)
 
     def split(self, members: list[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See :meth:`Partitioner.split`."""
         require(
             len(members) >= num_clients,
             f"The data have {len(members)} labels, too few for {num_clients} clients: set num_clients to at most {len(members)}.",

@@ -1,6 +1,6 @@
 """Small data sets that come with scikit-learn, in which something else than one class is predicted."""
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ class Diabetes(FederatedDataModule):
     num_labels = 4
     predicts_labels = False
     problem = "regression"
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
     def load(self) -> Pools:
         """Measurements, targets and quarters; an empty test set."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.federated import FederatedDataModule, Pools
-from lightning_fed.data.lines import csv_rows
+from lightning_fed.data.text.classification import read_examples
 from lightning_fed.errors import require
 from lightning_fed.options import PositiveInt
 
 PADDING, UNKNOWN = 0, 1
 CLASSES = ("1", "2", "3", "4")
+COLUMNS = ("class", "title", "description")
 
 
 class AGNews(FederatedDataModule):
@@ -49,30 +50,20 @@ class AGNews(FederatedDataModule):
                 f"Found {len(files)} files {part}*.csv in {folder.absolute()}, expected one: set --data.init_args.root to the "
                 "folder with AG_NEWS's train.csv and test.csv.",
             )
-        train, test = (read_examples(files[0]) for files in found.values())
-        words = Counter(word for text, _ in train for word in text)
+        train, test = (words_of(files[0]) for files in found.values())
+        words = Counter(word for text in train[0] for word in text)
         ids = {word: number for number, (word, _) in enumerate(words.most_common(self.vocab_size - 2), start=UNKNOWN + 1)}
-        return *self._encode(train, ids), *self._encode(test, ids)
+        return *self._encode(*train, ids), *self._encode(*test, ids)
 
-    def _encode(self, examples: list[tuple[list[str], int]], ids: dict[str, int]) -> tuple[Tensor, Tensor]:
-        tokens = torch.full((len(examples), self.max_length), PADDING)
-        for row, (text, _) in enumerate(examples):
+    def _encode(self, texts: list[list[str]], labels: list[int], ids: dict[str, int]) -> tuple[Tensor, Tensor]:
+        tokens = torch.full((len(texts), self.max_length), PADDING)
+        for row, text in enumerate(texts):
             known = [ids.get(word, UNKNOWN) for word in text[: self.max_length]] or [UNKNOWN]
             tokens[row, : len(known)] = torch.tensor(known)
-        return tokens, torch.tensor([label for _, label in examples])
+        return tokens, torch.tensor(labels)
 
 
-def read_examples(path: Path) -> list[tuple[list[str], int]]:
-    """The words of each line's title and description, lower-cased, and its label from 0."""
-    examples = []
-    for line, fields in csv_rows(path):
-        where = f"{path}, line {line},"
-        require(len(fields) == 3, f"{where} has {len(fields)} columns, expected class, title and description.")
-        label, title, text = fields
-        require(
-            label in CLASSES,
-            f"{where} has the class {label!r}, expected {', '.join(CLASSES)}"
-            + (": these files have no header." if line == 1 else "."),
-        )
-        examples.append((re.findall(r"[a-z0-9']+", f"{title} {text}".lower()), int(label) - 1))
-    return examples
+def words_of(path: Path) -> tuple[list[list[str]], list[int]]:
+    """The words of each line's title and description, lower-cased, and the labels from 0."""
+    texts, labels = read_examples(path, COLUMNS[1:], COLUMNS[0], CLASSES, header=COLUMNS)
+    return [re.findall(r"[a-z0-9']+", " ".join(parts).lower()) for parts in texts], labels

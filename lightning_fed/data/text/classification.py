@@ -14,21 +14,15 @@ from torch.nn.functional import pad
 from lightning_fed.data.batches import take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.data.lines import csv_rows, csv_table, refuse_doubles
+from lightning_fed.data.lines import csv_table, existing, refuse_doubles
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 CHUNK = 250
 """Texts that are tokenised at once and padded to the longest of them: less padding, and little memory besides the result."""
 
 Examples = tuple[list[tuple[str, ...]], list[int]]
 """Texts, one or two per example, and labels from 0."""
-
-
-class Tabs(csv.excel_tab):
-    """How ``.tsv`` files are written: a quotation mark is a character like any other."""
-
-    quoting = csv.QUOTE_NONE
 
 
 class TextClassification(FederatedDataModule):
@@ -45,7 +39,7 @@ class TextClassification(FederatedDataModule):
 
     def __init__(self, tokenizer: str, max_length: PositiveInt = 128, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
+        require_from(1, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length: int = max_length
 
@@ -95,32 +89,22 @@ class TextFiles(TextClassification):
         require(len(self.text) in (1, 2), f"Got text={text}: give the name of one column or of two.")
 
     def examples(self) -> tuple[Examples, Examples]:
-        """The examples of both files."""
         return self._read(self.train_file), ([], []) if self.test_file is None else self._read(self.test_file)
 
     def column(self, name: str) -> NDArray[Any]:
         """A column of the files, such as the one that says who wrote a text."""
         values: list[str] = []
         for path in map(existing, filter(None, (self.train_file, self.test_file))):
-            header, rows = csv_table(path, dialect=dialect(path))
-            require(name in header, f"{path} has the columns {', '.join(header)}, but no {name!r}.")
-            values += [fields[header.index(name)] for _, fields in rows]
+            values += [field for _, [field] in csv_table(path, [name], **written_as(path))[1]]
         return np.array(values)
 
     def _read(self, file: str) -> Examples:
         return read_examples(existing(file), self.text, self.label, self.classes)
 
 
-def existing(file: str) -> Path:
-    """A file that is there."""
-    path = Path(file).expanduser()
-    require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
-    return path
-
-
-def dialect(path: Path) -> type[csv.Dialect]:
-    """How a file is written, by how its name ends."""
-    return Tabs if path.suffix == ".tsv" else csv.excel
+def written_as(path: Path) -> dict[str, Any]:
+    """How a file is written, for ``csv.reader``: in ``.tsv`` files, a quotation mark is a character like any other."""
+    return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
 
 
 def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int) -> dict[str, Tensor]:
@@ -206,31 +190,15 @@ def read_examples(
         texts: names of the columns of the texts.
         label: name of the column of the labels.
         classes: what stands there, in the order of the labels' numbers.
-        header: names of the columns; None: the first line has them.
-        skip_short: leave out lines that lack a column instead of refusing them.
+        header: see :func:`.csv_table`.
+        skip_short: see :func:`.csv_table`.
     """
     examples: Examples = ([], [])
-    rows = csv_rows(path, dialect=dialect(path))
-    columns = next(rows, (1, []))[1] if header is None else list(header)
-    needed = [*texts, label]
-    refuse_doubles(columns, f"The header of {path}")
-    require({*needed} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs {', '.join(needed)}.")
-    places = [columns.index(name) for name in needed]
-    for line, fields in rows:
-        where = f"{path}, line {line},"
-        if len(fields) <= max(places):
-            require(skip_short, f"{where} has fewer columns than the header.")
-            continue
-        require(
-            skip_short or len(fields) <= len(columns),
-            f"{where} has {len(fields)} columns, but there are {len(columns)}: put texts with commas in quotation marks.",
-        )
-        *parts, name = (fields[place] for place in places)
-        is_header = header is not None and line == 1 and name == label
+    for where, [*parts, name] in csv_table(path, [*texts, label], header, skip_short, **written_as(path))[1]:
         require(
             name in classes,
             f"{where} has the label {name!r}, expected one of {', '.join(classes)}."
-            + (" The first line is a header, which these files have not: take it out." if is_header else ""),
+            + ("" if header is None else " These files have no header: take it out, if it is one."),
         )
         examples[0].append(tuple(parts))
         examples[1].append(classes.index(name))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.lines import csv_table, existing
 from lightning_fed.data.text.generation import Example, TextGeneration, grouped
 from lightning_fed.errors import require
 
@@ -35,28 +35,19 @@ class E2E(TextGeneration):
         self.test_set = test_set
 
     def examples(self) -> tuple[list[Example], list[Example]]:
-        """Training and test set."""
-        folder = Path(self.root).expanduser()
-        train, test = (
-            grouped(read_e2e(folder / name))
-            for name in ("trainset.csv", "testset_w_refs.csv" if self.test_set == "test" else "devset.csv")
-        )
+        names = "trainset.csv", "testset_w_refs.csv" if self.test_set == "test" else "devset.csv"
+        train, test = (grouped(read_e2e(Path(self.root, name))) for name in names)
         return train, test
 
 
 def read_e2e(path: Path) -> Iterator[tuple[str, str, str]]:
     """Source, restaurant and reference of each line."""
-    require(path.is_file(), f"Found no file {path.absolute()}: set --data.init_args.root to the folder with E2E's files.")
-    columns, rows = csv_table(path)
-    require({"mr", "ref"} <= {*columns}, f"{path} has the columns {', '.join(columns)}, but needs mr, ref.")
-    for line, fields in rows:
-        where = f"{path}, line {line},"
-        of_line = dict(zip(columns, fields, strict=True))
-        meaning = of_line["mr"].strip()
+    path = existing(path, "set --data.init_args.root to the folder with E2E's files")
+    for where, [meaning, reference] in csv_table(path, ["mr", "ref"])[1]:
         slots = [(name.strip(), value.strip()) for name, value in SLOT.findall(meaning)]
         require(
-            MEANING.fullmatch(meaning) is not None and "name" in dict(slots),
-            f"{where} has the meaning {meaning!r}, expected one like name[The Vaults], eatType[pub].",
+            MEANING.fullmatch(meaning.strip()) is not None and "name" in dict(slots),
+            f"{where} has the meaning {meaning.strip()!r}, expected one like name[The Vaults], eatType[pub].",
         )
         source = " | ".join(f"{NAMES.get(name, name)} : {value}" for name, value in slots)
-        yield source, dict(slots)["name"], of_line["ref"].strip()
+        yield source, dict(slots)["name"], reference.strip()

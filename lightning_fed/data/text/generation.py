@@ -15,7 +15,7 @@ from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.classification import CHUNK, load_tokenizer
 from lightning_fed.data.text.scores import SCORES, Score, check_scores, score_texts
 from lightning_fed.errors import require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 IGNORED = -100
 """The target of a token whose successor is not to be learned; cross-entropy leaves it out."""
@@ -53,7 +53,6 @@ class TextGeneration(FederatedDataModule):
         metrics: what generated texts are scored by, see :func:`lightning_fed.data.text.scores.score_texts`; None: ``bleu``,
             ``nist``, ``meteor`` (which needs Java), ``ter``, ``rouge_l`` and ``cider``.
         partition: who holds what; default, :class:`WholeLabels`.
-        split: see :class:`FederatedDataModule`.
         **kwargs: see :class:`FederatedDataModule`. A validation example is a source with all its references: generating for it
             takes as long as for a test example.
     """
@@ -71,7 +70,7 @@ class TextGeneration(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(partition=WholeLabels() if partition is None else partition, split=split, **kwargs)
-        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
+        require_from(1, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length: int = max_length
         self.metrics: Sequence[Score] = SCORES if metrics is None else metrics
@@ -82,7 +81,6 @@ class TextGeneration(FederatedDataModule):
 
     @property
     def num_labels(self) -> int:
-        """How many things the sources are about."""
         return len(self.labels)
 
     @cached_property

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lightning_fed.data.hub import load_from_hub
+from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import Examples, TextClassification, read_examples
 from lightning_fed.errors import require
 
@@ -86,14 +87,9 @@ class GLUE(TextClassification):
 
     def _from_files(self, root: str) -> tuple[Examples, Examples]:
         task = GLUE_TASKS[self.task]
-        folder = Path(root).expanduser() / task.folder
-        files = [folder / "train.tsv", folder / f"dev{task.dev}.tsv"]
-        for file in files:
-            require(
-                file.is_file(),
-                f"Found no file {file.absolute()}: set --data.init_args.root to the folder that has {task.folder}/train.tsv and "
-                f"{task.folder}/{files[1].name}, or leave it out to download them.",
-            )
+        names = [f"{task.folder}/train.tsv", f"{task.folder}/dev{task.dev}.tsv"]
+        remedy = f"set --data.init_args.root to the folder that has {' and '.join(names)}, or leave it out to download them"
+        files = [existing(Path(root, name), remedy) for name in names]
         # A few lines of QQP lack columns; GLUE's readers have always left them out.
         columns, skip_short = (task.texts, task.label, task.classes, task.header), self.task == "qqp"
         train, dev = (read_examples(file, *columns, skip_short) for file in files)

@@ -13,9 +13,10 @@ from torchmetrics.functional.text import squad
 
 from lightning_fed.data.batches import EXAMPLE, TARGETS, take
 from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, require
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 OFFSETS = "offsets"
 """Name, among the inputs, of each token's first character in the context and the one behind its last, shape (N, L, 2): 0 and 0 for
@@ -72,8 +73,8 @@ class QuestionAnswering(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require(max_length >= 1, f"Got max_length={max_length}: give a whole number from 1.")
-        require(stride >= 0, f"Got stride={stride}: give a whole number from 0.")
+        require_from(1, max_length=max_length)
+        require_from(0, stride=stride)
         self.tokenizer = tokenizer
         self.max_length: int = max_length
         self.stride: int = stride
@@ -87,7 +88,6 @@ class QuestionAnswering(FederatedDataModule):
 
     @property
     def num_labels(self) -> int:
-        """Number of topics."""
         if not self._topics:
             self._loaded()
         return len(self._topics)
@@ -212,13 +212,10 @@ class QuestionFiles(QuestionAnswering):
         self.test_file = test_file
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        """The questions of both files."""
         return self._read(self.train_file), [] if self.test_file is None else self._read(self.test_file)
 
     def _read(self, file: str) -> list[Question]:
-        path = Path(file).expanduser()
-        require(path.is_file(), f"Found no file {path.absolute()}: check --data.init_args.train_file and test_file.")
-        return read_questions(path)
+        return read_questions(existing(file))
 
 
 def says_something(answer: str) -> bool:

@@ -38,14 +38,14 @@ def score_texts(texts: Sequence[str], references: References, scores: Sequence[S
     split = optional("sacrebleu.tokenizers.tokenizer_13a", "nlp").Tokenizer13a()
     words = [split(text.lower()) for text in texts]
     of_references = [[split(text.lower()) for text in some] for some in references]
-    return {name: float(FUNCTIONS[name](words, of_references)) for name in scores}
+    return {name: float(SCORERS[name][1](words, of_references)) for name in scores}
 
 
 def check_scores(scores: Sequence[Score]) -> None:
     """Refuse scores that are not known or cannot be computed here."""
     for name in scores:
         require(name in SCORES, f"Got the metric {name!r}: give some of {', '.join(SCORES)}.")
-        optional(PACKAGES[name], "nlp")
+        optional(SCORERS[name][0], "nlp")
     require(
         "meteor" not in scores or shutil.which("java") is not None,
         "METEOR is a Java program, but there is no java on the PATH: install a Java runtime, or leave meteor out of "
@@ -102,19 +102,12 @@ def _coco(scorer: Any, texts: list[str], references: list[list[str]]) -> float:
     return scorer.compute_score(dict(enumerate(references)), {number: [text] for number, text in enumerate(texts)})[0]
 
 
-FUNCTIONS: dict[Score, Callable[[list[str], list[list[str]]], float]] = {
-    "bleu": _bleu,
-    "nist": _nist,
-    "meteor": _meteor,
-    "ter": _ter,
-    "rouge_l": _rouge_l,
-    "cider": _cider,
+SCORERS: dict[Score, tuple[str, Callable[[list[str], list[list[str]]], float]]] = {
+    "bleu": ("sacrebleu", _bleu),
+    "nist": ("sacrebleu", _nist),  # which splits the texts
+    "meteor": ("pycocoevalcap.meteor.meteor", _meteor),
+    "ter": ("sacrebleu", _ter),
+    "rouge_l": ("pycocoevalcap.rouge.rouge", _rouge_l),
+    "cider": ("pycocoevalcap.cider.cider", _cider),
 }
-PACKAGES: dict[Score, str] = {
-    "bleu": "sacrebleu",
-    "nist": "sacrebleu",  # which splits the texts
-    "meteor": "pycocoevalcap.meteor.meteor",
-    "ter": "sacrebleu",
-    "rouge_l": "pycocoevalcap.rouge.rouge",
-    "cider": "pycocoevalcap.cider.cider",
-}
+"""The package of the extra ``nlp`` that each score takes, and what computes it."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.data.hub import load_from_hub
+from lightning_fed.data.lines import existing
 from lightning_fed.data.text.question_answering import Question, QuestionAnswering, read_questions
 from lightning_fed.errors import require
 
@@ -37,13 +38,10 @@ class SQuAD(QuestionAnswering):
 
     def _from_file(self, part: str) -> list[Question]:
         assert self.root is not None
-        file = Path(self.root).expanduser() / f"{part}-v{self.version}.json"
-        require(
-            file.is_file(),
-            f"Found no file {file.absolute()}: set --data.init_args.root to the folder that has train-v{self.version}.json and "
-            f"dev-v{self.version}.json, or leave it out to download them.",
-        )
-        return read_questions(file)
+        name = f"{part}-v{self.version}.json"
+        folder = f"the folder that has train-v{self.version}.json and dev-v{self.version}.json"
+        remedy = f"set --data.init_args.root to {folder}, or leave it out to download them"
+        return read_questions(existing(Path(self.root, name), remedy))
 
     def _from_hub(self, part: str) -> list[Question]:
         rows = load_from_hub(HUB_NAMES[self.version], extra="nlp")["validation" if part == "dev" else part]

@@ -2,9 +2,9 @@
 
 import struct
 import warnings
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,30 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Of ImageNet's pixels in [0, 1], as torchvision's pretrained networks have them."""
 
 
+@dataclass(eq=False)
 class LazyImages(LazyInputs):
     """Images of one size, in colour, each decoded when a batch needs it.
 
     Args:
+        images: by their positions, as Pillow has them.
         size: height and width that they are resized to, bilinearly.
+        origin: what they are of, for errors.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    images: Sequence[Any]
+    size: int
+    origin: str
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return len(self.images)
+
     def image(self, row: int) -> Any:
         """The image at a position: one of Pillow's, or the path of a file."""
+        return self.images[row]
 
-    @abstractmethod
     def place(self, row: int) -> str:
         """Where that is, for an error."""
+        return f"in row {row} of {self.origin}"
 
     def read(self, rows: Tensor) -> Tensor:
         """The images at the given positions, uint8 of shape (B, 3, size, size)."""
@@ -48,29 +55,12 @@ class LazyImages(LazyInputs):
 
 
 class ImagePaths(LazyImages):
-    """Images in files of one's own. What is in memory is their paths.
-
-    Args:
-        root: the folder that they are in.
-        files: their paths within it.
-        size: see :class:`LazyImages`.
-    """
-
-    def __init__(self, root: str, files: Sequence[str], size: int) -> None:
-        super().__init__(size)
-        self.root = root
-        self.files = files
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.files)
+    """Images in files of one's own: ``images`` are their paths within the folder ``origin``, all that is in memory of them."""
 
     def image(self, row: int) -> Path:
-        """The path of its file."""
-        return Path(self.root) / self.files[row]
+        return Path(self.origin, self.images[row])
 
     def place(self, row: int) -> str:
-        """The same."""
         return str(self.image(row))
 
 

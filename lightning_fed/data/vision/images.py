@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lightning_fed.data.arrays import Array, Given
 from lightning_fed.data.batches import take
-from lightning_fed.data.checked import as_labels, checked_inputs, pick_column
+from lightning_fed.data.checked import Array, Given, as_labels, checked_inputs, pick_column
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, error_text, require
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveInt, require_from
 
 
 class InMemory(FederatedDataModule):
@@ -75,11 +74,9 @@ class InMemory(FederatedDataModule):
         }
 
     def load(self) -> Pools:
-        """The tensors given."""
         return self._pools
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the columns given."""
         return pick_column(type(self).__name__, self._columns, name)
 
 
@@ -143,7 +140,7 @@ class ImageFiles(FederatedDataModule):
         super().__init__(**kwargs)
         begin, end = portion
         require(0 <= begin < end <= 1, f"Got portion={portion}: give where it begins and where it ends, between 0 and 1.")
-        require(image_size >= 1, f"Got image_size={image_size}: give a whole number from 1.")
+        require_from(1, image_size=image_size)
         self.root = root
         self.download = download
         self.image_size: int = image_size
@@ -152,7 +149,6 @@ class ImageFiles(FederatedDataModule):
         require(min(self.std) > 0, f"Got std={list(self.std)}: give numbers above 0.")
 
     def prepare_data(self) -> None:
-        """Download, if asked to."""
         if not self.download:
             return
         try:
@@ -202,7 +198,6 @@ class GreyImageFiles(ImageFiles):
     """Grey images of 28 x 28 pixels, for networks that take colour images too.
 
     Args:
-        root: see :class:`ImageFiles`.
         channels: 3 equal ones, or the 1 that the images have.
         **kwargs: see :class:`ImageFiles`. ``image_size: 28`` leaves the images as they are.
     """
@@ -214,7 +209,6 @@ class GreyImageFiles(ImageFiles):
         self.mean, self.std = self.mean[:channels], self.std[:channels]
 
     def load(self) -> Pools:
-        """Both sets with the channels asked for."""
         images, labels, test_images, test_labels = super().load()
         assert isinstance(images, Tensor)
         assert isinstance(test_images, Tensor)

@@ -20,9 +20,6 @@ FORMATS = ("WEBP", "PNG", "JPEG")
 Examples = tuple[Tensor, Tensor]
 """Images, uint8 of shape (N, 3, H, W), and labels."""
 
-Files = list[tuple[str, int]]
-"""Files of a set, one after the other, and how many rows each has."""
-
 Names = list[str] | None
 """What the classes are called, where the files say it."""
 
@@ -36,20 +33,15 @@ def find(root: str) -> dict[str, list[str]]:
 
 def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
     """The training and the test set in parquet files, and what the classes are called."""
-    datasets = optional("datasets", "hub")
-    rows = {part: [(file, rows_of(file)) for file in found] for part, found in files.items()}
-    # Streaming reads the files in place; otherwise datasets would first copy them into its cache.
-    sets = datasets.load_dataset("parquet", data_files=files, streaming=True)
-    return _both(sets, label_columns, rows)
-
-
-def rows_of(file: str) -> int:
-    """How many rows a parquet file has."""
     parquet = optional("pyarrow.parquet", "hub")
-    try:
-        return int(parquet.read_metadata(file).num_rows)
-    except (OSError, ValueError) as error:
-        raise FederationError(f"{file} is no complete parquet file ({' '.join(str(error).split())}): get it again.") from error
+
+    def table(file: str) -> tuple[str, Any]:
+        try:
+            return file, parquet.ParquetFile(file).read()
+        except (OSError, ValueError) as error:
+            raise FederationError(f"{file} is no complete parquet file ({' '.join(str(error).split())}): get it again.") from error
+
+    return _both({part: list(map(table, found)) for part, found in files.items()}, label_columns)
 
 
 def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
@@ -59,49 +51,36 @@ def from_hub(name: str, label_columns: tuple[str, ...]) -> tuple[Examples, Examp
         {"train", "test"} <= set(sets),
         f"The hub dataset {name} has the sets {', '.join(sets)}, but train and test are needed.",
     )
-    return _both(sets, label_columns, {part: [(f"{name}, set {part}", len(sets[part]))] for part in ("train", "test")})
+    # Arrow tables hold the files' bytes; any other format would decode the images one by one.
+    return _both({part: [(f"{name}, set {part}", sets[part].with_format("arrow")[:])] for part in ("train", "test")}, label_columns)
 
 
-def place_of(row: int, files: Files) -> str:
-    """The file that a row of a set is in, and the row there, from 0."""
-    place = 0
-    while row >= files[place][1]:
-        row -= files[place][1]
-        place += 1
-    return f"{files[place][0]}, row {row}"
-
-
-def _both(sets: Any, label_columns: tuple[str, ...], files: dict[str, Files]) -> tuple[Examples, Examples, Names]:
-    train, test = (_read(sets[part], label_columns, files[part]) for part in ("train", "test"))
-    features = sets["train"].features
-    names = getattr(features[_pick(list(features), label_columns)], "names", None)  # of a ClassLabel
+def _both(tables: dict[str, list[tuple[str, Any]]], label_columns: tuple[str, ...]) -> tuple[Examples, Examples, Names]:
+    """Both sets, of tables that are each called by the file that it is of."""
+    train, test = (_read(tables[part], label_columns) for part in ("train", "test"))
+    schema = tables["train"][0][1].schema
+    features = optional("datasets", "hub").Features.from_arrow_schema(schema)
+    names = getattr(features[_pick(schema.names, label_columns)], "names", None)  # of a ClassLabel
     return train, test, names
 
 
-def _read(dataset: Any, label_columns: tuple[str, ...], files: Files) -> Examples:
-    first = files[0][0]
-    try:
-        # Arrow batches hold the files' bytes; any other format would decode the images one by one.
-        tables = list(dataset.with_format("arrow").iter(batch_size=1000))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise FederationError(
-            f"{first}, or a file after it, cannot be read ({' '.join(str(error).split())}): get it again, or give files with the "
-            "same columns."
-        ) from error
-    require(len(tables) > 0, f"{first} has no rows: give at least one image per client.")
-    names = tables[0].column_names
-    image, label = _pick(names, IMAGE_COLUMNS), _pick(names, label_columns)
-    kind = tables[0][image].type
-    holds_bytes = hasattr(kind, "fields") and any(field.name == "bytes" for field in kind.fields)
-    require(holds_bytes, f"{first} has the column {image!r} of {kind}: expected images, as bytes and path.")
-    images = [content for table in tables for content in table[image].combine_chunks().field("bytes").to_pylist()]
-    labels = [number for table in tables for number in table[label].to_pylist()]
-    for row, number in enumerate(labels):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise FederationError(
-                f"{place_of(row, files)}, has {number!r} in the column {label!r}: expected the number of a class."
-            )
-    return decode(images, lambda row: place_of(row, files)), torch.tensor(labels)
+def _read(tables: list[tuple[str, Any]], label_columns: tuple[str, ...]) -> Examples:
+    images: list[bytes | None] = []
+    labels: list[int] = []
+    places: list[str] = []
+    for file, table in tables:
+        image, label = _pick(table.column_names, IMAGE_COLUMNS), _pick(table.column_names, label_columns)
+        kind = table[image].type
+        holds_bytes = hasattr(kind, "fields") and any(field.name == "bytes" for field in kind.fields)
+        require(holds_bytes, f"{file} has the column {image!r} of {kind}: expected images, as bytes and path.")
+        for row, number in enumerate(table[label].to_pylist()):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise FederationError(f"{file}, row {row}, has {number!r} in the column {label!r}: expected the number of a class.")
+            labels.append(number)
+            places.append(f"{file}, row {row}")
+        images += [content for chunk in table[image].chunks for content in chunk.field("bytes").to_pylist()]
+    require(len(images) > 0, f"{tables[0][0]} has no rows: give at least one image per client.")
+    return decode(images, places.__getitem__), torch.tensor(labels)
 
 
 def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor:

@@ -103,10 +103,9 @@ def test_files_of_other_kinds() -> None:
 
 def test_columns_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    original = sys.modules["lightning_fed.data.files.hf_dataset"].values_of
-    monkeypatch.setattr(
-        "lightning_fed.data.files.hf_dataset.values_of", lambda rows, name: read.append(name) or original(rows, name)
-    )
+    column = datasets.arrow_dataset.Column
+    original = column.__getitem__
+    monkeypatch.setattr(column, "__getitem__", lambda self, key: read.append(self.column_name) or original(self, key))
     HFDataset(write_dataset(Path("images")), "image", "label", partition=IID(), num_clients=2).setup()
     assert read == ["label"]
 

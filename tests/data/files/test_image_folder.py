@@ -13,7 +13,6 @@ from torchvision.datasets import ImageFolder as Reference
 
 from lightning_fed.data import IID, ImageFolder
 from lightning_fed.data.lazy import Joined, LazyInputs, Taken
-from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.errors import FederationError
 
 
@@ -77,17 +76,6 @@ def test_an_image_is_read_when_it_is_needed() -> None:
         path.unlink()
     with pytest.raises(FederationError, match=r"Could not read the image images/.*png .*: mend it, or take it out"):
         next(iter(data.client(0).train_dataloader()))
-
-
-def test_they_travel_to_other_processes() -> None:
-    data = ImageFolder(write_images(Path("images")), layout="user/class", client="user", image_size=8)
-    data.setup()
-    travelled = unpack(pack(data))
-    for (images, labels), (others, their_labels) in zip(
-        *(one.client(1).train_dataloader() for one in (data, travelled)), strict=True
-    ):
-        assert torch.equal(images, others)
-        assert torch.equal(labels, their_labels)
 
 
 class Squares(LazyInputs):

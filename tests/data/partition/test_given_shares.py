@@ -4,24 +4,19 @@ import re
 
 import numpy as np
 import pytest
-from jsonargparse import ArgumentParser
+from tiny_partitions import histogram
 
-from lightning_fed.data import GivenShares, Partitioner
+from lightning_fed.data import GivenShares
 from lightning_fed.errors import FederationError
 
 TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(3), 600))
 TEST = np.random.default_rng(2).permutation(np.repeat(np.arange(3), 100))
 
 
-def counts(parts: list[np.ndarray], labels: np.ndarray) -> list[list[int]]:
-    """Examples of each client (row) and class."""
-    return [np.bincount(labels[part], minlength=3).tolist() for part in parts]
-
-
 def test_clients_hold_what_is_written() -> None:
     written = [[600, 17, 0], [0, 583, 1], [0, 0, 599]]
     parts = GivenShares(written)(TRAIN, 3, 0)
-    assert counts(parts, TRAIN) == written
+    assert histogram(parts, TRAIN).tolist() == written
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together)
     assert not np.array_equal(parts[1], GivenShares(written)(TRAIN, 3, 1)[1])  # of equally many, others
@@ -29,16 +24,8 @@ def test_clients_hold_what_is_written() -> None:
 
 def test_numbers_are_proportions() -> None:
     train, test = GivenShares([[1, 0.5, 0], [1, 1.5, 0]]).pools(TRAIN, TEST, 2, 0)
-    assert counts(train, TRAIN) == [[300, 150, 0], [300, 450, 0]]  # nobody has the last class
-    assert counts(test, TEST) == [[50, 25, 0], [50, 75, 0]]
-
-
-def test_it_can_be_written_in_a_configuration() -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--partition", type=Partitioner)
-    written = {"class_path": "lightning_fed.data.GivenShares", "init_args": {"shares": [[1, 0, 2], [0, 3.5, 1]]}}
-    partition = parser.instantiate_classes(parser.parse_object({"partition": written})).partition
-    assert counts(partition(TRAIN, 2, 0), TRAIN) == [[600, 0, 400], [0, 600, 200]]
+    assert histogram(train, TRAIN).tolist() == [[300, 150, 0], [300, 450, 0]]  # nobody has the last class
+    assert histogram(test, TEST).tolist() == [[50, 25, 0], [50, 75, 0]]
 
 
 @pytest.mark.parametrize(

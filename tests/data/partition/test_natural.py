@@ -148,7 +148,7 @@ def test_columns_of_files_of_texts() -> None:
     data = TextFiles(train_file="texts.csv", classes=[0, 1], tokenizer="unused")
     assert data.column("author").tolist() == ["x"] * 4 + ["y"] * 8
     assert data.class_names == ["0", "1"]
-    with pytest.raises(FederationError, match="has the columns text, label, author, but no 'writer'"):
+    with pytest.raises(FederationError, match="has the columns text, label, author, but needs writer"):
         data.column("writer")
 
 

@@ -4,8 +4,9 @@ import time
 
 import numpy as np
 import pytest
+from tiny_partitions import histogram
 
-from lightning_fed.data import IID, ClassesPerClient, DirichletPerClass, DirichletPerClient, Partitioner
+from lightning_fed.data import IID, BySimilarity, ClassesPerClient, DirichletPerClass, DirichletPerClient, NWayKShot, Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 
@@ -14,7 +15,7 @@ TRAIN10 = RNG.permutation(np.repeat(np.arange(10), 5000))
 TEST10 = RNG.permutation(np.repeat(np.arange(10), 1000))
 TRAIN100 = RNG.permutation(np.repeat(np.arange(100), 500))
 
-EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5)]
+EVERY = [IID(), ClassesPerClient(2), DirichletPerClient(0.3), DirichletPerClass(0.5), BySimilarity(0.5), NWayKShot((2, 4))]
 DISJOINT = [
     IID(),
     ClassesPerClient(2),
@@ -22,11 +23,6 @@ DISJOINT = [
     DirichletPerClass(0.5),
     DirichletPerClass(0.5, balanced=True),
 ]
-
-
-def histogram(parts: list[Indices], labels: np.ndarray) -> np.ndarray:
-    """Examples of each client (row) and class."""
-    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
 
 
 @pytest.mark.parametrize("partition", EVERY, ids=repr)

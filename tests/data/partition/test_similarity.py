@@ -4,20 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from jsonargparse import ArgumentParser
+from tiny_partitions import histogram
 
-from lightning_fed.data import BySimilarity, FederatedDataModule, InMemory
-from lightning_fed.data.partition.pools import Indices
+from lightning_fed.data import BySimilarity
 from lightning_fed.errors import FederationError
 
 RNG = np.random.default_rng(2)
 BALANCED = RNG.permutation(np.repeat([0, 1], 4000))
-
-
-def histogram(parts: list[Indices], labels: np.ndarray) -> np.ndarray:
-    """Examples of each client (row) and class."""
-    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
 
 
 def pool(*shares: float, size: int = 80_000) -> np.ndarray:
@@ -32,12 +25,6 @@ def test_clients_are_disjoint_equal_and_leave_nothing_out(sorted_fraction: float
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_is_a_function_of_its_arguments() -> None:
-    first, again, other = (BySimilarity(0.5)(BALANCED, 8, seed) for seed in (3, 3, 4))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_all_at_random_gives_every_client_the_same_mix() -> None:
@@ -94,15 +81,6 @@ def test_guessing_the_majority_achieves_what_label_shares_predict(shares: tuple[
         assert (counts.max(axis=1) / counts.sum(axis=1)).mean() == pytest.approx(accuracy, abs=0.0075)  # given to two digits
 
 
-def test_majority_accuracy_of_a_federation() -> None:
-    # A client holds 0.1 * 0.5 + 0.9 of its own label.
-    labels = torch.from_numpy(BALANCED)
-    inputs = torch.zeros(len(labels), 1)
-    options = {"num_clients": 8, "partition": BySimilarity(sorted_fraction=0.9), "split": "official"}
-    data = InMemory(inputs, labels, 2, inputs, labels, **options)
-    assert data.majority_accuracy().tolist() == pytest.approx([0.95] * 8, abs=0.03)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -116,12 +94,3 @@ def test_majority_accuracy_of_a_federation() -> None:
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         BySimilarity(**arguments)
-
-
-def test_the_command_line_builds_it() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    partition = {"class_path": "BySimilarity", "init_args": {"sorted_fraction": 0.9}}
-    config = {"data": {"class_path": "Digits", "init_args": {"partition": partition}}}
-    data = parser.instantiate(parser.parse_object(config)).data
-    assert data.partition == BySimilarity(sorted_fraction=0.9)

@@ -1,22 +1,18 @@
 """Data-to-text: what a row looks like, what is learned of it, and the formats of E2E and WebNLG."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
+from tiny_files import REAL, real
 from tiny_texts import KINDS, SENTENCES, TESTED, TRAINED, save_tokenizer, save_word_tokenizer, write_e2e, write_webnlg
 
-from lightning_fed.data import E2E, FederatedDataModule, TextGeneration, WebNLG, WholeLabels
+from lightning_fed.data import E2E, TextGeneration, WebNLG, WholeLabels
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.generation import IGNORED, Example
 from lightning_fed.data.text.scores import SCORES, score_texts
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
-REAL = os.environ.get("LIGHTNING_FED_DATA", "")
 
 
 class Few(TextGeneration):
@@ -179,7 +175,7 @@ def test_e2e(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("meaning,ref\na,b\n", "has the columns meaning, ref, but needs mr, ref"),
-        ("mr,ref\nname[A]\n", "line 2, has 1 columns, but the header has 2"),
+        ("mr,ref\nname[A]\n", "line 2, has 1 columns, expected 2"),
         ("mr,ref\nname A,b\n", r"line 2, has the meaning 'name A', expected one like name\[The Vaults\], eatType\[pub\]"),
         ('mr,ref\n"eatType[pub], area[b]",c\n', "line 2, has the meaning 'eatType"),
         ('mr,ref\n"name[A], pub",c\n', "line 2, has the meaning 'name"),
@@ -239,16 +235,6 @@ def test_webnlg_of_another_format_is_refused(content: str, message: str, tmp_pat
     (tmp_path / "train" / "1triples" / "a.xml").write_text(content)
     with pytest.raises(FederationError, match=f"a.xml {message}"):
         WebNLG(root, tokenizer="unused").examples()
-
-
-def test_the_command_line_builds_them() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    for name in ("E2E", "WebNLG"):
-        init_args = {"root": "folder", "tokenizer": "gpt2", "metrics": ["bleu", "ter"], "partition": "WholeLabels"}
-        data = parser.instantiate(parser.parse_object({"data": {"class_path": name, "init_args": init_args}})).data
-        assert (data.root, data.num_classes, data.split, list(data.metrics)) == ("folder", 1, "official", ["bleu", "ter"])
-        assert data.partition == WholeLabels()
 
 
 # -------------------------------------------------------------------------------------------------------------- real files

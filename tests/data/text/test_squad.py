@@ -1,7 +1,6 @@
 """Questions in SQuAD's schema: what is read, the windows of a question, and how answers are scored."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from jsonargparse import ArgumentParser
-from tiny_files import put_into_cache
+from tiny_files import REAL, put_into_cache, real
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer, squad_article, write_squad
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from lightning_fed.data import IID, BySimilarity, FederatedDataModule, QuestionFiles, SQuAD
+from lightning_fed.data import IID, BySimilarity, QuestionFiles, SQuAD
 from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.text.classification import CHUNK
 from lightning_fed.data.text.question_answering import OFFSETS, Question, QuestionAnswering, tokens_of_answer
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif("LIGHTNING_FED_DATA" not in os.environ, reason="needs real datasets: set LIGHTNING_FED_DATA")
 
 CONTEXT = "the dog barks , the cat naps"
 DOG = (("barks", 8), ("dog barks", 4))
@@ -338,17 +334,6 @@ def test_the_development_set_has_other_topics(tmp_path: Path, tokenizer: str) ->
         SQuAD("1.1", root, partition=BySimilarity(sorted_fraction=0.5), **options).setup()
 
 
-def test_the_command_line_builds_it() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    options = {"version": "2.0", "tokenizer": "t", "max_length": 256, "partition": {"class_path": "IID"}}
-    for class_path, own in (("SQuAD", options), ("QuestionFiles", {"train_file": "t.json", "tokenizer": "t"})):
-        data = parser.instantiate(parser.parse_object({"data": {"class_path": class_path, "init_args": own}})).data
-        assert type(data).__name__ == class_path
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--data", "SQuAD", "--data.version", "3", "--data.tokenizer", "t"])
-
-
 # --------------------------------------------------------------------------------------------------------------- scoring
 
 SPANS = {"dog barks": (4, 13), "barks": (8, 13), "cat": (20, 23), "naps": (24, 28), "the cat naps": (16, 28), " barks ": (7, 14)}
@@ -433,7 +418,7 @@ def test_kinds_that_do_not_occur_are_not_scored(tokenizer: str) -> None:
 @real
 def test_real_questions(tokenizer: str) -> None:
     """XQuAD's English part: SQuAD 1.1's schema, 48 articles of its development set."""
-    file = os.environ["LIGHTNING_FED_DATA"] + "/xquad-en/xquad.en.json"
+    file = f"{REAL}/xquad-en/xquad.en.json"
     options: dict[str, Any] = {
         "num_clients": 4,
         "partition": BySimilarity(sorted_fraction=0.5),

@@ -1,6 +1,5 @@
 """Image datasets from every kind of file, made small here; the real ones where LIGHTNING_FED_DATA points to them."""
 
-import os
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -9,17 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
-from tiny_files import put_into_cache, write_idx
+from tiny_files import REAL, put_into_cache, real, write_idx
 
 from lightning_fed.data import CIFAR10, CIFAR100, IID, MNIST, Digits, FashionMNIST, FederatedDataModule, ImageFiles
 from lightning_fed.data.vision.images import resize
 from lightning_fed.errors import FederationError
-
-real = pytest.mark.skipif(
-    "LIGHTNING_FED_DATA" not in os.environ,
-    reason="set LIGHTNING_FED_DATA to a folder with cifar10/ and fashion-mnist/ to test the real data",
-)
 
 
 def write_parquet(
@@ -175,18 +168,10 @@ def test_another_dataset_is_noticed(tmp_path: Path) -> None:
         CIFAR10(str(tmp_path)).setup()
 
 
-def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "train-0.parquet", 20)
-    write_parquet(tmp_path / "train-1.parquet", 20, size=28)
-    write_parquet(tmp_path / "test.parquet", 20)
-    with pytest.raises(FederationError, match=r"Images have 2 sizes, such as \[\(28, 28\), \(32, 32\)\]"):
-        CIFAR10(str(tmp_path)).setup()
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("train", "test"):
         (tmp_path / f"{part}.parquet").touch()
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(FederationError, match=r'pip install "lightning-fed\[hub\]"'):
         CIFAR10(str(tmp_path)).setup()
 
@@ -212,18 +197,9 @@ def test_resize_keeps_bytes_and_constant_images() -> None:
         CIFAR10("", image_size=0)
 
 
-def test_the_command_line_builds_data_and_partition() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(FederatedDataModule, "data")
-    partition = {"class_path": "DirichletPerClient", "init_args": {"alpha": 0.1}}
-    init_args = {"root": "here", "num_clients": 5, "split": "official", "partition": partition}
-    data = parser.instantiate(parser.parse_object({"data": {"class_path": "CIFAR10", "init_args": init_args}})).data
-    assert (data.num_classes, data.num_clients, data.partition.alpha) == (10, 5, 0.1)
-
-
 @real
 def test_real_cifar10() -> None:
-    data = CIFAR10(os.environ["LIGHTNING_FED_DATA"] + "/cifar10", split="official")
+    data = CIFAR10(f"{REAL}/cifar10", split="official")
     images, labels = everything(data)
     assert images.shape == (60_000, 3, 32, 32)
     assert labels[:50_000].bincount().tolist() == [5000] * 10
@@ -233,7 +209,7 @@ def test_real_cifar10() -> None:
 
 @real
 def test_real_fashion_mnist() -> None:
-    data = FashionMNIST(os.environ["LIGHTNING_FED_DATA"] + "/fashion-mnist", image_size=28)
+    data = FashionMNIST(f"{REAL}/fashion-mnist", image_size=28)
     images, labels = everything(data)
     assert images.shape == (70_000, 3, 28, 28)
     assert labels.bincount().tolist() == [7000] * 10

@@ -1,0 +1,66 @@
+"""Metrics whose values torchmetrics defines otherwise than the benchmarks do, or gives one per output."""
+
+import warnings
+
+import torch
+import torchmetrics as tm
+from torch import Tensor
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+
+class F1(MulticlassConfusionMatrix):
+    """Harmonic mean of precision and recall: of class 1 where there are two classes, as GLUE scores MRPC and QQP; with more classes
+    the mean over those that occur, in the labels or in the predictions. A class that is never right has 0.
+
+    Args:
+        num_classes: number of classes.
+    """
+
+    higher_is_better = True
+    plot_upper_bound = 1.0
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, validate_args=False)
+
+    def compute(self) -> Tensor:
+        counts = super().compute().double()
+        right, total = counts.diag(), counts.sum(dim=0) + counts.sum(dim=1)
+        scores = torch.where(total > 0, 2 * right / total, 0.0)
+        return (scores[1] if len(scores) == 2 else scores[total > 0].mean()).float()
+
+
+class Matthews(MulticlassConfusionMatrix):
+    r"""Matthews' correlation of predictions and labels, from -1 to 1; 0 where it is not defined.
+
+    It is not where all predictions or all labels are of one class. GLUE scores CoLA with scikit-learn's function, which then gives
+    0; torchmetrics gives a limit, 1 if all predictions are right and else something between: a constant prediction would seem to
+    be worth something.
+    """
+
+    plot_upper_bound = 1.0
+
+    def compute(self) -> Tensor:
+        counts = super().compute().double()
+        labels, predictions, total = counts.sum(dim=1), counts.sum(dim=0), counts.sum()
+        covariance = counts.trace() * total - labels @ predictions
+        scale = ((total**2 - labels @ labels) * (total**2 - predictions @ predictions)).sqrt()
+        return torch.where(scale > 0, covariance / scale, 0.0).float()
+
+
+class MeanPearson(tm.PearsonCorrCoef):
+    """Pearson's correlation, of several numbers the mean."""
+
+    def compute(self) -> Tensor:
+        return super().compute().mean()
+
+
+class MeanSpearman(tm.SpearmanCorrCoef):
+    """Spearman's correlation, of several numbers the mean."""
+
+    def __init__(self, num_outputs: int) -> None:
+        with warnings.catch_warnings():  # that ranks take all predictions at once, which are those of a test set
+            warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save all targets")
+            super().__init__(num_outputs=num_outputs)
+
+    def compute(self) -> Tensor:
+        return super().compute().mean()
