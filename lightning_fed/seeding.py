@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING = range(8)
+COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING, COMPRESSION = range(9)
 """What a stream is for, so that streams of different use never coincide."""
 
 

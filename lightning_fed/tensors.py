@@ -12,8 +12,8 @@ State = dict[str, Tensor]
 
 
 def count_floats(state: State) -> int:
-    """Number of floating-point values in a payload: the "parameters" of communication costs."""
-    return sum(t.numel() for t in state.values() if t.is_floating_point())
+    """Number of values in a payload that are floating-point, or were (int8): the "parameters" of communication costs."""
+    return sum(t.numel() for t in state.values() if t.is_floating_point() or t.dtype == torch.int8)
 
 
 def count_bytes(state: State) -> int:

@@ -12,8 +12,11 @@ from lightning_fed.errors import FederationError
 from lightning_fed.options import Fraction
 from lightning_fed.tensors import State
 
-ERROR, SCALE, INDEX = "compression_error/", "scale/", "index/"
-"""What the names begin with of what a client still owes, among its private state; and of what is sent beside a tensor."""
+ERROR = "compression_error/"
+"""What the names of what a client still owes begin with, in its private state."""
+
+BF16, INT8, SCALE, TOPK, INDEX = "bf16/", "int8/", "scale/", "topk/", "index/"
+"""What the names of tensors begin with that travel in another form, and of what travels beside them."""
 
 LEVELS = 127
 """The largest number of an ``int8`` tensor."""
@@ -21,14 +24,15 @@ LEVELS = 127
 
 @dataclass(frozen=True)
 class Compression:
-    r"""How messages between server and clients are made smaller. What is compressed is the change of a tensor, its difference to the
-    one of the same name and shape that the client received, and where there is none, the tensor itself; integers travel as they are.
+    r"""How messages between server and clients are made smaller. What is compressed is the change of a tensor, its difference to
+    the one of the same name and shape that the client received, and where there is none, the tensor itself. Integers travel as they
+    are, and so does what is not finite, which is refused where it arrives.
 
-    - ``bf16`` rounds to bfloat16: half the bytes.
-    - ``int8`` rounds :math:`127 x / \max \lvert x \rvert` to a whole number, up or down at random such that the mean is exact
+    - ``bf16`` rounds float32 to bfloat16: half the bytes.
+    - ``int8`` rounds :math:`127\, x / \max \lvert x \rvert` to a whole number, up or down at random so that the mean is exact
       (QSGD, Alistarh et al., NeurIPS 2017): a quarter of the bytes, and a scale for each tensor.
-    - ``topk`` sends the entries of largest magnitude, a ``share`` of each tensor, with their numbers. What was not sent stays with the
-      client and is added to its next change (error feedback, Stich et al., NeurIPS 2018). Tensors that are no change are sent whole.
+    - ``topk`` sends the entries of largest magnitude, a ``share`` of each tensor, with their numbers. What was not sent stays with
+      the client and is added to its next change (error feedback, Stich et al., NeurIPS 2018). What is no change is sent whole.
 
     Args:
         up: what clients send.
@@ -55,20 +59,22 @@ class Compression:
         Returns:
             What travels, and what is owed now.
         """
+        if self.up == "none":
+            return state, {}
         sent, left = State(), State()
         for name, tensor in state.items():
-            change = _change(tensor, received.get(name))
-            if not tensor.is_floating_point() or self.up == "none" or not bool(change.isfinite().all()):
+            like = _like(tensor, received.get(name))
+            change = tensor if like is None else tensor - like
+            if self.up != "topk":
+                sent |= _rounded(name, change, self.up, tensor)
+            elif like is None or not _finite(change):
                 sent[name] = tensor
-            elif self.up == "topk":
-                if name in received and received[name].shape == tensor.shape:
-                    change = change + owed.get(name, 0)
-                    sent |= self._largest(name, change)
-                    left[name] = change - _whole(sent, name, change)
-                else:
-                    sent[name] = tensor
             else:
-                sent |= _rounded(name, change, self.up)
+                change = change + owed.get(name, 0)
+                flat = change.flatten()
+                places = flat.abs().topk(math.ceil(self.share * flat.numel())).indices.sort().values
+                sent |= {f"{TOPK}{name}": flat[places], f"{INDEX}{name}": places.int()}
+                left[name] = flat.index_fill(0, places, 0).view_as(change)
         return sent, left
 
     def expand_update(self, sent: State, received: State) -> State:
@@ -77,19 +83,26 @@ class Compression:
         Args:
             sent: what :meth:`compress_update` made.
             received: what its sender received.
+
+        Raises:
+            FederationError: for what no client makes.
         """
         if self.up == "none":
             return sent
         found = State()
-        for name, tensor in sent.items():
-            like = received.get(name)
-            if name.startswith((SCALE, INDEX)):
+        for key, tensor in sent.items():
+            kind, name = _parted(key)
+            if kind in (SCALE, INDEX):
                 continue
-            if f"{INDEX}{name}" in sent and like is not None:
-                found[name] = like + _whole(sent, name, like)
-            elif (self.up == "bf16" and tensor.dtype == torch.bfloat16) or f"{SCALE}{name}" in sent:
-                change = _expanded(sent, name)
-                found[name] = like + change.to(like.dtype) if like is not None and like.shape == change.shape else change
+            if kind == TOPK:
+                like = received.get(name)
+                if like is None:
+                    raise FederationError(f"Entries of {name!r} arrived, which was not sent before.")
+                found[name] = like + _scattered(name, tensor, sent.get(f"{INDEX}{name}"), like)
+            elif kind:
+                change = _expanded(name, kind, tensor, sent)
+                like = _like(change, received.get(name))
+                found[name] = change if like is None else like + change
             else:
                 found[name] = tensor
         return found
@@ -98,47 +111,61 @@ class Compression:
         """What the server sends. Draws from torch's random stream."""
         if self.down == "none":
             return state
-        sent = State()
-        for name, tensor in state.items():
-            whole = not tensor.is_floating_point() or not bool(tensor.isfinite().all())
-            sent |= {name: tensor} if whole else _rounded(name, tensor, self.down)
-        return sent
+        return {key: value for name, tensor in state.items() for key, value in _rounded(name, tensor, self.down, tensor).items()}
 
     def expand_broadcast(self, sent: State) -> State:
-        """What a client receives, in float32 where it was rounded."""
+        """What a client receives."""
         if self.down == "none":
             return sent
-        return {name: _expanded(sent, name) for name in sent if not name.startswith(SCALE)}
-
-    def _largest(self, name: str, change: Tensor) -> State:
-        flat = change.flatten()
-        places = flat.abs().topk(max(1, math.ceil(self.share * flat.numel())) if flat.numel() else 0).indices.sort().values
-        return {name: flat[places], f"{INDEX}{name}": places.int()}
+        parts = [(*_parted(key), tensor) for key, tensor in sent.items() if not key.startswith(SCALE)]
+        return {name: _expanded(name, kind, tensor, sent) if kind else tensor for kind, name, tensor in parts}
 
 
-def _change(tensor: Tensor, received: Tensor | None) -> Tensor:
-    return tensor - received if received is not None and received.shape == tensor.shape and tensor.is_floating_point() else tensor
+NONE = Compression()
+"""Messages as they are."""
 
 
-def _rounded(name: str, values: Tensor, how: str) -> State:
+def _like(tensor: Tensor, received: Tensor | None) -> Tensor | None:
+    """What a tensor is a change of."""
+    fits = received is not None and received.shape == tensor.shape and received.dtype == tensor.dtype
+    return received if fits and tensor.is_floating_point() else None
+
+
+def _finite(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and bool(tensor.isfinite().all())
+
+
+def _rounded(name: str, values: Tensor, how: str, whole: Tensor) -> State:
+    """Values with fewer bits as they travel; where they cannot have these, the whole tensor."""
+    if not _finite(values) or (how == "bf16" and values.dtype != torch.float32):
+        return {name: whole}
     if how == "bf16":
-        return {name: values.bfloat16()}
-    scale = values.abs().max().float() if values.numel() else torch.tensor(0.0)
-    levels = values.float() * (LEVELS / scale) if scale > 0 else torch.zeros_like(values, dtype=torch.float32)
+        return {f"{BF16}{name}": values.bfloat16()}
+    scale = values.abs().max()
+    levels = (values * (LEVELS / scale) if scale > 0 else torch.zeros_like(values)).float()
     lower = levels.floor()
     drawn = lower + (torch.rand_like(levels) < levels - lower)
-    return {name: drawn.clamp(-LEVELS, LEVELS).to(torch.int8), f"{SCALE}{name}": scale}
+    return {f"{INT8}{name}": drawn.clamp(-LEVELS, LEVELS).to(torch.int8), f"{SCALE}{name}": scale}
 
 
-def _expanded(sent: State, name: str) -> Tensor:
-    tensor = sent[name]
-    if f"{SCALE}{name}" in sent:
-        return tensor.float() * (sent[f"{SCALE}{name}"] / LEVELS)
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+def _expanded(name: str, kind: str, tensor: Tensor, sent: State) -> Tensor:
+    if kind == BF16:
+        return tensor.float()
+    scale = sent.get(f"{SCALE}{name}")
+    if tensor.dtype != torch.int8 or scale is None or scale.dim() or not scale.is_floating_point():
+        raise FederationError(f"{name!r} arrived as {tensor.dtype} without a scale of its own, expected torch.int8 with one.")
+    return tensor.to(scale.dtype) * (scale / LEVELS)
 
 
-def _whole(sent: State, name: str, like: Tensor) -> Tensor:
-    """A tensor of which some entries were sent; the others are zero."""
-    whole = torch.zeros_like(like).flatten()
-    whole[sent[f"{INDEX}{name}"].long()] = sent[name]
-    return whole.view_as(like)
+def _scattered(name: str, values: Tensor, places: Tensor | None, like: Tensor) -> Tensor:
+    """A tensor of which some entries are there; the others are zero."""
+    fits = places is not None and places.dtype == torch.int32 and places.shape == values.shape and values.dim() == 1
+    if not fits or values.dtype != like.dtype or not bool(((places >= 0) & (places < like.numel())).all()):
+        raise FederationError(f"Entries of {name!r} arrived that do not fit {tuple(like.shape)} numbers of {like.dtype}.")
+    return like.new_zeros(like.numel()).index_put((places.long(),), values).view_as(like)
+
+
+def _parted(key: str) -> tuple[str, str]:
+    """The form in which a tensor travels, empty for its own, and its name."""
+    kind = next((kind for kind in (BF16, INT8, SCALE, TOPK, INDEX) if key.startswith(kind)), "")
+    return kind, key.removeprefix(kind)

@@ -10,17 +10,17 @@ from lightning_fed.errors import FederationError
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[Turn, ClientUpdate], None]
-"""Raises a :class:`FederationError` for what a turn should not have given."""
+Receive = Callable[[Turn, ClientUpdate], ClientUpdate]
+"""What is handed on of what a turn gave. Raises a :class:`FederationError` for what it should not have given."""
 
 
-def run_turns(engine: Engine, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
+def run_turns(engine: Engine, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
     """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
 
     Args:
-        engine: where they run; it says what becomes of a turn that does not pass the check.
+        engine: where they run; it says what becomes of a turn whose update is refused.
         turns: what is to be done.
-        check: what every update must pass.
+        receive: takes every update, or refuses it.
 
     Raises:
         FederationError: if the engine hands on something else than its contract says, or does not go on without a turn.
@@ -41,9 +41,9 @@ def run_turns(engine: Engine, turns: Iterable[Turn], check: Check | None = None)
                 + ": an engine hands on what comes of turns in their order."
             )
         turn = due.popleft()
-        if check is not None and isinstance(result, ClientUpdate):
+        if receive is not None and isinstance(result, ClientUpdate):
             try:
-                check(turn, result)
+                result = receive(turn, result)
             except FederationError as error:
                 result = engine.refused(turn, error)
         if isinstance(result, TurnFailure):

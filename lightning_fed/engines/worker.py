@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError
 
 from lightning_fed.core.client_modules import ClientModules
+from lightning_fed.core.compression import ERROR, NONE, Compression
 from lightning_fed.core.diverged import remedy
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
@@ -23,7 +24,7 @@ from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import FINE_TUNE, TURN, seed_all
+from lightning_fed.seeding import COMPRESSION, FINE_TUNE, TURN, seed_all
 from lightning_fed.tensors import State, check_finite
 
 
@@ -39,6 +40,7 @@ class Worker:
         new_trainer: builds the Trainers of turns; see :class:`.Trainers`.
         seed: the run's seed.
         initial: what new clients' private states begin with copies of; None: what the template has.
+        compression: of messages.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Worker:
         new_trainer: TrainerFactory,
         seed: int,
         initial: State | None = None,
+        compression: Compression = NONE,
     ) -> None:
         self.template = template
         self.data = data
         self.clients = ClientModules(template, seed)
         self.trainers = Trainers(new_trainer)
         self.seed = seed
+        self.compression = compression
         self.initial = template.initial_originals() if initial is None else initial
         self.flops = FlopMeter()
         self._modules: dict[Hashable, FederatedModule] = {}
@@ -71,9 +75,27 @@ class Worker:
         """
         with self._named(turn):
             self.activity = ""
+            trains = turn.client.id != SERVER and turn.verb in ("fit", "train_on_public")
+            if trains:
+                turn = replace(turn, broadcast=self._received(turn.broadcast))
             module = self.load(turn.client, turn.broadcast, private)
             result: TurnResult = getattr(self, turn.verb)(module, turn)
-            return result
+            return self._compressed(result, turn, private or {}) if trains else result
+
+    def _received(self, broadcast: Broadcast) -> Broadcast:
+        return replace(broadcast, state=self.compression.expand_broadcast(broadcast.state))
+
+    def _compressed(self, result: TurnResult, turn: Turn, before: State) -> TurnResult:
+        """What a client sends in its compressed form; with what it owes, which stays with it."""
+        owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
+        update = result.update
+        if turn.verb == "fit":
+            seed_all(self.seed, COMPRESSION, turn.round, turn.client.id)
+            state, owed = self.compression.compress_update(update.state, turn.broadcast.state, owed)
+            update = replace(update, state=state)
+        if not owed or (turn.verb != "fit" and result.private is None):
+            return TurnResult(update, result.private)
+        return TurnResult(update, (result.private or {}) | {f"{ERROR}{name}": tensor for name, tensor in owed.items()})
 
     def fit(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Train a client's model: an update, and what stays with the client."""
@@ -138,7 +160,8 @@ class Worker:
     def _load(self, module: FederatedModule, broadcast: Broadcast, private: State | None) -> None:
         """Make a module that of its client: all that it does not share with everybody of its architecture."""
         assert module.client is not None
-        if private is not None:
+        private = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
+        if private:
             module.load_private_state(private)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lightning_fed.core.client_modules import frozen_parameters, take_frozen, unbuilt_copy
+from lightning_fed.core.compression import NONE, Compression
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
@@ -35,6 +36,7 @@ class WorkerSpec:
         seed: the run's seed.
         initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_originals`; None: what
             the template has.
+        compression: of messages between server and clients.
         frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.
     """
 
@@ -43,12 +45,13 @@ class WorkerSpec:
     new_trainer: TrainerFactory
     seed: int
     initial: State | None = None
+    compression: Compression = NONE
     frozen: dict[str, nn.Parameter] | None = None
 
     def worker(self) -> Worker:
         """A worker of this process."""
         self.build()
-        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial)
+        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression)
 
     def build(self) -> None:
         """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept

@@ -30,6 +30,7 @@ from lightning_fed.callbacks import (
     TensorBoardFigures,
     TensorBoardPage,
 )
+from lightning_fed.core.compression import NONE, Compression
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
@@ -89,6 +90,7 @@ class Federation:
         run_dir: where runs are written; None writes nothing.
         store_limit_mb: memory for the clients' private states, in MiB; what exceeds it lies on disk. Methods whose server keeps
             something for each client (FedAMP, FedCAC, FD) have as much for that, and as much for what arrives in a round.
+        compression: what clients send and receive in fewer bits or in part; None: nothing is. Traffic counts what is sent.
         logger: where metrics go: True for TensorBoard, in the run's folder; False for nowhere; any of Lightning's loggers, or a
             list of them, in which True is TensorBoard.
         progress: say what is played, show a progress bar (without a terminal: a line per round) and, at the end, a table.
@@ -111,6 +113,7 @@ class Federation:
         init_from: Path | str | None = None,
         run_dir: Path | str | None = "runs",
         store_limit_mb: PositiveFloat = 2048,
+        compression: Compression | None = None,
         logger: Logger | list[Logger | bool] | bool = True,
         progress: bool = True,
         callbacks: list[FederationCallback] | None = None,
@@ -136,6 +139,7 @@ class Federation:
             target,
             checkpoint_every,
             keep,
+            compression=compression or NONE,
             store_limit=int(store_limit_mb * 2**20),
             logger=logger,
             callbacks=[*always, *(callbacks or []), *shown],

@@ -84,7 +84,7 @@ class Run:
         self.cohort_size = 1 if model.centralized else max(1, round(settings.participation * len(self.eligible_clients)))
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
-        spec = WorkerSpec(model, data, new_trainer, self.seed)
+        spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
         with torch_threads(engine.threads or 1):  # what is built does not depend on the machine's cores
             spec.build()
         self.threads = engine.threads_for(model, data.batch_size)
@@ -113,7 +113,7 @@ class Run:
         self.last_rounds: dict[int, int] = {}
         self._merged: dict[int, int] = {}  # entries of last_rounds that are in no checkpoint yet
         self._stopwatch = Stopwatch()
-        self._turns = RoundTurns(engine, self.server, data, self._stopwatch)
+        self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
         self._target = Target(self.monitored("test"), self.target, model.higher_is_better) if self.target is not None else None
         self._continued = checkpoint

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
+from lightning_fed.core.compression import Compression
 from lightning_fed.storage.checkpoint import Keep
 
 
@@ -24,6 +25,7 @@ class RunSettings:
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
         keep: what stays of the clients' private states when a run has ended.
+        compression: of messages between server and clients.
         store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
             what it has of them within a round.
         logger: where metrics go.
@@ -38,6 +40,7 @@ class RunSettings:
     target: float | None
     checkpoint_every: int
     keep: Keep
+    compression: Compression
     store_limit: int
     logger: Logger | Iterable[Logger | bool] | bool
     callbacks: list[Any]

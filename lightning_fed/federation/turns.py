@@ -9,11 +9,14 @@ from lightning_fed.core.aggregation import check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.server import Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine
-from lightning_fed.engines.order import Check, run_turns
+from lightning_fed.engines.order import Receive, run_turns
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import Stopwatch, TrafficMeter
+from lightning_fed.federation.settings import RunSettings
+from lightning_fed.seeding import COMPRESSION, seeded
+from lightning_fed.tensors import State
 
 
 class RoundTurns:
@@ -24,21 +27,26 @@ class RoundTurns:
         server: sends broadcasts, and checks updates.
         data: the clients' data.
         stopwatch: for their seconds.
+        settings: of the federation: its seed, and how messages are compressed.
 
     Attributes:
         updates: of the running round, without payloads.
         traffic: what was sent.
     """
 
-    def __init__(self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, engine: Engine, server: Server, data: FederatedDataModule, stopwatch: Stopwatch, settings: RunSettings
+    ) -> None:
         self.engine = engine
         self.traffic = TrafficMeter()
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
+        self._seed, self._compression = settings.seed, settings.compression
+        self._compressed: dict[int, tuple[State, State]] = {}  # of the round, by the id of what was compressed
 
-    def run(self, turns: Iterable[Turn], check: Check | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
+    def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
         """Turns and what comes of them; see :func:`.run_turns`."""
-        return run_turns(self.engine, turns, check)
+        return run_turns(self.engine, turns, receive)
 
     def train(
         self, round: int, cohort: Iterable[ClientInfo], measure: bool, last_rounds: Mapping[int, int]
@@ -52,15 +60,15 @@ class RoundTurns:
             last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
         """
         self.updates = []
+        self._compressed.clear()
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
-                broadcast = self._server.broadcast(client)
+                broadcast = self._sent(self._server.broadcast(client), round)
                 self.traffic.down(client.id, broadcast)
                 yield Turn("fit", client, round, broadcast, measure, last_rounds.get(client.id, 0))
 
-        for _, update in self._stopwatch.each("fit", self.run(turns(), self._check)):
-            self.traffic.up(update)
+        for _, update in self._stopwatch.each("fit", self.run(turns(), self._receive)):
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             yield update
 
@@ -95,6 +103,7 @@ class RoundTurns:
         def turns() -> Iterator[Turn]:
             for client in clients:
                 if (broadcast := self._server.public_training(client)) is not None:
+                    broadcast = self._sent(broadcast, round)
                     self.traffic.down(client.id, broadcast)
                     yield Turn("train_on_public", client, round, broadcast, last_round=round)
 
@@ -105,5 +114,21 @@ class RoundTurns:
             metrics[update.client] = trained | update.metrics | {"flops": trained["flops"] + update.metrics["flops"]}
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
-    def _check(self, turn: Turn, update: ClientUpdate) -> None:
-        self._server.check(update, turn.broadcast, turn.client)
+    def _sent(self, broadcast: Broadcast, round: int) -> Broadcast:
+        """A broadcast as it travels. What is sent to many is compressed once in a round."""
+        if self._compression.down == "none":
+            return broadcast
+        if (found := self._compressed.get(id(broadcast.state))) is None:
+            with seeded(self._seed, COMPRESSION, round, SERVER):
+                found = broadcast.state, self._compression.compress_broadcast(broadcast.state)
+            self._compressed[id(broadcast.state)] = found
+        return replace(broadcast, state=found[1])
+
+    def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
+        """An update as the server sees it, checked; what was sent is counted."""
+        check_form(update)
+        received = replace(turn.broadcast, state=self._compression.expand_broadcast(turn.broadcast.state))
+        expanded = replace(update, state=self._compression.expand_update(update.state, received.state))
+        self._server.check(expanded, received, turn.client)
+        self.traffic.up(update)
+        return expanded
