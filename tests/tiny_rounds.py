@@ -23,7 +23,7 @@ class UniformFedAvg(FedAvg):
 
 def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
     federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
+    federation.fit(model, data or new_data(3, 120), options.get("run_dir") and "last")
     return federation
 
 

@@ -1,20 +1,17 @@
 """Ditto: a global model that does not notice the personal ones, and personal ones that stay near it."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_rounds import fit
 
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
 from lightning_fed.seeding import seeded
-from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import State
 from lightning_fed.testing.toys import PartlyFrozenNet
 
@@ -26,10 +23,7 @@ def fixed_net(num_classes: int) -> Net:
         return Net(num_classes)
 
 
-def fit(model: FederatedModule, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def personal(federation: Federation, client: int) -> State:
@@ -96,18 +90,6 @@ def test_the_gradient_that_is_added_is_lambda_times_the_distance_from_the_broadc
         torch.testing.assert_close(one - other, 0.7 * (parameter.detach() - sent[name]), rtol=1e-4, atol=1e-5)
 
 
-def test_personal_models_stay_with_their_clients() -> None:
-    engine = Recording()
-    federation = fit(Ditto(Net, CLASSES, optimizer=sgd), engine=engine, run_dir="runs")
-    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert not any(name.startswith("personal.") for state in states for name in state)
-    assert all(all(name.startswith("personal.") for name in state) for state in private_states(federation).values())
-    [*_, newest] = sorted(Path("runs/version_0/checkpoints").iterdir())
-    server = safetensors.torch.load_file(newest / "server.safetensors")
-    assert server
-    assert all(name.startswith("backbone.") for name in server)
-
-
 def test_what_is_measured_is_the_personal_model() -> None:
     """Before aggregation and after, which is the same for who took part."""
     row = fit(Ditto(Net, CLASSES, optimizer=sgd)).run.history[-1]
@@ -144,12 +126,3 @@ def test_alone_it_starts_from_its_own_global_model() -> None:
     module = Ditto(Net, CLASSES)
     module.configure_model()
     assert same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
-
-
-def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
-    module = fit(Ditto(Net, CLASSES, optimizer=sgd)).client_module(1)
-    for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
-        write_safetensors(tmp_path / name, module, private)
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
-        assert same(safetensors.torch.load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
-    assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

@@ -436,12 +436,6 @@ def test_what_was_trained_is_exported_as_an_adapter_and_merged(targets: str, cli
 # ---------------------------------------------------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("ranks", [[], [2, 0]])
-def test_ranks_that_are_none_are_refused(ranks: list[int]) -> None:
-    with pytest.raises(FederationError, match=r"ranks is \[.*\]: give at least one, and none below 1"):
-        method_of(ranks=ranks)
-
-
 def test_a_network_must_say_what_its_projections_are_called() -> None:
     with pytest.raises(FederationError, match="TransformerClassifier does not say what the projections of its attention"):
         method_of(backbone=tiny_transformer).configure_model()

@@ -10,16 +10,14 @@ import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same, sgd
 from tiny_loops import batches, fixed
-from tiny_rounds import UniformFedAvg
+from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
 from lightning_fed.core.messages import Broadcast, ClientUpdate
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedKD, Standalone
 from lightning_fed.methods.fedkd import CHANGE, MENTEE, MenteeServer, energy_in_round
 from lightning_fed.models import CNN1, CNN5
@@ -39,10 +37,7 @@ class StillNet(NoisyNet):
         return self.norm(Net.encode(self, x))
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120), options.get("run_dir") and "last")
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def stripped(state: State, prefix: str) -> State:
@@ -162,14 +157,6 @@ def test_networks_that_say_nothing_to_each_other_are_standalone_and_fedavg() -> 
     assert ours.run.results == alone.run.results
     for name, tensor in stripped(averaged.run.server.state, "backbone.").items():
         torch.testing.assert_close(ours.run.server.state[f"{MENTEE}{name}"], tensor, rtol=0, atol=1e-5)
-
-
-def test_each_of_the_terms_teaches() -> None:
-    alone = private_states(fit(FedKD(Net, CLASSES, WideNet, **APART, optimizer=momentum)))[0]
-    for weights in ({"distillation": 1.0}, {"hidden": 1.0}):
-        taught = private_states(fit(FedKD(Net, CLASSES, WideNet, **APART | weights, optimizer=momentum)))[0]
-        assert not torch.equal(taught["backbone.fc1.weight"], alone["backbone.fc1.weight"])
-        assert ("projection.weight" in taught) == ("hidden" in weights)
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss
@@ -400,9 +387,3 @@ def test_nothing_learned_is_next_to_nothing_sent() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("energies", [{"energy_start": 0.0}, {"energy_end": 1.1}])
-def test_an_energy_that_is_none_is_refused(energies: dict[str, float]) -> None:
-    with pytest.raises(FederationError, match=r"energy_(start|end) is .*: give a share of the energy in \(0, 1\]"):
-        FedKD(Net, CLASSES, **energies)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd, tiny_vit
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd, tiny_vit
+from tiny_rounds import fit
 from torch import nn
 
 from lightning_fed.core.module import FederatedModule
@@ -30,10 +31,7 @@ def fixed(network: type[nn.Module]) -> Any:
     return build
 
 
-def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=2, evaluate_every=1)
 
 
 def client_states(federation: Federation) -> list[State]:

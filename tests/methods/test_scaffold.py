@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
-from tiny_rounds import UniformFedAvg
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import IID, InMemory
+from lightning_fed.data import IID
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -30,10 +30,7 @@ def fixed_net(num_classes: int) -> Net:
         return Net(num_classes)
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120), options.get("run_dir") and "last")
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def controls(private: State) -> State:
@@ -165,15 +162,6 @@ def test_unlike_fedavg_it_finds_the_optimum_of_the_mean(option: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ on the wire
-
-
-def test_a_clients_control_variate_stays_with_it() -> None:
-    engine = Recording()
-    federation = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), engine=engine, participation=0.4, rounds=2, evaluate_every=1)
-    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert not any(name.startswith("own_control") for state in states for name in state)
-    took_part = {turn.client.id for turn in engine.turns if turn.verb == "fit"}
-    assert private_states(federation).keys() == took_part < {0, 1, 2}
 
 
 def test_what_is_sent_back_is_the_change_alone() -> None:

@@ -84,7 +84,6 @@ class AdapterModule(FederatedModule):
         return module
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
-        """See :meth:`.FederatedModule.with_initial_weights`."""
         module = self.unbuilt_copy()
         module.backbone_factories = [with_weights(transformer_of(self.backbone_factories[0], self.num_classes), network, what)]
         module.source = SharedTransformer(module.backbone_factories[0])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -16,7 +15,7 @@ from lightning_fed.models.factory import NETWORK, name_of
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.rank import effective_rank
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
 
 COMMON, CLIENT = "common", "client"
 """Names of the adapters that are averaged and that stay with a client."""
@@ -154,9 +153,8 @@ class LoRAModule(AdapterModule):
         values: State = {}
         for name, layer in layers.items():
             path = f"base_model.model.{name.removeprefix(NETWORK)}"
-            for factor, side in (("lora_A", 0), ("lora_B", 1)):
-                parts = [getattr(layer, factor)[adapter].weight.detach() for adapter in adapters]
-                values[f"{path}.{factor}.default.weight"] = torch.cat(parts, dim=side)
+            for factor in ("lora_A", "lora_B"):
+                values[f"{path}.{factor}.default.weight"] = side_by_side(layer, factor, adapters)
         for key in whole:
             module = next(module for module in drawn if key.startswith(f"{module}."))
             rest = key.removeprefix(f"{module}.")
@@ -188,17 +186,11 @@ class LoRAModule(AdapterModule):
 
     def adapter_ranks(self) -> dict[str, int]:
         """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
-        from peft.tuners.lora import LoraLayer
-
-        ranks = {}
-        for name, layer in self.named_modules():
-            if isinstance(layer, LoraLayer):
-                a, b = (
-                    [cast(Tensor, factors[adapter].weight).detach() for adapter in layer.active_adapters]
-                    for factors in (layer.lora_A, layer.lora_B)
-                )
-                ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
-        return ranks
+        layers, adapters = self._adapted()
+        return {
+            f"backbone.{name}": effective_rank(*(side_by_side(layer, factor, adapters) for factor in ("lora_B", "lora_A")))
+            for name, layer in layers.items()
+        }
 
     def inspect(self) -> dict[str, float]:
         """``rank/<layer>`` of :meth:`adapter_ranks`."""
@@ -209,16 +201,24 @@ class LoRAModule(AdapterModule):
         from peft.tuners.lora import LoraLayer
 
         layers = {name: layer for name, layer in self.backbone.named_modules() if isinstance(layer, LoraLayer)}
-        return layers, next(iter(layers.values())).active_adapters if private else [COMMON]
+        return layers, next(iter(layers.values())).active_adapters if layers and private else [COMMON]
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
         return cast(Tensor, functional_call(LossOf(self), {f"module.{name}": value for name, value in values.items()}, (batch,)))
 
+    def gradient_product(
+        self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None
+    ) -> list[Tensor]:
+        r"""A second derivative times v, :math:`\nabla \langle \nabla_p F, v \rangle`; see :meth:`gradient_difference`."""
+        grads = gradients(self.loss_at(point, batch), point.values(), graph=True)
+        inner = torch.stack([(grad * v).sum() for grad, v in zip(grads, direction, strict=True)]).sum()
+        return gradients(inner, point.values() if wrt is None else wrt)
+
     def gradient_difference(
         self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        r"""A second derivative times v: :math:`(\nabla F(p + \epsilon v) - \nabla F(p - \epsilon v)) / 2 \epsilon`, both under
+        r"""The same by finite differences, :math:`(\nabla F(p + \epsilon v) - \nabla F(p - \epsilon v)) / 2 \epsilon`, both under
         the same dropout.
 
         Args:
@@ -235,6 +235,11 @@ class LoRAModule(AdapterModule):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 grads.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
+
+
+def side_by_side(layer: Any, factor: str, adapters: Iterable[str]) -> Tensor:
+    """A ``(r, in)`` or B ``(out, r)`` of adapters of a layer that act together, r being the sum of their ranks."""
+    return torch.cat([getattr(layer, factor)[adapter].weight.detach() for adapter in adapters], dim=int(factor == "lora_B"))
 
 
 def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
@@ -278,7 +283,6 @@ class LossOf(nn.Module):
         self.module = module
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
         return self.module.client_loss(batch)
 
 
