@@ -6,21 +6,16 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_loops import fixed
 from tiny_rounds import fit
 
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[1]
-
-
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
 
 
 fit = partial(fit, rounds=3)
@@ -49,8 +44,8 @@ def test_what_is_frozen_is_the_same_in_both_networks(method: type[Ditto | PFedSD
 
 def test_without_the_term_personal_models_are_standalones_bit_for_bit() -> None:
     """From a common start; the global model is not trained here, so that the orders of batches are those of Standalone."""
-    ours = fit(Ditto(fixed_net, CLASSES, 0.0, optimizer=momentum, epochs=0, personal_epochs=2))
-    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2))
+    ours = fit(Ditto(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=0, personal_epochs=2))
+    theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2))
     for client in range(3):
         alone = theirs.client_module(client).backbone.state_dict()
         assert same(personal(ours, client), dict(alone))

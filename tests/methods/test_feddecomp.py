@@ -8,6 +8,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from tiny_loops import fixed
 from tiny_rounds import fit
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -16,19 +17,10 @@ from lightning_fed import FederationError
 from lightning_fed.methods import FedAvg, FedDecomp
 from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[0]
-
-
-def fixed(network: Any) -> Any:
-    def build(num_classes: int) -> Any:
-        with seeded(17):
-            return network(num_classes)
-
-    return build
 
 
 class UniformFedAvg(FedAvg):

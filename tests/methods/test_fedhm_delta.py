@@ -10,6 +10,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, momentum, new_data, new_federation, same
+from tiny_rounds import at_start
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
@@ -43,10 +44,7 @@ def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMD
     """At the start of round 1."""
     torch.manual_seed(0)
     method = kind(network, CLASSES, **{"ratios": RATIOS} | options)
-    method.configure_model()
-    server: Any = method.configure_server(clients(number))
-    server.on_round_start(1, clients(number))
-    return server
+    return at_start(method, clients(number))
 
 
 def moved(server: FedHMDeltaServer, client: int, by: float = 0.1) -> ClientUpdate:

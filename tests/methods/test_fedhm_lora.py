@@ -11,7 +11,7 @@ import torch
 from often import mostly_slow
 from peft import PeftModel
 from tiny import CLASSES, Recording, new_data, new_federation, same, tiny_transformer, tiny_vit
-from tiny_rounds import checked
+from tiny_rounds import at_start, checked
 from torch import Tensor
 
 from lightning_fed.__main__ import main
@@ -55,13 +55,7 @@ def client_of(model_size: float | None, **options: Any) -> FedHMLoRA:
 
 def server_of(number: int, **options: Any) -> FedHMLoRAServer:
     """At the start of round 1."""
-    method = method_of(**options)
-    method.configure_model()
-    everybody = clients(number)
-    server = method.configure_server(everybody)
-    assert isinstance(server, FedHMLoRAServer)
-    server.on_round_start(1, everybody)
-    return server
+    return at_start(method_of(**options), clients(number))
 
 
 def filled(state: State) -> State:

@@ -10,11 +10,11 @@ import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, new_federation, private_states, same, sgd
 from tiny_loops import batches, fixed
-from tiny_rounds import UniformFedAvg, fit
+from tiny_rounds import Changing, UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss
 
-from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.messages import Broadcast
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
@@ -316,26 +316,22 @@ def test_what_is_exported_of_the_server_is_the_mentee() -> None:
     assert not Path("server/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("broken", ["rank", "lacks", "more"])
-def test_an_update_that_cannot_be_is_refused(broken: str) -> None:
-    class Breaking(InProcess):
-        def run(self, turns: Any) -> Any:
-            for update in super().run(turns):
-                assert isinstance(update, ClientUpdate)
-                name = f"{CHANGE}fc1.weight"
-                rows, columns = (12, 48)
-                if broken == "rank":
-                    sizes = (rows, 13), (13,), (columns, 13)
-                    update.state.update({f"{name}{part}": torch.ones(size) for part, size in zip(FACTORS, sizes, strict=True)})
-                elif broken == "lacks":
-                    update.state.pop(f"{name}/U", update.state.pop(name, None))
-                else:
-                    update.state[name] = torch.zeros(rows, columns)
-                yield update
+FC1 = f"{CHANGE}fc1.weight"
+OF_RANK_13 = {f"{FC1}{part}": torch.ones(size) for part, size in zip(FACTORS, ((12, 13), (13,), (48, 13)), strict=True)}
 
-    message = r"The update of client 0 (has|lacks|holds) 'change/fc1.weight"
-    with pytest.raises(FederationError, match=message):
-        fit(FedKD(Net, CLASSES, partial(Net, hidden=12), energy_start=0.5, energy_end=0.5), engine=Breaking())
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state | OF_RANK_13,
+        lambda state: {name: tensor for name, tensor in state.items() if name not in (FC1, f"{FC1}/U")},
+        lambda state: state | {FC1: torch.zeros(12, 48)},
+    ],
+    ids=["rank", "lacks", "more"],
+)
+def test_an_update_that_cannot_be_is_refused(change: Any) -> None:
+    with pytest.raises(FederationError, match=r"The update of client 0 (has|lacks|holds) 'change/fc1.weight"):
+        fit(FedKD(Net, CLASSES, partial(Net, hidden=12), energy_start=0.5, energy_end=0.5), engine=Changing(change))
 
 
 # ---------------------------------------------------------------------------------------------------------------- traffic

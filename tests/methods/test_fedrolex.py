@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
-from tiny_rounds import UniformFedAvg, fit, two_classes_each
+from tiny_rounds import UniformFedAvg, at_start, fit, two_classes_each
 from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate
@@ -29,11 +29,7 @@ class EighthOfResNet8(ResNet8):
 
 
 def server_of(method: FederatedModule, t: int = 1) -> Any:
-    """The method's server at the start of a round."""
-    method.configure_model()
-    server = method.configure_server(CLIENTS)
-    server.on_round_start(t, CLIENTS)
-    return server
+    return at_start(method, CLIENTS, t)
 
 
 def window(channels: int, width: float, t: int) -> list[int]:

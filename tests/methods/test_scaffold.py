@@ -7,6 +7,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
+from tiny_loops import fixed
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -19,15 +20,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import SCAFFOLD, FedAvg, Standalone
 from lightning_fed.methods.scaffold import CONTROL
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_bytes, count_floats
 
 INFO = new_data().clients[1]
-
-
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
 
 
 fit = partial(fit, rounds=3)
@@ -107,7 +102,7 @@ def test_the_server_steps_by_its_rate(rate: float) -> None:
 
 def test_one_client_is_standalone_up_to_rounding() -> None:
     data = new_data(1, 60)
-    ours, theirs = fit(SCAFFOLD(fixed_net, CLASSES, optimizer=sgd), data), fit(Standalone(fixed_net, CLASSES, sgd), data)
+    ours, theirs = fit(SCAFFOLD(fixed(Net), CLASSES, optimizer=sgd), data), fit(Standalone(fixed(Net), CLASSES, sgd), data)
     alone = theirs.run.store.get(0)
     x, c = split(ours.run.server.state_dict())
     own = controls(ours.run.store.get(0))
