@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    WideNet,
-    momentum,
-    new_data,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
 from tiny_loops import batches
 from tiny_public import PROXY, Losing, fit, public, public_epochs, with_public
 from torch import Tensor, nn

@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    WideNet,
-    momentum,
-    new_data,
-    private_states,
-    same,
-    sgd,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same, sgd
 from tiny_loops import batches
 from tiny_rounds import fit
 from torch import Tensor

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    WideNet,
-    momentum,
-    new_data,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
 from tiny_loops import batches, mean_of
 from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, with_public
 from torch import Tensor, nn

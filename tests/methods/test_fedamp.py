@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    momentum,
-    new_data,
-    new_trainer,
-    private_states,
-    same,
-    sgd,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_trainer, private_states, same, sgd
 from tiny_loops import batches, fixed
 from tiny_rounds import fit
 from torch import Tensor

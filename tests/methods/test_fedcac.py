@@ -6,17 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    momentum,
-    new_data,
-    same,
-    server_client_states,
-    sgd,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
 from tiny_loops import batches
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor

@@ -9,19 +9,7 @@ import lightning as L
 import pytest
 import torch
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    WideNet,
-    assert_same,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, assert_same, momentum, new_data, new_federation, private_states, same
 from tiny_loops import batches, mean_of
 from tiny_public import PROXY, Losing, fit, public, public_batches, with_public
 from tiny_rounds import UniformFedAvg

@@ -12,18 +12,7 @@ import pytest
 import torch
 import yaml
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    momentum,
-    new_data,
-    new_federation,
-    new_method,
-    new_trainer,
-    sgd,
-    without_seconds,
-)
+from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, without_seconds
 from tiny_rounds import Changing, at_start
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -472,14 +461,6 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     engine = Recording()
     federation = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET)
     return federation, list(engine.turns), list(engine.updates)
-
-
-class MeasureAgain(FederationCallback):
-    """Measures everything once more after the last round."""
-
-    def on_fit_end(self, run: RunView) -> None:
-        self.results = dict(run.results)
-        self.again = run.measure("val") | run.measure("test")
 
 
 @each_method

@@ -1,6 +1,5 @@
 """FedRolex: narrower versions of a network whose window rolls over the channels."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import FedRolex, HeteroFL
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, ResNet8
 
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(3)]
 HIDDEN, FEATURES = 5, 6
 """Channels of the two hidden layers of :class:`Net`."""
