@@ -21,13 +21,13 @@ class ClassRowsModule(FederatedModule):
     """What the names of the rows on the wire begin with."""
 
     rows: Tensor
-    """Those that came last, ``(C, D)``, one per class; zero where there is none."""
+    """Those that came last, ``(C, D)``, one per class; zero where there was none."""
 
     known: Tensor
-    """Which classes have one, ``(C,)``."""
+    """Which classes had one, ``(C,)``."""
 
     knows_any = False
-    """Whether any has, where that can be read without waiting for a GPU."""
+    """Whether the broadcast had any: else those of an earlier one are still there, and ignored."""
 
     def make_room(self, width: int) -> None:
         """Room for rows of a width D: called when the network has been built."""
@@ -41,8 +41,6 @@ class ClassRowsModule(FederatedModule):
     def load_payload(self, payload: State) -> None:
         """Take the rows of those classes that have one."""
         self.knows_any = bool(payload)
-        self.rows.zero_()
-        self.known.zero_()
         if payload:
             check_fits(payload, expected_rows(self.prefix, payload, self.rows), f"The payload for {type(self).__name__}")
             rows, counts = unpack_rows(self.prefix, payload, self.rows)
