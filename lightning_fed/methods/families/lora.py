@@ -188,7 +188,7 @@ class LoRAModule(AdapterModule):
         """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
         layers, adapters = self._adapted()
         return {
-            f"backbone.{name}": effective_rank(*(side_by_side(layer, factor, adapters) for factor in ("lora_B", "lora_A")))
+            f"backbone.{name}": effective_rank(side_by_side(layer, "lora_B", adapters), side_by_side(layer, "lora_A", adapters))
             for name, layer in layers.items()
         }
 
