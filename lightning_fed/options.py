@@ -2,15 +2,25 @@
 
 from typing import TYPE_CHECKING
 
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, restricted_number_type
 from jsonargparse.typing import NonNegativeInt as AnySeed
-from jsonargparse.typing import restricted_number_type
 
 from lightning_fed.errors import require
 
 LARGEST = 2**32 - 1
 """The largest whole number that an option takes: larger ones overflow in libraries. Seeds have an end of their own."""
 
-__all__ = ["LARGEST", "AnySeed", "Fraction", "NonNegativeInt", "PositiveInt", "require_from"]
+__all__ = [
+    "LARGEST",
+    "AnySeed",
+    "ClosedUnitInterval",
+    "Fraction",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "require_from",
+]
 
 if TYPE_CHECKING:
     PositiveInt = int

@@ -1,18 +1,21 @@
 """Short federations of methods for clients of different model_size, and updates that are checked as in a round."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tiny import new_data, new_federation
 
 from lightning_fed.core.aggregation import check_update
-from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.data import ClassesPerClient, InMemory
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.engines import InProcess
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
+from lightning_fed.tensors import State
 
 
 class UniformFedAvg(FedAvg):
@@ -23,8 +26,29 @@ class UniformFedAvg(FedAvg):
 
 def fit(model: FederatedModule, data: InMemory | None = None, rounds: int = 1, **options: Any) -> Federation:
     federation = new_federation(rounds, **{"evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
+    federation.fit(model, data or new_data(3, 120), options.get("run_dir") and "last")
     return federation
+
+
+def at_start(method: FederatedModule, clients: Sequence[ClientInfo], round: int = 1) -> Any:
+    """The method's server as a round begins."""
+    method.configure_model()
+    server = method.configure_server(clients)
+    server.on_round_start(round, clients)
+    return server
+
+
+class Changing(InProcess):
+    """Updates are changed on their way: what they hold, by ``change``."""
+
+    def __init__(self, change: Callable[[State], State]) -> None:
+        super().__init__()
+        self.change = change
+
+    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
+        for update in super().run(turns):
+            assert isinstance(update, ClientUpdate)
+            yield replace(update, state=self.change(update.state))
 
 
 def two_classes_each() -> InMemory:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, weighted_mean
+    from lightning_fed.core.aggregation import EntryMean, WeightedMean, check_payload, check_update, noted, weighted_mean
     from lightning_fed.core.class_rows import check_counts, expected_rows, pack_rows, present_classes, unpack_rows
     from lightning_fed.core.client_modules import one_per_architecture
     from lightning_fed.core.client_state import (
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Vectors,
         at_a_time,
         common_bits,
+        cosines,
         each_mixture,
         flatten,
         mixtures,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
 _HOMES = {
-    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "weighted_mean"),
+    "core.aggregation": ("EntryMean", "WeightedMean", "check_payload", "check_update", "noted", "weighted_mean"),
     "core.class_rows": ("check_counts", "expected_rows", "pack_rows", "present_classes", "unpack_rows"),
     "core.client_modules": ("one_per_architecture",),
     "core.client_state": (
@@ -46,6 +47,7 @@ _HOMES = {
         "Vectors",
         "at_a_time",
         "common_bits",
+        "cosines",
         "each_mixture",
         "flatten",
         "mixtures",
@@ -101,12 +103,14 @@ __all__ = [
     "check_payload",
     "check_update",
     "common_bits",
+    "cosines",
     "default_optimizer",
     "each_mixture",
     "expected_rows",
     "flatten",
     "mean_of_updates",
     "mixtures",
+    "noted",
     "one_per_architecture",
     "pack_bits",
     "pack_rows",

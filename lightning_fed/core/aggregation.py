@@ -1,6 +1,6 @@
 """How the server merges payloads: pure functions on state dicts."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,13 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> State:
     for state, weight in zip(states, weights, strict=True):
         mean.add(state, weight)
     return mean.result()
+
+
+def noted(updates: Iterable[ClientUpdate], note: Callable[[ClientUpdate], object]) -> Iterator[ClientUpdate]:
+    """Updates, one at a time, of each of which something is noted when it arrives."""
+    for update in updates:
+        note(update)
+        yield update
 
 
 def check_update(update: ClientUpdate, expected: State) -> None:

@@ -105,6 +105,12 @@ def squared_norms(vectors: Vectors) -> Tensor:
     return torch.stack([_squared_norms(vectors.columns(start, stop)) for start, stop in vectors.blocks()]).sum(dim=0)
 
 
+def cosines(vectors: Vectors, rows: Sequence[int]) -> Tensor:
+    """Cosines of the angles between some of the vectors and all, as :func:`squared_distances`."""
+    norms = squared_norms(vectors)
+    return (norms[rows, None] + norms - squared_distances(vectors, rows)) / 2 / (norms[rows, None] * norms).sqrt()
+
+
 def _squared_norms(block: Tensor) -> Tensor:
     return torch.einsum("ij,ij->i", block, block)  # without another block for the squares
 

@@ -97,6 +97,12 @@ class FederatedModule(PhasedModule):
     centralized = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
+    needs_classes: str | None = None
+    """Of methods that are for one class of several alone: why, and what to use else, as the error ends. None: any task will do."""
+
+    needs_cross_entropy: str | None = None
+    """The same for methods that work on a softmax, whose loss has to be a cross-entropy."""
+
     dynamic_payload = False
     """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes,
     and the server says what it :meth:`expects <.Server.expected_payload>`.
@@ -157,6 +163,7 @@ class FederatedModule(PhasedModule):
         self.answers = Answers()
         self._clients: dict[int, ClientModules[Self]] = {}
         self.frozen_by_architecture: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
+        self.check_task()
 
     # ------------------------------------------------------------------------------------------------- networks and state
 
@@ -206,8 +213,13 @@ class FederatedModule(PhasedModule):
         return self._factory, {}
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
-        """Which network a client trains. Clients of one architecture take turns on one module in memory."""
-        return client.id % len(self.backbone_factories) if client else 0
+        """Which network a client trains, and in which size. Clients of one architecture take turns on one module in memory."""
+        return (client.id % len(self.backbone_factories), client.model_size) if client else (0, None)
+
+    @property
+    def model_size(self) -> float | None:
+        """How large a version of the model the client has, see :attr:`.ClientInfo.model_size`. None: the whole, or no client."""
+        return self.client.model_size if self.client else None
 
     def for_client(self, client: ClientInfo, seed: int = 0) -> Self:
         """A new module for ``client``, whose initial weights come from a random stream of the client's own. What is frozen, and
@@ -517,9 +529,13 @@ class FederatedModule(PhasedModule):
         self.check_task()
 
     def check_task(self) -> None:
-        """Refuse a task, and a loss, for which the method is not defined. The constructor of such a method calls this; it is called
-        again when data say what is predicted. Default: anything goes.
+        """Refuse a task, and a loss, for which the method is not defined: when it is made, before its own constructor goes on, and
+        again when data say what is predicted. Default: what :attr:`needs_classes` and :attr:`needs_cross_entropy` say.
         """
+        if self.needs_classes is not None:
+            self.task.need_classes(type(self).__name__, self.needs_classes)
+        if self.needs_cross_entropy is not None:
+            self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
 
     @property
     def _measured_network(self) -> Transformer | None:

@@ -1,8 +1,9 @@
 """A server that has a state for each client."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from lightning_fed.core.aggregation import noted
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.server import Combine, Server
 from lightning_fed.tensors import State
@@ -56,13 +57,7 @@ class PersonalServer(Server):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates; see :meth:`.Server.aggregate`."""
-
-        def arriving() -> Iterator[ClientUpdate]:
-            for update in updates:
-                self.round_state.put(update.client, self.state_of(update), self.round)
-                yield update
-
-        super().aggregate(arriving())
+        super().aggregate(noted(updates, lambda update: self.round_state.put(update.client, self.state_of(update), self.round)))
         clients = list(self.round_state)
         metrics = self.update_clients(clients) if clients else {}
         self.round_state.clear()

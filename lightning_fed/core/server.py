@@ -58,7 +58,7 @@ class Privacy:
 
 
 class ServerUpdate:
-    """How the combined updates become the server's new state. Default: they replace it."""
+    """How the combined updates become the server's new state. Default: they replace it; what they lack stays."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.
@@ -68,7 +68,7 @@ class ServerUpdate:
             combined: of so many clients' updates.
             clients: how many.
         """
-        return combined
+        return state | combined
 
     def state_dict(self) -> State:
         """What is kept from round to round (moments, say): a part of the checkpoint. A checkpoint is held against it before a run

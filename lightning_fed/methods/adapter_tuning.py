@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import Tensor, nn
-from torch.nn.functional import gelu
-
 from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.adapters import Adapter, adapted
 from lightning_fed.options import PositiveInt
 
 PLACES = {"attention": ("attention.o_proj",), "mlp": ("mlp",), "both": ("attention.o_proj", "mlp")}
@@ -58,32 +56,3 @@ class AdapterTuning(GroupTuning):
                 layer = block.get_submodule(place)
                 layer.adapter = Adapter(width, self.size(), self.bias)
                 layer.register_forward_hook(adapted)
-
-
-class Adapter(nn.Module):
-    r""":math:`h + W_{up}\, \mathrm{GELU}(W_{down} h + b) + b'`.
-
-    Args:
-        width: length d of h.
-        hidden: length of what is between.
-        bias: whether there are b and b'.
-    """
-
-    def __init__(self, width: int, hidden: int, bias: bool = False) -> None:
-        super().__init__()
-        self.down = nn.Linear(width, hidden, bias)
-        self.up = nn.Linear(hidden, width, bias)
-        for parameter in self.up.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Of and in the shape ``(…, d)``, and in the precision of the input."""
-        added: Tensor = self.up(gelu(self.down(h.to(self.down.weight.dtype))))
-        return h + added.to(h.dtype)
-
-
-def adapted(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Forward hook: a layer's output through the adapter that hangs on the layer. It is found there, and not kept by the hook,
-    because networks are copied.
-    """
-    return layer.adapter(output)  # type: ignore[operator]

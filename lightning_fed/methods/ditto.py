@@ -1,21 +1,18 @@
 """Ditto (Li et al., ICML 2021, https://arxiv.org/abs/2012.04221), Algorithm 1."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_fed.core import KeepsGlobalParameters, Phase, State
-from lightning_fed.models import Backbone, Backbones
-from lightning_fed.models.frozen import copy_learning
+from lightning_fed.methods.families.personal_model import PersonalModule
+from lightning_fed.models import Backbones
 from lightning_fed.nn.proximal import half_squared_distance
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
-class Ditto(KeepsGlobalParameters):
+class Ditto(PersonalModule, KeepsGlobalParameters):
     r"""FedAvg's global model, and beside it for each client a personal one that is kept near it.
 
     A round of a client:
@@ -53,36 +50,10 @@ class Ditto(KeepsGlobalParameters):
         self.start = start
         self.personal_optimizer = personal_optimizer or self.optimizer
         self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
-        self._global_predicts = False
-
-    def build(self) -> None:
-        """The global network, and the personal one."""
-        super().build()
-        self.personal: Backbone = copy_learning(self.backbone)
-
-    def shared_names(self) -> set[str]:
-        """The global network travels."""
-        return {name for name in super().shared_names() if not name.startswith("personal.")}
-
-    def initialized_from(self) -> dict[str, str]:
-        """The personal network begins as the global one."""
-        names = self.backbone.state_dict()
-        return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
 
     def initial_originals(self) -> State:
         """Of the initial network, unless it begins as the first one that is received."""
         return super().initial_originals() if self.start == "initial" else {}
-
-    @property
-    def predictor(self) -> Backbone:
-        """The personal network."""
-        return self.backbone if self._global_predicts else self.personal
-
-    def export_state(self, private: bool = True) -> State:
-        """The network that the client predicts with; without what is private, the global one."""
-        if not private:
-            return super().export_state(private)
-        return {f"backbone.{name}": tensor for name, tensor in self.personal.state_dict().items()}
 
     def phases(self) -> list[Phase]:
         """The global network, which must not notice the personal one, then that."""
@@ -92,11 +63,6 @@ class Ditto(KeepsGlobalParameters):
             Phase("personal", personal, self.personal_loss, self.personal_optimizer, self.personal_epochs),
         ]
 
-    def global_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the global network predicts it."""
-        with self._global():
-            return self.client_loss(batch)
-
     def personal_loss(self, batch: Any) -> Tensor:
         """The loss of a batch as the personal network predicts it, plus the proximal term."""
         loss = self.client_loss(batch)
@@ -105,11 +71,3 @@ class Ditto(KeepsGlobalParameters):
         own = dict(self.personal.named_parameters())
         pairs = [(own[name.removeprefix("backbone.")], anchor) for name, anchor in self.global_parameters.items()]
         return loss + self.lam * half_squared_distance(*zip(*pairs, strict=True))
-
-    @contextmanager
-    def _global(self) -> Iterator[None]:
-        self._global_predicts = True
-        try:
-            yield
-        finally:
-            self._global_predicts = False

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -21,14 +20,14 @@ from lightning_fed.core import (
     RunOnServer,
     Server,
     State,
-    WeightedMean,
     check_fits,
     check_payload,
+    mean_of_updates,
 )
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 PROBABILITIES = "open/probabilities"
 """What goes up: a client's probabilities for the round's open examples, ``(n, C)``."""
@@ -37,9 +36,6 @@ EXAMPLES, LABELS, LABELLED = "open/examples", "labels/probabilities", "labels/ex
 """What comes down: numbers of the open examples that a client is to predict; labels ``(n, C)``, and of what examples."""
 
 MODEL, ROUND = "model/", "round"
-
-Aggregation = Literal["ERA", "SA"]
-Order = Literal["train_then_distill", "distill_then_train"]
 
 
 class DSFL(PublicDistillation):
@@ -81,37 +77,33 @@ class DSFL(PublicDistillation):
     monitor_model = "global"
     heterogeneous = True
     dynamic_payload = True
+    needs_classes = "it exchanges probabilities of classes: use Standalone."
 
     def __init__(
         self,
         backbone: Backbones,
         num_classes: PositiveInt | None = None,
         server_backbone: BackboneFactory | None = None,
-        aggregation: Aggregation = "ERA",
+        aggregation: Literal["ERA", "SA"] = "ERA",
         temperature: PositiveFloat = 0.1,
         open_size: PositiveInt = 1000,
-        order: Order = "train_then_distill",
+        order: Literal["train_then_distill", "distill_then_train"] = "train_then_distill",
         distill_epochs: NonNegativeInt = 5,
         distill_batch_size: PositiveInt = 100,
         distill_optimizer: OptimizerCallable | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.check_task()
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
-        self.aggregation: Aggregation = aggregation
+        self.aggregation = aggregation
         self.temperature = temperature
         self.open_size = open_size
-        self.order: Order = order
+        self.order = order
         self.distill_epochs = distill_epochs
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer or self.optimizer
         self.public_predictions: State = {}
         self.labels: Tensor | None
-
-    def check_task(self) -> None:
-        """What is exchanged are probabilities of classes."""
-        self.task.need_classes(type(self).__name__, "it exchanges probabilities of classes: use Standalone.")
 
     @property
     def is_servers(self) -> bool:
@@ -119,7 +111,6 @@ class DSFL(PublicDistillation):
         return self.client is not None and self.client.id == SERVER
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The client's network, or the server's."""
         return SERVER if client is not None and client.id == SERVER else super().architecture(client)
 
     @property
@@ -127,7 +118,6 @@ class DSFL(PublicDistillation):
         return (self.server_factories or self.backbone_factories)[0] if self.is_servers else super()._factory
 
     def build(self) -> None:
-        """The network, and room for labels."""
         super().build()
         needs_classifier(self.backbone, "DSFL exchanges what probability each class has")
         self.register_buffer("labels", None, persistent=False)
@@ -170,21 +160,13 @@ class DSFL(PublicDistillation):
         return cross_entropy(self(x), self.labels[rows])
 
     def after_training(self, reviewed: State) -> None:
-        """Turn logits into probabilities."""
         if OUTPUTS in reviewed:
             self.public_predictions = {PROBABILITIES: reviewed[OUTPUTS].softmax(dim=1).to(self.dtype)}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """A model of the server's own, drawn on the running stream, and the labels for the clients."""
         own = self.for_client(replace(clients[0], id=SERVER), torch.initial_seed())
-        return OpenServer(
-            own.shared_state(),
-            clients[0].num_public,
-            torch.zeros(min(self.open_size, clients[0].num_public), self.num_classes).to(own.dtype),
-            self.temperature if self.aggregation == "ERA" else None,
-            self.order,
-            self.distill_epochs,
-        )
+        return OpenServer(own.shared_state(), self, clients[0].num_public)
 
 
 def era(mean: Tensor, temperature: float) -> Tensor:
@@ -211,31 +193,26 @@ class OpenServer(Server):
 
     Args:
         state: its own model.
+        method: how labels are made, and learned.
         num_public: how many public examples there are.
-        like: a table of labels, a row for each open example of a round, in the dtype that travels.
-        temperature: of ERA; None: SA.
-        order: see :class:`DSFL`.
-        epochs: of distillation.
     """
 
-    def __init__(self, state: State, num_public: int, like: Tensor, temperature: float | None, order: Order, epochs: int) -> None:
+    def __init__(self, state: State, method: DSFL, num_public: int) -> None:
         super().__init__(state)
+        self.method = method
         self.num_public = num_public
-        self.temperature = temperature
-        self.order = order
-        self.epochs = epochs
         self.labelled = 0  # the round of which the labels are
-        self.examples = torch.arange(len(like), dtype=torch.int32)
-        self.labels: State = {LABELS: like, LABELLED: self.examples}
+        self.examples = torch.arange(min(method.open_size, num_public), dtype=torch.int32)
+        table = torch.zeros(len(self.examples), method.num_classes).to(method.dtype)
+        self.labels: State = {LABELS: table, LABELLED: self.examples}
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Draw which examples are open."""
         super().on_round_start(round, cohort)
         self.examples = torch.randperm(self.num_public)[: len(self.examples)].sort().values.int()
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
         """Which examples are open, and the labels of the last ones for who distils first."""
-        labels = self.labels if self.order == "distill_then_train" and self.labelled and self.epochs else {}
+        labels = self.labels if self.method.order == "distill_then_train" and self.labelled and self.method.distill_epochs else {}
         return Broadcast({EXAMPLES: self.examples} | labels)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
@@ -243,22 +220,16 @@ class OpenServer(Server):
         return Broadcast({})
 
     def global_models(self) -> dict[str, Broadcast]:
-        """The server's own, ``global``."""
         return {"global": Broadcast(self.state, SERVER)}
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """Probabilities of each open example."""
         return {PROBABILITIES: self.labels[LABELS]}
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Average, and sharpen."""
-        mean_of_all = WeightedMean()
-        for update in updates:
-            mean_of_all.add(update.state, 1)
-        if not (result := mean_of_all.result()):
+        if not (result := mean_of_updates(((update.state, 1) for update in updates), {})):
             return {}
-        mean = result[PROBABILITIES]
-        labels = mean if self.temperature is None else era(mean.double(), self.temperature).to(mean.dtype)
+        mean, sharpens = result[PROBABILITIES], self.method.aggregation == "ERA"
+        labels = era(mean.double(), self.method.temperature).to(mean.dtype) if sharpens else mean
         self.labels = {LABELS: labels, LABELLED: self.examples}
         self.labelled = self.round
         return {"server/entropy_before": entropy(mean), "server/entropy_after": entropy(self.labels[LABELS])}
@@ -266,10 +237,9 @@ class OpenServer(Server):
     @property
     def has_labels(self) -> bool:
         """Whether there are labels of this round to be learned."""
-        return self.labelled == self.round and self.epochs > 0
+        return self.labelled == self.round and self.method.distill_epochs > 0
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
-        """Train its own model on the labels."""
         if not self.has_labels:
             return {}
         row = {}
@@ -282,14 +252,13 @@ class OpenServer(Server):
 
     def public_training(self, client: ClientInfo) -> Broadcast | None:
         """The labels, for who distils in the same round."""
-        return Broadcast(self.labels) if self.order == "train_then_distill" and self.has_labels else None
+        return Broadcast(self.labels) if self.method.order == "train_then_distill" and self.has_labels else None
 
     def state_dict(self) -> State:
         """Its own model, and the labels that clients may still learn."""
         return {MODEL + name: tensor for name, tensor in self.state.items()} | self.labels | {ROUND: torch.tensor(self.labelled)}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from there."""
         self.state = {name: state[MODEL + name] for name in self.state}
         self.labels = {name: state[name] for name in self.labels}
         self.labelled = int(state[ROUND])

@@ -4,27 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot
 
-from lightning_fed.core import (
-    Broadcast,
-    ClientInfo,
-    ClientUpdate,
-    FederatedModule,
-    FederationError,
-    PersonalServer,
-    Server,
-    State,
-    check_counts,
-    check_fits,
-    expected_rows,
-    pack_rows,
-    unpack_rows,
-)
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, PersonalServer, Server, State
+from lightning_fed.core.class_rows import pack_rows, unpack_rows
+from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
 from lightning_fed.models import Backbones
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 OUTPUTS = "outputs/"
 """What the names of mean outputs on the wire begin with; see :mod:`lightning_fed.core.class_rows`. Counts go up only."""
@@ -32,7 +19,7 @@ OUTPUTS = "outputs/"
 ROUND = "round"
 
 
-class FD(FederatedModule):
+class FD(ClassRowsModule):
     r"""Clients with different networks exchange, for each label, the mean output of their networks.
 
     While a client trains it adds up its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
@@ -58,11 +45,8 @@ class FD(FederatedModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
-    heterogeneous = True
-    dynamic_payload = True
-
-    teachers: Tensor
-    """:math:`G_k`, ``(C, C)``, a row per label; zero where there is no teacher."""
+    prefix = OUTPUTS
+    needs_cross_entropy = "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone."
 
     def __init__(
         self,
@@ -77,38 +61,23 @@ class FD(FederatedModule):
         self.gamma = gamma
         self.average = average
         self.weighting = weighting
-        self.has_teachers = False
         self.outputs, self.counts = torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0).long()
-        self.check_task()
-
-    def check_task(self) -> None:
-        """The teachers are probabilities of classes."""
-        self.task.need_cross_entropy("FD", "its teachers are probabilities of classes: use CrossEntropyLoss, or Standalone.")
 
     def build(self) -> None:
-        """The client's network, and room for its teachers and for what is counted."""
+        """The client's network, and room for its teachers :math:`G_k`, ``(C, C)``, and for what is counted."""
         super().build()
-        self.outputs = torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64)
-        self.counts = torch.zeros(self.num_classes).long()
-        self.register_buffer("teachers", torch.zeros(self.num_classes, self.num_classes), persistent=False)
-
-    def shared_names(self) -> set[str]:
-        """No part of a network travels."""
-        return set()
+        self.make_room(self.num_classes)
+        self.outputs, self.counts = torch.zeros_like(self.rows, dtype=torch.float64), torch.zeros(self.num_classes).long()
 
     def payload(self) -> State:
         """The mean outputs since the broadcast."""
-        means = (self.outputs / self.counts.clamp(min=1)[:, None]).to(self.teachers.dtype)
+        means = (self.outputs / self.counts.clamp(min=1)[:, None]).to(self.rows.dtype)
         return pack_rows(OUTPUTS, means, self.counts > 0, self.counts)
 
     def load_payload(self, payload: State) -> None:
         """Take the teachers, if there are any, and begin to count anew."""
         self.outputs, self.counts = torch.zeros_like(self.outputs), torch.zeros_like(self.counts)
-        self.has_teachers = bool(payload)
-        self.teachers.zero_()
-        if payload:
-            check_fits(payload, expected_rows(OUTPUTS, payload, self.teachers), "The payload for FD")
-            self.teachers.copy_(unpack_rows(OUTPUTS, payload, self.teachers)[0])
+        super().load_payload(payload)
 
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, with the teacher's term; the outputs are added up."""
@@ -116,7 +85,7 @@ class FD(FederatedModule):
         logits = self(x)
         self.add_outputs(logits.detach(), y)
         loss = self.criterion(logits, y)
-        return loss + self.gamma * self.teacher_loss(logits, y) if self.gamma and self.has_teachers else loss
+        return loss + self.gamma * self.teacher_loss(logits, y) if self.gamma and self.knows_any else loss
 
     def add_outputs(self, logits: Tensor, y: Tensor) -> None:
         """Add outputs up by label. What is there is replaced and not changed: FLOPs are counted on a copy that has it, too."""
@@ -126,7 +95,7 @@ class FD(FederatedModule):
 
     def teacher_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         r"""The teacher's term, :math:`-\sum_c G_k[y]_c \log p_c`, a mean as ``average`` says."""
-        rows = self.teachers[y]
+        rows = self.rows[y]
         each = -(rows * log_softmax(logits, dim=1)).sum(dim=1)
         return each.mean() if self.average == "batch" else each.sum() / (rows.sum(dim=1) > 0).sum().clamp(min=1)
 
@@ -137,16 +106,18 @@ class FD(FederatedModule):
                 f"FD needs data whose labels are the {self.num_classes} classes that are predicted, but client {wrong[0].id} "
                 f"counts {len(wrong[0].label_counts)} labels: give such data, or use Standalone."
             )
-        return DistillationServer(self.teachers, self.weighting)
+        return DistillationServer(self.rows, self.weighting)
 
 
-class DistillationServer(PersonalServer):
+class DistillationServer(ClassRowsServer, PersonalServer):
     """Keeps what each client sent last, and makes its teachers of what the others sent in the last round.
 
     Args:
         like: a table of C × C outputs, in the dtype that travels.
         weighting: whether means count the same, or by the outputs that they are of.
     """
+
+    prefix = OUTPUTS
 
     def __init__(self, like: Tensor, weighting: Literal["uniform", "examples"]) -> None:
         super().__init__({ROUND: torch.tensor(0)}, weighting)  # the last one in which anything arrived
@@ -165,21 +136,11 @@ class DistillationServer(PersonalServer):
         """Nothing: the client's network needs no teacher to be measured."""
         return Broadcast({})
 
-    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """A row and a count for each label that the update says it has."""
-        return expected_rows(OUTPUTS, update.state, self.like, counted=True)
-
-    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse means of nothing, too."""
-        super().check(update, sent, client)
-        check_counts(OUTPUTS, update)
-
     def state_of(self, update: ClientUpdate) -> State:
         """The outputs, and of which round they are."""
         return update.state | {ROUND: torch.tensor(self.round)}
 
     def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
-        """From now on this round's outputs count."""
         self.state, self._total = {ROUND: torch.tensor(self.round)}, None
         return super().update_clients(clients)
 
@@ -204,6 +165,5 @@ class DistillationServer(PersonalServer):
         return self._total
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
         super().load_state_dict(state)
         self._total = None

@@ -1,12 +1,10 @@
 """Fed-ET (Cho et al., IJCAI 2022, https://arxiv.org/abs/2204.12703)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -21,6 +19,7 @@ from lightning_fed.core import (
     Server,
     State,
     WeightedMean,
+    noted,
     widened,
 )
 from lightning_fed.core.client_state import BLOCK
@@ -28,7 +27,7 @@ from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.models.backbone import BackboneFactory
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 LABELS, OTHERS, DISAGREED = f"{TARGETS}labels", f"{TARGETS}others", f"{TARGETS}disagreed"
 """What the large model learns from: a label of each public example ``(M,)``; the logits of those who said something else
@@ -108,7 +107,6 @@ class FedET(EnsembleModule):
         return (self.server_factories or self.backbone_factories)[0] if self.place == SERVER else super()._factory
 
     def build(self) -> None:
-        """The network, and room for what it learns from."""
         super().build()
         needs_classifier(self.backbone, "FedET lets models agree on a class for each example")
         for name in ("labels", "others", "disagreed"):
@@ -119,7 +117,6 @@ class FedET(EnsembleModule):
         self.labels, self.others, self.disagreed = (payload.get(name) for name in (LABELS, OTHERS, DISAGREED))
 
     def server_phases(self) -> list[Phase]:
-        """The large model's training."""
         parameters = list(self.parameters())
         return [Phase("distill", parameters, self.student_loss, self.distill_optimizer, steps=self.distill_steps)]
 
@@ -159,9 +156,7 @@ class FedET(EnsembleModule):
                     f"{shapes[SERVER]}: choose networks that have as many features."
                 )
         names = {SERVER: "global"} | names_of(self.backbone_factories, states.keys() - {SERVER})
-        choose = partial(consensus, confidence=self.confidence)
-        ensemble = states, groups, names, self.weighting, SERVER, self.distill_steps
-        return LargeServer(*ensemble, heads=heads, choose=choose, diverse=self.diversity > 0)
+        return LargeServer(self, states, groups, names, SERVER, heads=heads)
 
 
 @dataclass(frozen=True)
@@ -211,31 +206,25 @@ class LargeServer(EnsembleServer):
     """Averages within each architecture, and has a large model learn from all that were sent; heads go from these to it and back.
 
     Args:
-        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's number, ``weighting`` that of the heads, too.
+        *args: see :class:`.EnsembleServer`; :data:`.SERVER` is the large model's number, the weighting that of the heads, too.
         heads: names of each architecture's last layer, in one order.
-        choose: what clients' logits ``(K, n, C)`` say together.
-        diverse: whether what those say who disagree is wanted.
     """
 
-    def __init__(
-        self, *args: Any, heads: Mapping[int, Sequence[str]], choose: Callable[[Tensor], Consensus], diverse: bool
-    ) -> None:
+    method: FedET
+
+    def __init__(self, *args: Any, heads: Mapping[int, Sequence[str]]) -> None:
         super().__init__(*args)
         self.heads = heads
-        self.choose = choose
-        self.diverse = diverse
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, each with those of its architecture, and give the large model the mean of their heads."""
         mean = WeightedMean()
 
-        def noted() -> Iterator[ClientUpdate]:
-            for update in updates:
-                own = self.heads[self.groups[update.client]]
-                mean.add({str(place): update.state[name] for place, name in enumerate(own)}, self.weight(update))
-                yield update
+        def add_head(update: ClientUpdate) -> None:
+            own = self.heads[self.groups[update.client]]
+            mean.add({str(place): update.state[name] for place, name in enumerate(own)}, self.weight(update))
 
-        super().aggregate(noted())
+        super().aggregate(noted(updates, add_head))
         if head := mean.result():
             own = {name: head[str(place)] for place, name in enumerate(self.heads[SERVER])}
             self._hold(self.states | {SERVER: self.states[SERVER] | own})
@@ -246,7 +235,7 @@ class LargeServer(EnsembleServer):
         teachers = sorted(self.round_state)
         if not teachers:
             return {}
-        row = self._distill(teachers, run_on_server) if self.steps else {}
+        row = self._distill(teachers, run_on_server) if self.method.distill_steps else {}
         self.round_state.clear()
         head = [self.states[SERVER][name] for name in self.heads[SERVER]]
         for place in self.states.keys() - {SERVER}:
@@ -259,11 +248,11 @@ class LargeServer(EnsembleServer):
         rows, classes = self.shape
         outputs, at_once = self.predictions(teachers), max(1, BLOCK // (classes * len(teachers)))
         labels, disagreed = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-        others = torch.empty(self.shape, dtype=self.dtype) if self.diverse else None
+        others = torch.empty(self.shape, dtype=self.dtype) if self.method.diversity > 0 else None
         for start in range(0, rows, at_once):
             stop = min(start + at_once, rows)
             logits = outputs.columns(start * classes, stop * classes).view(len(teachers), stop - start, classes)
-            found = self.choose(logits)
+            found = consensus(logits, self.method.confidence)
             labels[start:stop], disagreed[start:stop] = found.labels, found.disagreed
             if others is not None:
                 others[start:stop] = found.others

@@ -1,10 +1,9 @@
 """FedAMP and HeurFedAMP (Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797), Algorithm 1 and Section 5."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,17 +19,16 @@ from lightning_fed.core import (
     Vectors,
     at_a_time,
     check_fits,
+    cosines,
     flatten,
     mixtures,
     squared_distances,
-    squared_norms,
     unflatten,
 )
 from lightning_fed.models import Backbones
-from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.nn.proximal import half_squared_distance
+from lightning_fed.nn import BufferDict, half_squared_distance, proximal_step
 from lightning_fed.nn.simplex import on_simplex
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 MODEL = "model/"
 """What the names of parameters on the wire begin with: a client's own on their way up, its cloud model's on their way down."""
@@ -121,13 +119,12 @@ class FedAMP(FederatedModule):
     def load_payload(self, payload: State) -> None:
         """Take the cloud model, if there is one: none comes where the client's own model is measured."""
         self.is_drawn = bool(payload) and self.lam > 0
-        if not payload:
-            return
-        check_fits(payload, self.payload(), "The payload for FedAMP")
-        sent = {name.removeprefix(MODEL): tensor for name, tensor in payload.items()}
-        self.cloud.update(sent)
-        if self.start == "cloud":
-            self.load_state_dict(sent, strict=False)
+        if payload:
+            check_fits(payload, self.payload(), "The payload for FedAMP")
+            sent = {name.removeprefix(MODEL): tensor for name, tensor in payload.items()}
+            self.cloud.update(sent)
+            if self.start == "cloud":
+                self.load_state_dict(sent, strict=False)
 
     def step_size(self, round: int) -> float:
         r""":math:`\alpha_k` of a round, counted from 1."""
@@ -147,20 +144,14 @@ class FedAMP(FederatedModule):
         distance = half_squared_distance(self.learning().values(), self.cloud.values())
         return torch.as_tensor(self.strength() * distance, device=self.device)
 
-    @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
-        """The proximal step of the second term, with the rate of the optimizer's step, if that is no part of the loss."""
-        if not self.is_drawn or self.proximal != "closed_form" or self.phase.name != "local":
-            return
-        anchors = {id(p): self.cloud[name] for name, p in self.learning().items()}
-        for group in optimizer.param_groups:
-            own = [p for p in group["params"] if id(p) in anchors]
-            way = group["lr"] * self.strength()
-            torch._foreach_lerp_(own, [anchors[id(p)] for p in own], way / (1 + way))
+        """The proximal step of the second term, if that is no part of the loss."""
+        if self.is_drawn and self.proximal == "closed_form" and self.phase.name == "local":
+            proximal_step(optimizer, {p: self.cloud[name] for name, p in self.learning().items()}, self.strength())
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Keeps everybody's latest parameters, and mixes them."""
-        return CloudServer(self.update_state(), self.step_size, self.sigma, self.self_weight, self.simplex)
+        return CloudServer(self.update_state(), self)
 
 
 class CloudServer(PersonalServer):
@@ -169,23 +160,16 @@ class CloudServer(PersonalServer):
 
     Args:
         state: what every client begins with.
-        step_size: :math:`\alpha_k` of a round.
-        sigma: see :class:`FedAMP`.
-        self_weight: see :class:`FedAMP`.
-        simplex: see :class:`FedAMP`.
+        method: says how much clients mean to each other.
     """
 
-    def __init__(
-        self, state: State, step_size: Callable[[int], float], sigma: float, self_weight: float | None, simplex: bool
-    ) -> None:
+    def __init__(self, state: State, method: FedAMP) -> None:
         super().__init__(state)
-        self.step_size = step_size
-        self.sigma, self.self_weight, self.simplex = sigma, self_weight, simplex
+        self.method = method
         self._weights: Tensor | None = None  # of the cohort
         self._ready: dict[int, State] = {}  # cloud models of some of it
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Forget the cloud models of the round before."""
         super().on_round_start(round, cohort)
         self._weights, self._ready = None, {}
 
@@ -209,19 +193,17 @@ class CloudServer(PersonalServer):
 
     def weights(self, vectors: Vectors, clients: Sequence[int]) -> Tensor:
         r""":math:`\xi` of some clients, a row each, in float64."""
-        rows = [vectors.clients.index(client) for client in clients]
+        rows, method = [vectors.clients.index(client) for client in clients], self.method
         others = torch.tensor([client in self.client_state for client in vectors.clients]).repeat(len(rows), 1)
         others[range(len(rows)), rows] = False
-        distances = squared_distances(vectors, rows)
-        if self.self_weight is None:
-            weights = (self.step_size(self.round) / self.sigma * torch.exp(-distances / self.sigma)).where(others, 0.0)
+        if method.self_weight is None:
+            near = torch.exp(-squared_distances(vectors, rows) / method.sigma)
+            weights = (method.step_size(self.round) / method.sigma * near).where(others, 0.0)
         else:
-            norms = squared_norms(vectors)
-            cosines = (norms[rows, None] + norms - distances) / 2 / (norms[rows, None] * norms).sqrt()
-            likeness = (self.sigma * cosines).where(others, -torch.inf).softmax(dim=1).nan_to_num(0.0)  # of nobody: zeros
-            weights = (1 - self.self_weight) * likeness
+            likeness = (method.sigma * cosines(vectors, rows)).where(others, -torch.inf).softmax(dim=1)
+            weights = (1 - method.self_weight) * likeness.nan_to_num(0.0)  # of nobody: zeros
         weights[range(len(rows)), rows] = 1 - weights.sum(dim=1)
-        return on_simplex(weights) if self.simplex else weights
+        return on_simplex(weights) if method.simplex else weights
 
     def clouds(self, cohort: Sequence[int], some: slice) -> dict[int, State]:
         """The cloud models of some of the cohort."""

@@ -24,11 +24,6 @@ class FedAvgFT(FedAvg):
     """
 
     def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        *,
-        fine_tuning: FineTuning | None = None,
-        **kwargs: Any,
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, *, fine_tuning: FineTuning | None = None, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, fine_tuning=fine_tuning or FineTuning(), **kwargs)

@@ -6,7 +6,6 @@ from math import floor
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval
 from torch import Tensor
 
 from lightning_fed.core import (
@@ -29,7 +28,7 @@ from lightning_fed.core import (
 )
 from lightning_fed.models import Backbones
 from lightning_fed.nn.floor import floor_of
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 CRITICAL = "critical"
 """The mask of critical entries on the wire, and as it is kept: a bit for each, tensor after tensor."""
@@ -94,7 +93,6 @@ class FedCAC(KeepsGlobalParameters):
         return {name for name, _ in self.named_parameters()} & super().shared_names()
 
     def payload(self) -> State:
-        """The mask."""
         return {CRITICAL: pack_bits(self.critical)}
 
     def load_payload(self, payload: State) -> None:
@@ -104,7 +102,6 @@ class FedCAC(KeepsGlobalParameters):
 
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
-        """Find what is critical."""
         if self.epochs:
             own = dict(self.named_parameters())
             masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.global_parameters.items()]

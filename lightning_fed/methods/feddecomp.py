@@ -1,7 +1,8 @@
 """FedDecomp (Wu et al., ACM MM 2024, https://arxiv.org/abs/2406.19931; submitted to ICLR 2024 as "FedLoRA")."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -15,8 +16,10 @@ from lightning_fed.core import (
     FederationError,
     Phase,
     Server,
+    ServerUpdate,
     State,
     default_optimizer,
+    noted,
     weighted_mean,
 )
 from lightning_fed.models import Backbones
@@ -143,6 +146,21 @@ class FedDecomp(FederatedModule):
         return DecompServer(self.shared_state(), counted if self.absentees == "stale" else None, parameters)
 
 
+@dataclass
+class StaleClients(ServerUpdate):
+    """Clients that are absent count with the previous state.
+
+    Args:
+        num_clients: how many count.
+    """
+
+    num_clients: int
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        absent = self.num_clients - clients
+        return weighted_mean([combined, state], [clients, absent]) if absent > 0 else combined
+
+
 class DecompServer(Server):
     r"""Equal weights; may count absent clients with the previous state, and may measure how far apart the clients are.
 
@@ -153,29 +171,17 @@ class DecompServer(Server):
     """
 
     def __init__(self, state: State, num_clients: int | None, tracked: set[str]) -> None:
-        super().__init__(state, weighting="uniform")
-        self.num_clients = num_clients
+        super().__init__(state, "uniform", update=StaleClients(num_clients) if num_clients else None)
         self.tracked = sorted(tracked & state.keys())  # in one order, for the last bit of the sum depends on it
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge; returns ``server/drift``, the mean over the participants of their distance from the average (eq. 9)."""
-        previous, participants = self.state, 0
         states: list[State] = []
-
-        def watched() -> Iterator[ClientUpdate]:
-            nonlocal participants
-            for update in updates:
-                participants += 1
-                if self.tracked:
-                    states.append({name: update.state[name] for name in self.tracked})
-                yield update
-
-        metrics = super().aggregate(watched())
-        if self.num_clients is not None and 0 < participants < self.num_clients:
-            self.state = weighted_mean([self.state, previous], [participants, self.num_clients - participants])
-        if states:  # from the average that the clients get, stale copies included
-            metrics["server/drift"] = sum(distance(state, self.state) for state in states) / len(states)
-        return metrics
+        super().aggregate(noted(updates, lambda update: states.append({name: update.state[name] for name in self.tracked})))
+        if not (states and self.tracked):
+            return {}
+        # From the average that the clients get, stale copies included.
+        return {"server/drift": sum(distance(state, self.state) for state in states) / len(states)}
 
 
 def distance(state: State, other: State) -> float:

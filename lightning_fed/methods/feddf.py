@@ -1,11 +1,10 @@
 """FedDF (Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242), Algorithms 1 and 3."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -14,7 +13,7 @@ from lightning_fed.core import ClientInfo, FederationError, Phase, RunOnServer, 
 from lightning_fed.methods.families.distillation import TARGETS, EnsembleModule, EnsembleServer, names_of
 from lightning_fed.models import Backbones
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 DistillLoss = Literal["avg_logits", "avg_losses"]
 
@@ -86,7 +85,6 @@ class FedDF(EnsembleModule):
             self.monitor_model = "global"
 
     def build(self) -> None:
-        """The network, and room for the teachers' outputs."""
         super().build()
         self.register_buffer("targets", None, persistent=False)
 
@@ -95,7 +93,6 @@ class FedDF(EnsembleModule):
         self.targets = payload.get(f"{TARGETS}{self.distill_loss}")
 
     def server_phases(self) -> list[Phase]:
-        """A student's training."""
         return [
             Phase(
                 "distill",
@@ -126,11 +123,7 @@ class FedDF(EnsembleModule):
         groups = self.groups(clients)
         states = {place: self.drawn(place, clients).shared_state() for place in sorted({0, *groups.values()})}
         names = {0: "global"} if len(states) == 1 else names_of(self.backbone_factories, states)
-        below = 1.2 / self.num_classes if self.drop_worst else None
-        outputs_of = partial(teacher_outputs, loss=self.distill_loss, temperature=self.temperature)
-        table = f"{TARGETS}{self.distill_loss}"
-        ensemble = states, groups, names, self.weighting, min(states), self.distill_steps
-        return DistillingServer(*ensemble, table=table, outputs_of=outputs_of, drop_below=below)
+        return DistillingServer(self, states, groups, names, min(states))
 
 
 def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Tensor:
@@ -145,32 +138,22 @@ def teacher_outputs(logits: Tensor, loss: DistillLoss, temperature: float) -> Te
 
 
 class DistillingServer(EnsembleServer):
-    """Averages within each architecture, then lets each average learn from the mean output of all models that were sent.
+    """Averages within each architecture, then lets each average learn from the mean output of all models that were sent."""
 
-    Args:
-        *args: see :class:`.EnsembleServer`.
-        table: the name under which that mean is sent to a student.
-        outputs_of: what of a teacher's logits is averaged.
-        drop_below: the accuracy on validation data that makes a teacher; None: all are.
-    """
-
-    def __init__(self, *args: Any, table: str, outputs_of: Callable[[Tensor], Tensor], drop_below: float | None) -> None:
-        super().__init__(*args)
-        self.table = table
-        self.outputs_of = outputs_of
-        self.drop_below = drop_below
+    method: FedDF
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Let the averages learn: one teacher is in memory at a time, and the table of their mean."""
-        if not self.steps:
+        if not self.method.distill_steps:
             return {}
         teachers = self._teachers(run_on_server)
         row = {"server/teachers": float(len(teachers)), "server/steps": 0.0, "server/flops": 0.0}
         if teachers:
-            flops = self.collect_predictions(teachers, run_on_server, self.outputs_of)
+            outputs_of = partial(teacher_outputs, loss=self.method.distill_loss, temperature=self.method.temperature)
+            flops = self.collect_predictions(teachers, run_on_server, outputs_of)
             equal = torch.full((1, len(teachers)), 1 / len(teachers), dtype=torch.float64)
             mean = mixtures(self.predictions(teachers), equal, self.dtype)[0].view(self.shape)
-            row |= self.distill(list(self.states), {self.table: mean}, run_on_server)
+            row |= self.distill(list(self.states), {f"{TARGETS}{self.method.distill_loss}": mean}, run_on_server)
             row["server/flops"] += flops
         self.round_state.clear()
         return row
@@ -178,13 +161,12 @@ class DistillingServer(EnsembleServer):
     def _teachers(self, run_on_server: RunOnServer) -> list[int]:
         """Who teaches."""
         sent = sorted(self.round_state)
-        if self.drop_below is None:
+        if not self.method.drop_worst:
             return sent
         measured = run_on_server("evaluate", (self.teacher(client) for client in sent))
         return [client for client, update in zip(sent, measured, strict=True) if self._knows(update.metrics)]
 
     def _knows(self, metrics: Mapping[str, float]) -> bool:
-        assert self.drop_below is not None
         if "val/accuracy" not in metrics:
             raise FederationError("drop_worst needs validation data, of which there are none: set data.init_args.val_share.")
-        return metrics["val/accuracy"] >= self.drop_below
+        return metrics["val/accuracy"] >= 1.2 / self.method.num_classes

@@ -1,11 +1,10 @@
 """FedHM (Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from lightning_fed.nn.factorize import (
     recover,
     unroll,
 )
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Weights = Literal["paper", "uniform", "official"]
 Anchor = Literal["never", "missing_largest", "always"]
@@ -102,16 +101,17 @@ class FedHM(SizedModule):
     def build(self) -> None:
         """The network, factorized at the client's ratio; its numbers come from the server."""
         super().build()
-        if self.client is not None and self.client.model_size is not None:
-            factorize(self.backbone, self.low_rank_layers(), self.client.model_size, spectral=False)
+        if self.model_size is not None:
+            factorize(self.backbone, self.low_rank_layers(), self.model_size, spectral=False)
 
     def low_rank_layers(self) -> list[str]:
         """Names of the layers to factorize, within the backbone."""
         layers = self.backbone.factorizable if self.layers is None else self.layers
         if not layers:
+            names = [name for name, layer in self.backbone.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
             raise FederationError(
                 f"{name_of(self.backbone)} does not say which of its layers can be factorized: name them in layers, such as "
-                f"{', '.join(name for name in self._candidates())}."
+                f"{', '.join(names[len(names) // 2 :][:2])}."  # from the middle of the network
             )
         known = dict(self.backbone.named_modules())
         if missing := [name for name in layers if name not in known]:
@@ -129,11 +129,6 @@ class FedHM(SizedModule):
                 f"layers names {frozen[0]!r}, which is frozen, and so does not travel: leave it out, or let it learn."
             )
         return [name for name in layers if name not in frozen]
-
-    def _candidates(self) -> list[str]:
-        """A few layers that can be factorized, from the middle of the network."""
-        names = [name for name, layer in self.backbone.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-        return names[len(names) // 2 :][:2]
 
     def phases(self) -> list[Phase]:
         """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
@@ -159,10 +154,7 @@ class FedHM(SizedModule):
         for ratio in filter(None, self.model_sizes):
             for name in layers:
                 rank_of(cast(Tensor, self.backbone.get_submodule(name).weight), ratio, name)  # refuses one that there is not
-        weights = partial(exponent, rule=self.weights, temperature=self.temperature)
-        return self.server_class(
-            *self.sizes(clients), layers=[f"backbone.{name}" for name in layers], exponent=weights, anchor=self.anchor
-        )
+        return self.server_class(*self.sizes(clients), layers=[f"backbone.{name}" for name in layers])
 
 
 def weight_decay_of(optimizer: OptimizerCallable) -> float:
@@ -193,17 +185,13 @@ class FedHMServer(SizedServer):
     Args:
         *sizes: see :class:`SizedServer`; here rank ratios.
         layers: names of the factorized layers.
-        exponent: what the softmax of the weights is taken of, for a ratio.
-        anchor: whether the previous model takes part; see :class:`FedHM`.
     """
 
     version_name = "rank"
 
-    def __init__(self, *sizes: Any, layers: Sequence[str], exponent: Callable[[float], float], anchor: Anchor) -> None:
+    def __init__(self, *sizes: Any, layers: Sequence[str] = ()) -> None:
         super().__init__(*sizes)
         self.layers = layers
-        self.exponent = exponent
-        self.anchor = anchor
         self._source: State | None = None
         self._decomposed = Decomposed({}, Energy())
 
@@ -255,7 +243,12 @@ class FedHMServer(SizedServer):
 
     def log_weight(self, size: float | None) -> float:
         """By rank ratio."""
-        return self.exponent(1.0 if size is None else size)
+        return exponent(1.0 if size is None else size, self.method.weights, self.method.temperature)
+
+    @property
+    def anchor(self) -> Anchor:
+        """Whether the previous model takes part; see :class:`FedHM`."""
+        return self.method.anchor
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
         """The updates, and the previous model, always or where none of the largest size is among those that arrived."""

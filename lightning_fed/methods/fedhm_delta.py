@@ -9,27 +9,6 @@ from lightning_fed.core import ClientUpdate, State
 from lightning_fed.methods.fedhm import FedHM, FedHMServer
 
 
-class FedHMDelta(FedHM):
-    r"""FedHM whose server adds up changes: an extension of ours, not the paper's method.
-
-    FedHM takes the mean of recovered networks, and with it of what truncation took from them: each round erodes what lies behind
-    the ranks of most clients, whatever was learned. Here the server moves by what participants changed, from what they were sent,
-    :math:`h_p^0`, to what they sent back, :math:`h_p`:
-
-    .. math:: w \leftarrow w + \sum_p \alpha_p \left(\mathrm{recover}(h_p) - \mathrm{recover}(h_p^0)\right)
-
-    A round in which nobody learns changes nothing, at any mix of ranks. With full-size clients alone it is FedAvg with equal
-    weights, as FedHM is. A client of rank r moves a layer by a matrix of rank 2r at most. Nothing else differs: what travels, what
-    clients do, the weights :math:`\alpha`, static batch norm and the masked loss are FedHM's, and so are the arguments; ``anchor``
-    here is one more participant who changed nothing, and shortens the step.
-    """
-
-    @property
-    def server_class(self) -> type[FedHMServer]:
-        """What merges the updates."""
-        return FedHMDeltaServer
-
-
 class AddsChanges(FedHMServer):
     """A FedHM server that adds the mean of what clients changed to what it has.
 
@@ -64,3 +43,21 @@ class AddsChanges(FedHMServer):
 
 class FedHMDeltaServer(AddsChanges, FedHMServer):
     """For factorized layers."""
+
+
+class FedHMDelta(FedHM):
+    r"""FedHM whose server adds up changes: an extension of ours, not the paper's method.
+
+    FedHM takes the mean of recovered networks, and with it of what truncation took from them: each round erodes what lies behind
+    the ranks of most clients, whatever was learned. Here the server moves by what participants changed, from what they were sent,
+    :math:`h_p^0`, to what they sent back, :math:`h_p`:
+
+    .. math:: w \leftarrow w + \sum_p \alpha_p \left(\mathrm{recover}(h_p) - \mathrm{recover}(h_p^0)\right)
+
+    A round in which nobody learns changes nothing, at any mix of ranks. With full-size clients alone it is FedAvg with equal
+    weights, as FedHM is. A client of rank r moves a layer by a matrix of rank 2r at most. Nothing else differs: what travels, what
+    clients do, the weights :math:`\alpha`, static batch norm and the masked loss are FedHM's, and so are the arguments; ``anchor``
+    here is one more participant who changed nothing, and shortens the step.
+    """
+
+    server_class = FedHMDeltaServer

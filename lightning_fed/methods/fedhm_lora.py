@@ -1,10 +1,9 @@
 """FedHM on adapters (FedLoRA, Section 5 of Yao et al. 2021, https://arxiv.org/abs/2111.14655)."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -13,10 +12,10 @@ from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Server
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.methods.families.model_sizes import Assignment
-from lightning_fed.methods.fedhm import Decomposed, FedHMServer, exponent
+from lightning_fed.methods.fedhm import Anchor, Decomposed, FedHMServer
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Energy, Spectrum, layer_weights, recover, unroll
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Matrix(NamedTuple):
@@ -98,20 +97,16 @@ class FedHMLoRA(LoRAModule):
             persistent=False,
             **kwargs,
         )
-        self.ranks = ranks
+        self.model_sizes = ranks
         self.assignment: Assignment = assignment
         self.targets = targets
         self.weights: Literal["paper", "uniform"] = weights
         self.temperature = temperature
 
-    def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The client's rank."""
-        return client.model_size if client else None
-
     def rank(self) -> int:
         """The client's rank; that of the whole model holds any change."""
-        if self.client is not None and self.client.model_size is not None:
-            return int(self.client.model_size)
+        if self.model_size is not None:
+            return int(self.model_size)
         layers = [layer for name, layer in self.backbone.named_modules() if name.rpartition(".")[2] in self.adapted_layers()]
         return max(self.r, *(cast(nn.Linear, layer).in_features for layer in layers))
 
@@ -150,11 +145,7 @@ class FedHMLoRA(LoRAModule):
             Matrix(f"{group[0]}.change", f"{group[0]}.lora_A.{COMMON}.weight", tuple(f"{n}.lora_B.{COMMON}.weight" for n in group))
             for group in self._groups()
         ]
-
-        def weigh(rank: float) -> float:
-            return exponent(rank / max(self.ranks), self.weights, self.temperature)
-
-        return self.server_class(self.shared_state(), clients, self.ranks, self.assignment, matrices, weigh)
+        return self.server_class(self.shared_state(), clients, self, matrices)
 
 
 class Shared(nn.Module):
@@ -170,11 +161,9 @@ class Shared(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The layer's."""
         return cast(Tensor, self._layer[0].weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer makes of it."""
         return cast(Tensor, self._layer[0](x))
 
 
@@ -184,28 +173,24 @@ class FedHMLoRAServer(FedHMServer):
     Args:
         state: an adapter that can hold any change, and the head, as they are before the first round.
         clients: all clients.
-        ranks: their ranks; client ``k`` has entry ``k mod len(list)``.
-        assignment: whether that is for good or drawn anew each round.
+        method: the clients' ranks; see :class:`.SizedServer`.
         matrices: what is adapted.
-        exponent: what the softmax of the weights is taken of, for a rank.
     """
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        ranks: Sequence[int],
-        assignment: Assignment,
-        matrices: Sequence[Matrix],
-        exponent: Callable[[float], float],
-    ) -> None:
+    anchor: Anchor = "never"
+
+    def __init__(self, state: State, clients: Sequence[ClientInfo], method: FedHMLoRA, matrices: Sequence[Matrix]) -> None:
         self.matrices = matrices
-        self.ranks = sorted(set(ranks))
+        self.ranks = sorted(set(method.model_sizes))
         self.rows = {name: len(state[name]) for matrix in matrices for name in (matrix.first, *matrix.second)}
         whole = self.recovered(state)
         for change, first, _ in matrices:
-            whole |= {change: whole[change].to(state[first].dtype), first: state[first][: max(ranks)].clone()}
-        super().__init__(whole, clients, ranks, assignment, (), layers=[], exponent=exponent, anchor="never")
+            whole |= {change: whole[change].to(state[first].dtype), first: state[first][: self.ranks[-1]].clone()}
+        super().__init__(whole, clients, method)
+
+    def log_weight(self, size: float | None) -> float:
+        """By rank, relative to the largest."""
+        return super().log_weight(None if size is None else size / self.ranks[-1])
 
     def factor_names(self) -> tuple[set[str], set[str]]:
         """A and B of all matrices."""

@@ -4,6 +4,10 @@ from lightning_fed.methods.fedhm_delta import AddsChanges
 from lightning_fed.methods.fedhm_lora import FedHMLoRA, FedHMLoRAServer
 
 
+class FedHMLoRADeltaServer(AddsChanges, FedHMLoRAServer):
+    """For adapters."""
+
+
 class FedHMLoRADelta(FedHMLoRA):
     r"""FedHM-LoRA whose server adds up changes: an extension of ours, not the paper's method.
 
@@ -17,11 +21,4 @@ class FedHMLoRADelta(FedHMLoRA):
     :class:`.FedHMDelta`.
     """
 
-    @property
-    def server_class(self) -> type[FedHMLoRAServer]:
-        """What merges the updates."""
-        return FedHMLoRADeltaServer
-
-
-class FedHMLoRADeltaServer(AddsChanges, FedHMLoRAServer):
-    """For adapters."""
+    server_class = FedHMLoRADeltaServer

@@ -5,29 +5,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from lightning_fed.core import (
-    Broadcast,
-    ClientInfo,
-    ClientUpdate,
-    FederationError,
-    Server,
-    State,
-    WeightedMean,
-    check_fits,
-)
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean, check_fits
 from lightning_fed.errors import require
 from lightning_fed.methods.families.mutual_learning import SHARED, MutualLearningModule
 from lightning_fed.models import Backbone, BackboneFactory, Backbones
-from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.nn.divergence import divergence
+from lightning_fed.nn import BufferDict, divergence
 from lightning_fed.nn.energy import compressed, compressed_shapes, restored
 from lightning_fed.nn.joint_optimizer import Share
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveInt
 
 MENTEE, CHANGE = "mentee/", "change/"
 """What names on the wire begin with: of the whole mentee, and of what has changed in it."""
@@ -67,6 +56,10 @@ class FedKD(MutualLearningModule):
     """
 
     dynamic_payload = True
+    needs_cross_entropy = (
+        "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
+        "weights), or FML."
+    )
 
     def __init__(
         self,
@@ -93,15 +86,6 @@ class FedKD(MutualLearningModule):
         self.detach = detach
         self.projection_optimizer = projection_optimizer or self.optimizer
         self._change: State = {}
-
-    def check_task(self) -> None:
-        """What is distilled is divided by cross-entropies."""
-        super().check_task()
-        self.task.need_cross_entropy(
-            type(self).__name__,
-            "it divides what its networks teach each other by their cross-entropies: use CrossEntropyLoss (label smoothing, class "
-            "weights), or FML.",
-        )
 
     def build(self) -> None:
         """Mentor, mentee and, drawn after them, W."""
@@ -172,7 +156,6 @@ class FedKD(MutualLearningModule):
         return (None, network(x)) if self.projection is None else network.encode_and_classify(x)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Adds up what changes."""
         state = {f"{MENTEE}{name}": t.detach().to("cpu", copy=True) for name, t in self.learned().items()}
         return MenteeServer(state, [client.id for client in clients], self.energy)
 
@@ -202,7 +185,6 @@ class MenteeServer(Server):
         return Broadcast({f"{CHANGE}{name}": tensor for name, tensor in self.change().items()})
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """The mentee."""
         return Broadcast(self.state)
 
     def change(self) -> State:

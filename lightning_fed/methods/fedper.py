@@ -23,12 +23,7 @@ class FedPer(FederatedModule):
     """
 
     def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        *,
-        private_layers: PositiveInt = 1,
-        **kwargs: Any,
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, *, private_layers: PositiveInt = 1, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.private_layers = private_layers

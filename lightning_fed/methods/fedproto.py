@@ -4,36 +4,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.core import (
-    Broadcast,
-    ClientInfo,
-    ClientUpdate,
-    EntryMean,
-    FederatedModule,
-    FederationError,
-    Server,
-    State,
-    check_counts,
-    check_fits,
-    expected_rows,
-    one_per_architecture,
-    pack_rows,
-    unpack_rows,
-    widened,
-)
+from lightning_fed.core import Broadcast, ClientInfo, EntryMean, FederationError, Server, State, one_per_architecture, widened
+from lightning_fed.core.class_rows import pack_rows, unpack_rows
+from lightning_fed.methods.families.class_rows import ClassRowsModule, ClassRowsServer
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 PROTOTYPES = "prototypes/"
 """What the names of prototypes on the wire begin with; see :mod:`lightning_fed.core.class_rows`."""
 
 
-class FedProto(FederatedModule):
+class FedProto(ClassRowsModule):
     r"""Clients of any architecture agree on where each class lies in the space of features, and on nothing else.
 
     A prototype is the mean feature vector :math:`z` of a class. A round of a client:
@@ -70,8 +55,8 @@ class FedProto(FederatedModule):
         FederationError: for a task that is not about classes.
     """
 
-    heterogeneous = True
-    dynamic_payload = True
+    prefix = PROTOTYPES
+    needs_classes = "prototypes are those of classes: use another method."
 
     def __init__(
         self,
@@ -85,33 +70,19 @@ class FedProto(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.check_task()
         self.lam = lam
         self.predicts_with = predict
         self.candidates = candidates
         self.prototypes_of = prototypes
         self.weighting = weighting
-        self.knows_any = False  # of the prototypes
         self.passing: tuple[Tensor, Tensor] | None = None  # the last batch's features and labels
         self.passed_by: State = {}  # sums over the running epoch
         self.own: State = {}  # what is sent
 
-    def check_task(self) -> None:
-        """Prototypes are those of classes."""
-        self.task.need_classes(type(self).__name__, "prototypes are those of classes: use another method.")
-
     def build(self) -> None:
-        """The network, and room for the global prototypes ``(C, D)``."""
+        """The network, and room for the global prototypes."""
         super().build()
-        shape = self.num_classes, self.backbone.head.in_features
-        self.prototypes: Tensor
-        self.known: Tensor
-        self.register_buffer("prototypes", torch.zeros(shape), persistent=False)
-        self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool), persistent=False)
-
-    def shared_names(self) -> set[str]:
-        """No part of the network travels."""
-        return set()
+        self.make_room(self.backbone.head.in_features)
 
     def payload(self) -> State:
         """The prototypes of the client's own classes, once it has trained."""
@@ -119,15 +90,8 @@ class FedProto(FederatedModule):
 
     def load_payload(self, payload: State) -> None:
         """Take the global prototypes of those classes that have one."""
-        self.prototypes.zero_()
-        self.known.zero_()
-        self.knows_any = bool(payload)
         self.own = {}
-        if payload:
-            check_fits(payload, expected_rows(PROTOTYPES, payload, self.prototypes), "The payload for FedProto")
-            rows, counts = unpack_rows(PROTOTYPES, payload, self.prototypes)
-            self.prototypes.copy_(rows)
-            self.known.copy_(counts > 0)
+        super().load_payload(payload)
 
     def post_training_step(self, batch: Any) -> State:
         """The sum of a batch's features per class, and the examples."""
@@ -136,11 +100,9 @@ class FedProto(FederatedModule):
 
     @property
     def has_post_training_step(self) -> bool:
-        """Where the trained network's features are averaged."""
         return self.prototypes_of == "trained"
 
     def on_train_epoch_start(self) -> None:
-        """Forget what passed by in the epoch before."""
         super().on_train_epoch_start()
         self.passed_by = {}
 
@@ -157,7 +119,7 @@ class FedProto(FederatedModule):
         """Make the client's prototypes: of the classes that it has examples of."""
         if sums := reviewed or self.passed_by:
             counts = sums["examples"]
-            means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.prototypes.dtype)
+            means = (sums["features"] / counts.clamp(min=1)[:, None]).to(self.rows.dtype)
             self.own = pack_rows(PROTOTYPES, means, counts > 0, counts if self.weighting == "examples" else None)
 
     def _sums(self, features: Tensor, y: Tensor) -> State:
@@ -176,7 +138,7 @@ class FedProto(FederatedModule):
         loss = self.criterion(logits, y)
         if self.lam == 0 or not self.knows_any:
             return loss
-        apart = (features - self.prototypes[y]).square() * self.known[y, None]
+        apart = (features - self.rows[y]).square() * self.known[y, None]
         return loss + self.lam * apart.mean()
 
     def forward(self, x: Any) -> Tensor:
@@ -200,7 +162,7 @@ class FedProto(FederatedModule):
                 )
             known = known & torch.tensor([count > 0 for count in self.client.label_counts], device=known.device)
         exact = "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(widened(features), widened(self.prototypes), compute_mode=exact).masked_fill(~known, torch.inf)
+        return -torch.cdist(widened(features), widened(self.rows), compute_mode=exact).masked_fill(~known, torch.inf)
 
     def configure_metrics(self) -> MetricCollection:
         """The usual ones, and the accuracy of the other way to predict."""
@@ -223,12 +185,12 @@ class FedProto(FederatedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""
         for client, other in one_per_architecture(self, clients):
-            if other.prototypes.shape != self.prototypes.shape:
+            if other.rows.shape != self.rows.shape:
                 raise FederationError(
-                    f"Client {client.id}'s network, {name_of(other.backbone)}, has {other.prototypes.shape[1]} features, but "
-                    f"{name_of(self.backbone)} has {self.prototypes.shape[1]}: choose networks whose features are equally wide."
+                    f"Client {client.id}'s network, {name_of(other.backbone)}, has {other.rows.shape[1]} features, but "
+                    f"{name_of(self.backbone)} has {self.rows.shape[1]}: choose networks whose features are equally wide."
                 )
-        return PrototypeServer(self.prototypes.cpu(), self.weighting)
+        return PrototypeServer(self.rows.cpu(), self.weighting)
 
 
 def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> State:
@@ -243,28 +205,21 @@ def combine_by_class(updates: Iterable[tuple[State, float]], state: State) -> St
     return mean.result() | {"known": known}
 
 
-class PrototypeServer(Server):
+class PrototypeServer(ClassRowsServer):
     """Keeps the prototypes ``(C, D)``, and which classes have one.
 
     Args:
-        empty: zeros ``(C, D)``.
+        like: a table of prototypes, in the dtype that travels.
         weighting: ``examples`` if counts travel, else ``uniform``.
     """
 
-    def __init__(self, empty: Tensor, weighting: Literal["examples", "uniform"]) -> None:
-        state = {"prototypes": torch.zeros_like(empty), "known": torch.zeros(len(empty), dtype=torch.bool)}
+    prefix = PROTOTYPES
+
+    def __init__(self, like: Tensor, weighting: Literal["examples", "uniform"]) -> None:
+        state = {"prototypes": torch.zeros_like(like), "known": torch.zeros(len(like), dtype=torch.bool)}
         super().__init__(state, weighting, combine=combine_by_class)
+        self.like, self.counted = like, weighting == "examples"
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The prototypes that there are."""
         known = self.state["known"]
         return Broadcast(pack_rows(PROTOTYPES, self.state["prototypes"], known) if known.any() else {})
-
-    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
-        """A prototype of each class that the update says it has, with its count where that is the weight."""
-        return expected_rows(PROTOTYPES, update.state, self.state["prototypes"], counted=self.weighting == "examples")
-
-    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
-        """Refuse means of nothing, too."""
-        super().check(update, sent, client)
-        check_counts(PROTOTYPES, update)

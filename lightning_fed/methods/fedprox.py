@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 
 from lightning_fed.core import KeepsGlobalParameters, Phase
 from lightning_fed.models import Backbones
 from lightning_fed.nn.proximal import half_squared_distance
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class FedProx(KeepsGlobalParameters):
@@ -27,11 +26,7 @@ class FedProx(KeepsGlobalParameters):
     """
 
     def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        mu: NonNegativeFloat = 0.1,
-        **kwargs: Any,
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, mu: NonNegativeFloat = 0.1, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.mu = mu

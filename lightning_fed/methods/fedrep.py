@@ -26,12 +26,7 @@ class FedRep(FedPer):
     weighting = "uniform"
 
     def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        *,
-        head_epochs: NonNegativeInt = 10,
-        **kwargs: Any,
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, *, head_epochs: NonNegativeInt = 10, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.head_epochs = head_epochs

@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from lightning_fed.core import Broadcast, ClientInfo, FederatedModule, FederationError, Phase, Server
 from lightning_fed.models import Backbones
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class FedRoD(FederatedModule):
@@ -39,6 +38,10 @@ class FedRoD(FederatedModule):
             head's gradient does limit the others'.
     """
 
+    needs_cross_entropy = (
+        "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep."
+    )
+
     def __init__(
         self,
         backbone: Backbones,
@@ -50,14 +53,6 @@ class FedRoD(FederatedModule):
         super().__init__(backbone, num_classes, **kwargs)
         self.personal_head = personal_head
         self.gamma = gamma
-        self.check_task()
-
-    def check_task(self) -> None:
-        """A balanced softmax is one of classes."""
-        self.task.need_cross_entropy(
-            type(self).__name__,
-            "its balanced softmax is a cross-entropy of classes: use CrossEntropyLoss (label smoothing, class weights), or FedRep.",
-        )
 
     def build(self) -> None:
         """The backbone and, drawn after it, what makes the personal head."""
@@ -115,7 +110,6 @@ class FedRoD(FederatedModule):
         return self.criterion(generic + self.gamma * prior, y) + self.criterion(personal, y)
 
     def phases(self) -> list[Phase]:
-        """Everything at once, on two losses."""
         return [replace(phase, terms=2) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:

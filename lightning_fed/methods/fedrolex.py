@@ -1,6 +1,6 @@
 """FedRolex (Alam et al., NeurIPS 2022, https://arxiv.org/abs/2212.01548)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,16 +26,7 @@ class FedRolex(HeteroFL):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those whose window covered it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        shapes = {width: self.shapes(width) for width in self.model_sizes if width is not None}
-        # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
-        # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.
-        narrowest = self.shapes(1e-9)
-        state = self.shared_state()
-        hidden = {
-            name: {d: least for d, (size, least) in enumerate(zip(tensor.shape, narrowest[name], strict=True)) if least < size}
-            for name, tensor in state.items()
-        }
-        return FedRolexServer(*self.sizes(clients), shapes=shapes, hidden=hidden)
+        return FedRolexServer(*self.sizes(clients))
 
 
 class FedRolexServer(HeteroFLServer):
@@ -43,19 +34,23 @@ class FedRolexServer(HeteroFLServer):
 
     Args:
         *sizes: see :class:`SizedServer`.
-        shapes: see :class:`HeteroFLServer`.
+
+    Attributes:
         hidden: which dimensions of each tensor are hidden channels, and how many places of it each channel has.
     """
 
-    def __init__(
-        self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]], hidden: Mapping[str, Mapping[int, int]]
-    ) -> None:
-        super().__init__(*sizes, shapes=shapes)
-        self.hidden = hidden
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__(*sizes)
+        # What is hidden: the dimensions that a narrower network has smaller. The narrowest possible has one channel everywhere, so
+        # that its sizes are those of one channel: 1, or the pixels that each channel has where a layer takes flattened images.
+        narrowest = self.method.shapes(1e-9)
+        self.hidden = {
+            name: {d: least for d, (size, least) in enumerate(zip(tensor.shape, narrowest[name], strict=True)) if least < size}
+            for name, tensor in self.state.items()
+        }
         self.start = 0
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Move the window to where it belongs in this round."""
         super().on_round_start(round, cohort)
         self.start = round - 1
 

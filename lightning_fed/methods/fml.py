@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from lightning_fed.core import FederationError
 from lightning_fed.methods.families.mutual_learning import MutualLearningModule
 from lightning_fed.models import BackboneFactory, Backbones
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 
 class FML(MutualLearningModule):

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import nn
 
 from lightning_fed.core import ClientInfo, FederationError, Server, State
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
 from lightning_fed.models import Backbone, BackboneFactory, backbone_of
 from lightning_fed.nn.scaler import scale_before_norms
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 
 class HeteroFL(SizedModule):
@@ -51,21 +50,17 @@ class HeteroFL(SizedModule):
         self.scaler = scaler
 
     def build(self) -> None:
-        """The network in the client's width."""
-        width = self.client.model_size if self.client else None
-        self.backbone = self.of_width(width)
-        if self.scaler and width is not None:
-            scale_before_norms(self.backbone, 1 / width)
+        self.backbone = self.of_width(self.model_size)
+        if self.scaler and self.model_size is not None:
+            scale_before_norms(self.backbone, 1 / self.model_size)
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
         """Refused: a network has one width."""
         raise FederationError(f"{what} has one width, but clients of {type(self).__name__} have several: leave init_from out.")
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-        """The network in the client's width."""
         factory, given = super().network_factory()
-        width = self.client.model_size if self.client else None
-        return factory, given if width is None else given | {"width": own_width(factory) * width}
+        return factory, given if self.model_size is None else given | {"width": own_width(factory) * self.model_size}
 
     def of_width(self, width: float | None) -> Backbone:
         """The network in a width relative to its own; None: as it is."""
@@ -88,8 +83,7 @@ class HeteroFL(SizedModule):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those who cover it."""
         self.refuse_frozen("cuts narrower networks out of one")
-        shapes = {width: self.shapes(width) for width in self.model_sizes if width is not None}
-        return HeteroFLServer(*self.sizes(clients), shapes=shapes)
+        return HeteroFLServer(*self.sizes(clients))
 
 
 def own_width(factory: Callable[..., nn.Module]) -> float:
@@ -102,14 +96,13 @@ class HeteroFLServer(SizedServer):
 
     Args:
         *sizes: see :class:`SizedServer`.
-        shapes: of the tensors, by width.
     """
 
     version_name = "width"
 
-    def __init__(self, *sizes: Any, shapes: Mapping[float, Mapping[str, torch.Size]]) -> None:
+    def __init__(self, *sizes: Any) -> None:
         super().__init__(*sizes)
-        self.shapes = shapes
+        self.shapes = {width: self.method.shapes(width) for width in self.model_sizes if width is not None}
 
     def version(self, size: float | None) -> State:
         """The leading part; views, no copies."""

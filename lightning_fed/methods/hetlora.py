@@ -1,20 +1,19 @@
 """HETLoRA (Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432)."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean, noted
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.floor import floor_of
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class HETLoRA(LoRAModule):
@@ -70,11 +69,7 @@ class HETLoRA(LoRAModule):
 
     def rank(self) -> int:
         """The client's rank; the server's is the largest."""
-        return self.r_max if self.client is None or self.client.model_size is None else int(self.client.model_size)
-
-    def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The client's rank."""
-        return client.model_size if client else None
+        return self.r_max if self.model_size is None else int(self.model_size)
 
     def rank_without_tail(self) -> int:
         """Rank without the tail."""
@@ -101,7 +96,6 @@ class HETLoRA(LoRAModule):
         self._kept = self.rank_without_tail() if self.tail().item() < self._heavy else None
 
     def load_shared_state(self, state: State) -> None:
-        """Take over what the server sent, of the client's rank."""
         super().load_shared_state(state)
         self._kept = None
 
@@ -149,7 +143,6 @@ class HETLoRAServer(Server):
         self.eligible_clients = list(ranks) if eligible_clients is None else eligible_clients
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The leading ranks."""
         rank = self.ranks[client.id]
         return Broadcast(truncated(self.state, rank), rank)
 
@@ -168,18 +161,11 @@ class HETLoRAServer(Server):
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, and note their ranks; returns ``server/rank_mean``."""
         ranks = dict(self.ranks)
-
-        def noted() -> Iterator[ClientUpdate]:
-            for update in updates:
-                ranks[update.client] = rank_of(update.state)
-                yield update
-
-        super().aggregate(noted())
+        super().aggregate(noted(updates, lambda update: ranks.update({update.client: rank_of(update.state)})))
         self.ranks = ranks
         return {"server/rank_mean": sum(ranks[client] for client in self.eligible_clients) / len(self.eligible_clients)}
 
     def state_dict(self) -> State:
-        """The adapter, the head and the ranks."""
         return {**self.state, "ranks": torch.tensor(list(self.ranks.values()))}
 
     def load_state_dict(self, state: State) -> None:

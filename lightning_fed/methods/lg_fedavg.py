@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_fed.core import (
-    ClientInfo,
-    FederatedModule,
-    FederationError,
-    Server,
-    check_fits,
-    one_per_architecture,
-)
+from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Server, check_fits, one_per_architecture
 from lightning_fed.models import Backbones
 from lightning_fed.models.factory import name_of
 from lightning_fed.options import PositiveInt
@@ -35,12 +28,7 @@ class LGFedAvg(FederatedModule):
     weighting = "uniform"
 
     def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        *,
-        shared_layers: PositiveInt = 1,
-        **kwargs: Any,
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, *, shared_layers: PositiveInt = 1, **kwargs: Any
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.shared_layers = shared_layers

@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.core import State
 from lightning_fed.methods.families.lora import LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class PerFedAvgLoRA(LoRAModule):
@@ -80,12 +79,11 @@ class PerFedAvgLoRA(LoRAModule):
         adapted = self.adapted(point, support, graph=chained)
         loss = self.loss_at(adapted, query)
         grads = gradients(loss, (point if chained else adapted).values())
-        if exact and not chained:
-            flat = gradients(self.loss_at(point, curvature), point.values(), graph=True)
-            inner = torch.stack([(grad * g).sum() for grad, g in zip(flat, grads, strict=True)]).sum()
-            grads = [g - self.adaptation_lr * h for g, h in zip(grads, gradients(inner, point.values()), strict=True)]
-        elif self.hessian == "finite_difference":
-            product = self.gradient_difference(point, grads, self.delta, curvature)
+        if self.hessian == "finite_difference" or (exact and not chained):
+            if exact:
+                product = self.gradient_product(point, grads, curvature)
+            else:
+                product = self.gradient_difference(point, grads, self.delta, curvature)
             grads = [g - self.adaptation_lr * h for g, h in zip(grads, product, strict=True)]
         for parameter, grad in zip(self.trainable(), grads, strict=True):
             parameter.grad = grad.detach()
@@ -113,11 +111,9 @@ class PerFedAvgLoRA(LoRAModule):
         return MetricCollection(both, compute_groups=False)
 
     def on_validation_start(self) -> None:
-        """Adapt."""
         self._adapt()
 
     def on_test_start(self) -> None:
-        """Adapt."""
         self._adapt()
 
     def _adapt(self) -> None:

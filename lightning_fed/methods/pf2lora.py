@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 from torch import Tensor
 
 from lightning_fed.core import PRIVATE_SHARE, State
 from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import product_norm
-from lightning_fed.options import PositiveInt
-
-Hypergradient = Literal["exact", "finite_difference", "first_order", "none"]
+from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PF2LoRA(LoRAModule):
@@ -56,14 +53,14 @@ class PF2LoRA(LoRAModule):
         num_classes: PositiveInt | None = None,
         client_r: PositiveInt = 2,
         client_lr: NonNegativeFloat = 1e-3,
-        hypergradient: Hypergradient = "exact",
+        hypergradient: Literal["exact", "finite_difference", "first_order", "none"] = "exact",
         batches: Literal[1, 2, 4] = 2,
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.client_r = client_r
         self.client_lr = client_lr
-        self.hypergradient: Hypergradient = hypergradient
+        self.hypergradient = hypergradient
         self.batches_per_step = 1 if hypergradient == "none" else batches
 
     def attach(self) -> None:
@@ -117,8 +114,13 @@ class PF2LoRA(LoRAModule):
                 gradient, direction = grads[: len(common)], grads[len(common) :]
                 if upper_private is not upper:
                     direction = gradients(self.loss_at(stepped, upper_private), stepped.values())
-                product = self._mixed_exact if exact else self._mixed_difference
-                for grad, term in zip(gradient, product(private, direction, mixed), strict=True):
+                if exact:  # ∇_x ⟨∇_y F(x, y), v⟩
+                    terms = self.gradient_product(private, direction, mixed, common)
+                else:
+                    norm = torch.stack([v.square().sum() for v in direction]).sum().sqrt()
+                    epsilon = 0.01 / norm.clamp(min=1e-12)  # along v = 0 the difference is 0 for any step
+                    terms = self.gradient_difference(private, direction, epsilon, mixed, common)
+                for grad, term in zip(gradient, terms, strict=True):
                     grad -= self.client_lr * term
         for parameter, grad in zip(common, gradient, strict=True):
             parameter.grad = grad.detach()
@@ -129,18 +131,6 @@ class PF2LoRA(LoRAModule):
 
     def _step(self, private: State, grads: Sequence[Tensor]) -> State:
         return {name: tensor - self.client_lr * grad for (name, tensor), grad in zip(private.items(), grads, strict=True)}
-
-    def _mixed_exact(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
-        r""":math:`\nabla_x \langle \nabla_y F(x, y), v \rangle`."""
-        grads = gradients(self.loss_at(private, batch), private.values(), graph=True)
-        inner = torch.stack([(grad * v).sum() for grad, v in zip(grads, direction, strict=True)]).sum()
-        return gradients(inner, self.phase.parameters)
-
-    def _mixed_difference(self, private: State, direction: Sequence[Tensor], batch: Any) -> list[Tensor]:
-        r"""The same by finite differences, with :math:`\epsilon = 0.01 / \lVert v \rVert`."""
-        norm = torch.stack([v.square().sum() for v in direction]).sum().sqrt()
-        epsilon = 0.01 / norm.clamp(min=1e-12)  # along v = 0 the difference is 0 for any step
-        return self.gradient_difference(private, direction, epsilon, batch, self.phase.parameters)
 
 
 def spread(batch: Any, count: int) -> tuple[Any, Any, Any, Any]:

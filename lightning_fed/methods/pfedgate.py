@@ -1,11 +1,9 @@
 """pFedGate (Chen et al., ICML 2023, https://arxiv.org/abs/2305.02776)."""
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -25,10 +23,9 @@ from lightning_fed.core import (
     unpack_bits,
 )
 from lightning_fed.models import Backbones
-from lightning_fed.nn.blocks import Blocks
+from lightning_fed.nn.blocks import Blocks, Gate
 from lightning_fed.nn.joint_optimizer import jointly
-from lightning_fed.nn.switch_norm import SwitchNorm2d
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 MOVED = "moved_blocks"
 """The mask on the wire: a bit per block."""
@@ -112,7 +109,6 @@ class PFedGate(KeepsGlobalParameters):
         self.gate = Gate(self.input_shape, len(self.blocks), self.separate_scale)
 
     def shared_names(self) -> set[str]:
-        """The network; the gate stays."""
         return {name for name in super().shared_names() if name.startswith(PREFIX)}
 
     def payload(self) -> State:
@@ -124,7 +120,6 @@ class PFedGate(KeepsGlobalParameters):
         self._moved = None
 
     def after_training(self, reviewed: State) -> None:
-        """Find the blocks that have moved."""
         before = {name.removeprefix(PREFIX): tensor for name, tensor in self.global_parameters.items()}
         self._moved = self.blocks.moved(self.learning(), before)
 
@@ -180,29 +175,6 @@ class PFedGate(KeepsGlobalParameters):
         """Fills in what was not sent, and averages."""
         total = sum(client.num_train for client in clients if client.takes_part) if self.absentees == "stale" else 0
         return GateServer(self.shared_state(), self.blocks, total)
-
-
-class Gate(nn.Module):
-    """What a batch of images says about the blocks of a network.
-
-    Args:
-        shape: channels, height and width of the images.
-        blocks: how many blocks there are.
-        separate_scale: whether scales have a branch of their own, which begins as a copy of the other one.
-    """
-
-    def __init__(self, shape: Sequence[int], blocks: int, separate_scale: bool) -> None:
-        super().__init__()
-        self.norm = SwitchNorm2d(shape[0])
-        pixels = torch.Size(shape).numel()
-        self.importance = nn.Sequential(nn.Flatten(), nn.Linear(pixels, blocks), nn.BatchNorm1d(blocks))
-        self.scale = copy.deepcopy(self.importance) if separate_scale else None
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Importance and scale of each block, ``(L,)``, in (0, 1): means over the batch."""
-        x = self.norm(x)
-        importance = self.importance(x).sigmoid().mean(dim=0)
-        return importance, importance if self.scale is None else self.scale(x).sigmoid().mean(dim=0)
 
 
 class GateServer(Server):

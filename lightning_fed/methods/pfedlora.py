@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jsonargparse.typing import ClosedUnitInterval
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Phase, Server, default_optimizer, one_per_architecture
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.models.factory import name_of
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import ClosedUnitInterval, NonNegativeInt, PositiveInt
 
 
 class PFedLoRA(FederatedModule):
@@ -109,7 +108,6 @@ class PFedLoRA(FederatedModule):
         return super().configure_server(clients)
 
     def shared_names(self) -> set[str]:
-        """The adapter travels."""
         return {name for name in self.state_dict() if name.startswith("adapter.")}
 
     def phases(self) -> list[Phase]:

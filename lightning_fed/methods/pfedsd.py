@@ -1,21 +1,19 @@
 """pFedSD (Jin et al., TPDS 2023, https://doi.org/10.1109/TPDS.2022.3225185)."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, FederatedModule, Phase, Server, State
+from lightning_fed.core import ClientInfo, Phase, Server, State
+from lightning_fed.methods.families.personal_model import PersonalModule
 from lightning_fed.models import Backbone, Backbones
-from lightning_fed.models.frozen import copy_learning
 from lightning_fed.nn.divergence import divergence
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
-class PFedSD(FederatedModule):
+class PFedSD(PersonalModule):
     r"""FedAvg whose clients also learn from themselves: the model that a client ended its last turn with teaches the one that it
     trains now, so that what it knew of its own data survives the server's broadcast.
 
@@ -42,6 +40,11 @@ class PFedSD(FederatedModule):
         FederationError: for a task or a loss that has no softmax.
     """
 
+    needs_cross_entropy = "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto."
+
+    trained: Tensor
+    """Whether the personal model has been, a scalar."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -52,39 +55,21 @@ class PFedSD(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.check_task()
         self.lam = lam
         self.temperature = temperature
         self.weighting = weighting
         self._has_teacher = False  # what trained says, where it can be read without waiting for a GPU
-        self._student_predicts = False
-        self._logits: list[Tensor] = []  # of the student
-
-    def check_task(self) -> None:
-        """What is distilled are probabilities of classes."""
-        self.task.need_cross_entropy(
-            type(self).__name__,
-            "it distils softmax probabilities: use CrossEntropyLoss (label smoothing, class weights), or Ditto.",
-        )
 
     def build(self) -> None:
-        """The network, the personal one, and whether that has been trained."""
+        """The networks, and whether the personal one has been trained."""
         super().build()
-        self.personal: Backbone = copy_learning(self.backbone)
-        self.trained: Tensor
         self.register_buffer("trained", torch.tensor(False))
 
     def shared_names(self) -> set[str]:
         """The network travels; the personal model stays."""
-        return {name for name in super().shared_names() if name != "trained" and not name.startswith("personal.")}
-
-    def initialized_from(self) -> dict[str, str]:
-        """The personal model is the server's until it has been trained."""
-        names = self.backbone.state_dict()
-        return {f"personal.{name}": f"backbone.{name}" for name in names if f"backbone.{name}" not in self.frozen_names}
+        return super().shared_names() - {"trained"}
 
     def load_private_state(self, state: State) -> None:
-        """Take over the client's own state."""
         super().load_private_state(state)
         self._has_teacher = bool(self.trained)
 
@@ -102,45 +87,19 @@ class PFedSD(FederatedModule):
     @property
     def predictor(self) -> Backbone:
         """The personal model, or the server's where there is none."""
-        return self.personal if self._has_teacher and not self._student_predicts else self.backbone
-
-    def forward(self, x: Any) -> Tensor:
-        """Logits of the :attr:`predictor`."""
-        logits = super().forward(x)
-        if self._student_predicts:
-            self._logits.append(logits)
-        return logits
-
-    def export_state(self, private: bool = True) -> State:
-        """The network that the client predicts with; without what is private, the server's."""
-        network = self.personal if private and self._has_teacher else self.backbone
-        return {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()}
+        return super().predictor if self._has_teacher else self.backbone
 
     def phases(self) -> list[Phase]:
         """FedAvg's, with a teacher where there is one."""
-        loss = self.distilled_loss if self._has_teacher and self.lam else self.student_loss
+        loss = self.distilled_loss if self._has_teacher and self.lam else self.global_loss
         return [Phase("local", list(self.backbone.parameters()), loss, self.optimizer, self.epochs, eval_modules=[self.personal])]
 
-    def student_loss(self, batch: Any) -> Tensor:
-        """The loss of a batch as the network that is trained predicts it."""
-        with self._student():
-            return self.client_loss(batch)
-
     def distilled_loss(self, batch: Any) -> Tensor:
-        """The same plus what the teacher has to say, from one pass through each."""
-        with self._student() as logits:
+        """The loss of the network that is trained plus what the teacher has to say, from one pass through each."""
+        with self.global_predicts() as logits:
             loss = self.client_loss(batch)
         x, _ = self.unpack(batch)
         with torch.no_grad():
             teacher = self.personal(x)
         T = self.temperature
         return loss + self.lam * T**2 * divergence(teacher / T, logits[0] / T)
-
-    @contextmanager
-    def _student(self) -> Iterator[list[Tensor]]:
-        """In this block the network that is trained predicts, and its logits are noted."""
-        self._student_predicts, self._logits = True, []
-        try:
-            yield self._logits
-        finally:
-            self._student_predicts, self._logits = False, []

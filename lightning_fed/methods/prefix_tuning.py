@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_fed.core import FederationError, State
 from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.adapters import Prefix, ReparametrizedPrefix, attend
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 ATTENTION = "lightning_fed_prefix"
-"""The name under which transformers finds :func:`attend`."""
+"""The name under which transformers finds :func:`.attend`."""
 
 
 class PrefixTuning(GroupTuning):
@@ -89,80 +88,3 @@ class PrefixTuning(GroupTuning):
                     del state[f"{name}.{part}"]
                 state[f"{name}.keys"], state[f"{name}.values"] = prefix()
         return state
-
-
-class Prefix(nn.Module):
-    """Keys and values.
-
-    Args:
-        keys: ``(length, d)``, how they start.
-        values: the same.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self.keys = nn.Parameter(keys)
-        self.values = nn.Parameter(values)
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, each ``(length, d)``."""
-        return self.keys, self.values
-
-
-class ReparametrizedPrefix(nn.Module):
-    """Keys and values that maps make of fixed embeddings.
-
-    Args:
-        length: tokens of the prefix.
-        width: length d of a key.
-        hidden: length of what is between.
-    """
-
-    embeddings: Tensor
-
-    def __init__(self, length: int, width: int, hidden: int) -> None:
-        super().__init__()
-        # Drawn on a stream of their own: they are never sent, so that everybody has to know them.
-        embeddings = torch.randn(length, width, generator=torch.Generator().manual_seed(0), device="cpu")
-        self.register_buffer("embeddings", embeddings, persistent=False)
-        self.key_maps, self.value_maps = (
-            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.Tanh(), nn.Linear(hidden, width, bias=False)) for _ in range(2)
-        )
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, each ``(length, d)``."""
-        return self.key_maps(self.embeddings), self.value_maps(self.embeddings)
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention of transformers' interface, with the prefix that hangs on the module before keys and values.
-
-    Args:
-        module: of the network; it has the prefix.
-        query: ``(B, heads, L, d / heads)``.
-        key: the same.
-        value: the same.
-        attention_mask: None; images have no padding.
-        dropout: of the attention.
-        scaling: of the products of queries and keys.
-        **kwargs: what else the interface passes, of no use here.
-
-    Returns:
-        ``(B, L, heads, d / heads)``, and no weights.
-    """
-    batch, heads = key.shape[:2]
-    keys, values = (
-        torch.cat([part.to(own.dtype).unflatten(-1, (heads, -1)).transpose(0, 1).expand(batch, -1, -1, -1), own], dim=2)
-        for part, own in zip(module.prefix(), (key, value), strict=True)  # type: ignore[operator]
-    )
-    output = scaled_dot_product_attention(query, keys, values, attention_mask, dropout, scale=scaling)
-    return output.transpose(1, 2), None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 
 from lightning_fed.methods.families.grouped_adapters import GroupTuning
 from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.adapters import Prompt, prompted
 from lightning_fed.options import NonNegativeInt, PositiveInt
 
 
@@ -54,30 +54,3 @@ class PromptTuning(GroupTuning):
             tokens = torch.empty(self.size(), config.hidden_size).uniform_(-bound, bound)
             block.prompt = Prompt(tokens, self.size() if place > 0 else 0)
             block.register_forward_pre_hook(prompted)
-
-
-class Prompt(nn.Module):
-    """Puts tokens behind the first one of a sequence, in the place of some.
-
-    Args:
-        tokens: ``(p, d)``, how they start.
-        replaced: how many tokens behind the first are dropped.
-    """
-
-    def __init__(self, tokens: Tensor, replaced: int) -> None:
-        super().__init__()
-        self.tokens = nn.Parameter(tokens)
-        self.replaced = replaced
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, L - replaced + p, d)`` of ``(B, L, d)``."""
-        tokens = self.tokens.to(x.dtype).expand(len(x), -1, -1)  # of a frozen network, which may be less precise
-        return torch.cat([x[:, :1], tokens, x[:, 1 + self.replaced :]], dim=1)
-
-
-def prompted(block: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook: a block's input with the prompt that hangs on the block. It is found there, and not kept by the hook,
-    because networks are copied.
-    """
-    hidden_states, *others = args
-    return (block.prompt(hidden_states), *others)  # type: ignore[operator]

@@ -1,26 +1,18 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fed.core import (
-    ClientInfo,
-    FederationError,
-    KeepsGlobalParameters,
-    Phase,
-    Server,
-    ServerUpdate,
-    State,
-)
+from lightning_fed.core import ClientInfo, FederationError, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import PositiveFloat, PositiveInt
 
 CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
@@ -70,7 +62,6 @@ class SCAFFOLD(KeepsGlobalParameters):
             check_plain_sgd(self.optimizer, self.gradient_clip)
 
     def build(self) -> None:
-        """The network, and control variates of zero."""
         super().build()
         zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
         self.own_control = BufferDict(zeros)  # c_k
@@ -85,7 +76,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         return {f"{CONTROL}{name}": tensor for name, tensor in self.control.items()}
 
     def load_payload(self, payload: State) -> None:
-        """Take :math:`c`."""
         self.control.update({name.removeprefix(CONTROL): tensor for name, tensor in payload.items()})
         self.total_lr = 0.0
 
@@ -100,7 +90,6 @@ class SCAFFOLD(KeepsGlobalParameters):
         return self.client_loss(batch) + (correction - correction.detach())
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Add up the learning rates."""
         self.total_lr += optimizer.param_groups[0]["lr"]
 
     def post_training_step(self, batch: Any) -> State:
@@ -113,7 +102,6 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     @property
     def has_post_training_step(self) -> bool:
-        """With option I."""
         return self.option == "I"
 
     @torch.no_grad()
@@ -148,6 +136,7 @@ def check_plain_sgd(optimizer: OptimizerCallable, gradient_clip: float | None) -
         )
 
 
+@dataclass
 class ScaffoldUpdate(ServerUpdate):
     r""":math:`c` grows by :math:`\frac{1}{N} \sum_{k \in S} \Delta c_k`, and the model moves by :math:`\eta_g` towards the mean.
 
@@ -156,12 +145,11 @@ class ScaffoldUpdate(ServerUpdate):
         server_lr: :math:`\eta_g`.
     """
 
-    def __init__(self, num_clients: int, server_lr: float) -> None:
-        self.num_clients = num_clients
-        self.server_lr = server_lr
+    num_clients: int
+    server_lr: float
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """See :meth:`.ServerUpdate.__call__`. Buffers are the mean: beyond it a variance may be negative."""
+        """Buffers are the mean: beyond it a variance may be negative."""
         share = clients / self.num_clients
         moved = {name: state[name] + share * mean for name, mean in combined.items() if name.startswith(CONTROL)}
         if self.server_lr != 1:

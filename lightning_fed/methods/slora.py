@@ -1,6 +1,6 @@
 """SLoRA (Babakniya et al. 2023, https://arxiv.org/abs/2308.06522)."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -10,15 +10,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import COMMON, LoRAModule
 from lightning_fed.models.adapters import adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
+from lightning_fed.nn.sparse_change import Change, SparseChange, draw_masks, masked_count, scattered
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
-
-Base = Literal["original", "residual"]
 
 A, B = f"lora_A.{COMMON}.weight", f"lora_B.{COMMON}.weight"
 START_A, START_B = "start_A", "start_B"
@@ -70,7 +69,7 @@ class SLoRA(LoRAModule):
         num_classes: PositiveInt | None = None,
         sparse_rounds: NonNegativeInt = 10,
         density: Fraction = 0.01,
-        base: Base = "original",
+        base: Literal["original", "residual"] = "original",
         optimizer: OptimizerCallable = default_adam,
         local_steps: NonNegativeInt | None = None,
         **kwargs: Any,
@@ -85,12 +84,10 @@ class SLoRA(LoRAModule):
 
     @property
     def sparse(self) -> bool:
-        """Whether this is a model of the first stage. Who has no server is in the second."""
-        return self.client is not None and self.client.model_size is not None
-
-    def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The stage, sent as the client's ``model_size``: the density in the first, none in the second."""
-        return client.model_size if client else None
+        """Whether this is a model of the first stage, of which the density is sent as the client's ``model_size``. Who has no
+        server is in the second.
+        """
+        return self.model_size is not None
 
     def adapted_layers(self) -> list[str] | str | None:
         """All four projections of attention by default."""
@@ -155,7 +152,7 @@ class SLoRA(LoRAModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages values at first, then factors."""
-        return SLoRAServer(self.shared_state(), self.shapes, self.density, self.scaling, self.sparse_rounds, self.base)
+        return SLoRAServer(self.shared_state(), self)
 
 
 class SLoRAServer(Server):
@@ -163,37 +160,27 @@ class SLoRAServer(Server):
 
     Args:
         state: the adapter and the head as they are before the first round.
-        shapes: of the adapted matrices, ``(out, in)`` by name of the layer.
-        density: see :class:`SLoRA`.
-        scaling: s.
-        sparse_rounds: see :class:`SLoRA`.
-        base: see :class:`SLoRA`.
+        method: whose stages these are.
     """
 
-    def __init__(
-        self, state: State, shapes: Mapping[str, torch.Size], density: float, scaling: float, sparse_rounds: int, base: Base
-    ) -> None:
-        self.shapes = shapes
-        self.density = density
-        self.scaling = scaling
-        self.sparse_rounds = sparse_rounds
-        self.residual = base == "residual"
+    def __init__(self, state: State, method: SLoRA) -> None:
+        self.method = method
         self.round = 1
         values = {
-            f"{name}.{VALUES}": state[f"{name}.{A}"].new_zeros(masked_count(shape, density)) for name, shape in shapes.items()
+            f"{name}.{VALUES}": state[f"{name}.{A}"].new_zeros(masked_count(shape, method.density))
+            for name, shape in method.shapes.items()
         }
-        factors = ((START_A, A), (START_B, B))
-        starts = {f"{name}.{start}": torch.zeros_like(state[f"{name}.{own}"]) for name in shapes for start, own in factors}
-        self.adapter_names = {f"{name}.{factor}" for name in shapes for factor in (A, B)}
+        factors = ((START_A, A), (START_B, B)) if method.base == "residual" else ()
+        starts = {f"{name}.{start}": torch.zeros_like(state[f"{name}.{own}"]) for name in method.shapes for start, own in factors}
+        self.adapter_names = {f"{name}.{factor}" for name in method.shapes for factor in (A, B)}
         self.sparse_names = {*values, MASK_SEED}
-        self.start_names = set(starts) if self.residual else set()
-        whole = {**state, **values, MASK_SEED: torch.randint(2**31, ())} | (starts if self.residual else {})
-        super().__init__(whole, "examples", holds_model=True)
+        self.start_names = set(starts)
+        super().__init__({**state, **values, MASK_SEED: torch.randint(2**31, ()), **starts}, "examples", holds_model=True)
 
     @property
     def sparse(self) -> bool:
         """Whether the round belongs to the first stage."""
-        return self.round <= self.sparse_rounds
+        return self.round <= self.method.sparse_rounds
 
     def trained(self) -> State:
         """What clients train in this stage: what comes back."""
@@ -201,14 +188,13 @@ class SLoRAServer(Server):
         return {name: tensor for name, tensor in self.state.items() if name not in others}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The stage's model."""
         return self.global_models()["global"]
 
     def global_models(self) -> dict[str, Broadcast]:
         """``global``, the stage's model."""
         if self.sparse:
-            return {"global": Broadcast(self.trained(), self.density)}
-        return {"global": Broadcast(self.state if self.residual else self.trained())}
+            return {"global": Broadcast(self.trained(), self.method.density)}
+        return {"global": Broadcast(self.state if self.start_names else self.trained())}
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """What is trained in this stage: a residual base is sent, and does not come back."""
@@ -216,93 +202,22 @@ class SLoRAServer(Server):
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates; the last of the first stage returns ``server/energy``, unless nothing was learned in it."""
-        mean = WeightedMean()
-        for update in updates:
-            mean.add(update.state, update.num_examples)
-        self.state = self.state | mean.result()
-        return self.start_adapter() if self.round == self.sparse_rounds else {}
+        super().aggregate(updates)
+        return self.start_adapter() if self.round == self.method.sparse_rounds else {}
 
     def start_adapter(self) -> dict[str, float]:
         """Set the adapter to the best of its rank; returns the energy that it keeps."""
-        state, kept, total = dict(self.state), 0.0, 0.0
-        for name, entries in draw_masks(self.shapes, self.density, state[MASK_SEED]).items():
-            spectrum = Spectrum.of(scattered(state[f"{name}.{VALUES}"], entries, self.shapes[name]))
+        method, state, kept, total = self.method, dict(self.state), 0.0, 0.0
+        for name, entries in draw_masks(method.shapes, method.density, state[MASK_SEED]).items():
+            spectrum = Spectrum.of(scattered(state[f"{name}.{VALUES}"], entries, method.shapes[name]))
             a, b = state[f"{name}.{A}"].clone(), state[f"{name}.{B}"].clone()
             energies = spectrum.values.square()
             kept, total = kept + energies[: len(a)].sum().item(), total + energies.sum().item()
             if rank := min(len(a), spectrum.rank(torch.float64)):
                 left, right = spectrum.factors(rank)
-                a[:rank], b[:, :rank] = right.T / self.scaling**0.5, left / self.scaling**0.5
+                a[:rank], b[:, :rank] = right.T / method.scaling**0.5, left / method.scaling**0.5
             state |= {f"{name}.{A}": a, f"{name}.{B}": b}
-            if self.residual:
+            if self.start_names:
                 state |= {f"{name}.{START_A}": a.clone(), f"{name}.{START_B}": b.clone()}
         self.state = state
         return {"server/energy": kept / total} if total else {}
-
-
-class SparseChange(nn.Module):
-    """A parametrization that adds trainable values to some entries of a weight. The other entries have no gradient, not even one of
-    zero: no optimizer can move them.
-
-    Args:
-        weight: of any shape; it is not changed.
-        density: part of its entries that have values.
-    """
-
-    entries: Tensor
-
-    def __init__(self, weight: Tensor, density: float) -> None:
-        super().__init__()
-        count = masked_count(weight.shape, density)
-        self.values = nn.Parameter(torch.zeros(count, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device))
-        self.register_buffer("entries", torch.arange(count, device=weight.device), persistent=False)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The weight with the values added, in its own precision."""
-        return weight.flatten().scatter_add(0, self.entries, self.values.to(weight.dtype)).view_as(weight)
-
-
-class Change(nn.Module):
-    """A parametrization that adds a constant to a weight.
-
-    Args:
-        weight: of any shape; it is not changed.
-    """
-
-    change: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("change", torch.zeros_like(weight), persistent=False)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The sum."""
-        return weight + self.change
-
-
-def masked_count(shape: torch.Size, density: float) -> int:
-    """Number of entries of a matrix that a mask selects, at least one."""
-    return max(1, round(density * shape.numel()))
-
-
-def draw_masks(shapes: Mapping[str, torch.Size], density: float, seed: Tensor) -> State:
-    """Which entries the masks select, uniformly at random.
-
-    Args:
-        shapes: of the matrices.
-        density: part of the entries.
-        seed: of all masks, an integer.
-
-    Returns:
-        For each matrix distinct indices into its flattened entries.
-    """
-    stream = torch.Generator().manual_seed(int(seed))
-    return {
-        name: torch.randperm(shape.numel(), generator=stream, device="cpu")[: masked_count(shape, density)]
-        for name, shape in shapes.items()
-    }
-
-
-def scattered(values: Tensor, entries: Tensor, shape: torch.Size) -> Tensor:
-    """A matrix that has these values at these flat indices, and zeros elsewhere."""
-    return values.new_zeros(shape.numel()).scatter(0, entries, values).view(shape)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State
 from lightning_fed.methods.families.classifiers import needs_classifier
 from lightning_fed.methods.families.model_sizes import Assignment, SizedModule, SizedServer
-from lightning_fed.models import BackboneFactory, backbone_of
+from lightning_fed.models import BackboneFactory
 from lightning_fed.options import PositiveInt
 
 
@@ -77,12 +77,8 @@ class SplitMix(SizedModule):
         )
 
     def build(self) -> None:
-        """As many networks as the client trains."""
-        budget = self.client.model_size if self.client else None
-        [factory] = self.backbone_factories
-        self.bases = nn.ModuleList(
-            backbone_of(factory, self.num_classes) for _ in range(self.num_bases if budget is None else int(budget))
-        )
+        count = self.num_bases if self.model_size is None else int(self.model_size)
+        self.bases = nn.ModuleList(self.new_backbone() for _ in range(count))
         needs_classifier(self.bases[0], "SplitMix predicts with the mean of its networks' logits")
 
     def every_logits(self, x: Tensor) -> Tensor:
@@ -99,7 +95,6 @@ class SplitMix(SizedModule):
         return torch.stack([self.criterion(logits, y) for logits in self.every_logits(x)]).sum()
 
     def phases(self) -> list[Phase]:
-        """All networks at once."""
         return [replace(phase, terms=len(self.bases)) for phase in super().phases()]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
@@ -155,8 +150,7 @@ class SplitMixServer(SizedServer):
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
         """The first networks, as many as the client can hold."""
-        size = self.model_size[client.id]
-        return self._with_statistics(Broadcast(self.version(size), size))
+        return self._with_statistics(super().broadcast(client))
 
     def global_models(self) -> dict[str, Broadcast]:
         """``global``, all networks, and the first k for every smaller k."""

@@ -1,9 +1,12 @@
-"""The parameters of a network cut into blocks, of which some are kept."""
+"""The parameters of a network cut into blocks, of which some are kept; and a gate, which says which."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from lightning_fed.nn.switch_norm import SwitchNorm2d
 
 Tensors = dict[str, Tensor]
 
@@ -119,3 +122,26 @@ class Blocks:
         sizes = torch.tensor(self.sizes) * keep
         counts = {name: int(sizes[self._place[name]].sum()) for name in parameters}
         return {name: torch.empty(counts[name], dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()}
+
+
+class Gate(nn.Module):
+    """What a batch of images says about the blocks of a network.
+
+    Args:
+        shape: channels, height and width of the images.
+        blocks: how many blocks there are.
+        separate_scale: whether scales have a branch of their own, which begins as a copy of the other one.
+    """
+
+    def __init__(self, shape: Sequence[int], blocks: int, separate_scale: bool) -> None:
+        super().__init__()
+        self.norm = SwitchNorm2d(shape[0])
+        pixels = torch.Size(shape).numel()
+        self.importance = nn.Sequential(nn.Flatten(), nn.Linear(pixels, blocks), nn.BatchNorm1d(blocks))
+        self.scale = copy.deepcopy(self.importance) if separate_scale else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Importance and scale of each block, ``(L,)``, in (0, 1): means over the batch."""
+        x = self.norm(x)
+        importance = self.importance(x).sigmoid().mean(dim=0)
+        return importance, importance if self.scale is None else self.scale(x).sigmoid().mean(dim=0)

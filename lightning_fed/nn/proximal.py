@@ -1,10 +1,28 @@
-"""The distance that keeps a model near another one."""
+"""What keeps a model near another one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 def half_squared_distance(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor | float:
     r""":math:`\frac{1}{2} \lVert w - a \rVert^2` over all pairs of tensors, whose gradient in :math:`w` is :math:`w - a`."""
     return sum(((p - anchor).square().sum() for p, anchor in zip(parameters, anchors, strict=True)), start=0.0) / 2
+
+
+@torch.no_grad()
+def proximal_step(optimizer: Optimizer, anchors: Mapping[Tensor, Tensor], strength: float) -> None:
+    r"""What follows an optimizer's step with rate :math:`\eta` where a term :math:`\frac{s}{2} \lVert w - a \rVert^2` is no part of
+    the loss: exactly, :math:`w \leftarrow (w + c\,a) / (1 + c)`, :math:`c = \eta s`.
+
+    Args:
+        optimizer: that has stepped.
+        anchors: a, by parameter.
+        strength: s.
+    """
+    for group in optimizer.param_groups:
+        own = [p for p in group["params"] if p in anchors]
+        way = group["lr"] * strength
+        torch._foreach_lerp_(own, [anchors[p] for p in own], way / (1 + way))

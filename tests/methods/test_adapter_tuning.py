@@ -1,24 +1,16 @@
 """AdapterTuning: where adapters act, what they compute and how many values they train."""
 
-import copy
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, TINY_VIT, same
+from tiny import CLASSES, same
+from tiny_vits import images, strong
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import AdapterTuning
-from lightning_fed.models import VisionTransformer
-from lightning_fed.tensors import count_floats
 
-strong = partial(VisionTransformer, config=TINY_VIT | {"initializer_range": 0.5})
-"""With weights so large that all parts of it matter."""
-VIT_SMALL = {"model_type": "vit", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-vit_small = partial(VisionTransformer, config=VIT_SMALL)
 every_placement = pytest.mark.parametrize("placement", ["attention", "mlp", "both"])
 
 
@@ -39,10 +31,6 @@ def trained(**options: Any) -> AdapterTuning:
 
 def adapters(module: AdapterTuning) -> dict[str, Tensor]:
     return {name: p for name, p in module.named_parameters() if ".adapter." in name}
-
-
-def images(number: int = 5) -> Tensor:
-    return torch.randn(number, 3, 4, 4)
 
 
 # ------------------------------------------------------------------------------------------------------------------- output
@@ -79,17 +67,6 @@ def test_adapters_act_before_the_residual_sums(placement: str, bias: bool) -> No
     assert acted == 2
 
 
-def test_a_copy_has_adapters_of_its_own() -> None:
-    module, x = trained(), images()
-    before = module(x)
-    copied = copy.deepcopy(module)
-    with torch.no_grad():
-        for parameter in adapters(copied).values():
-            parameter.zero_()
-    assert torch.equal(module(x), before)
-    assert torch.equal(copied(x), module.frozen_backbones[0].copy(CLASSES).eval()(x))
-
-
 # ------------------------------------------------------------------------------------------------------------------ training
 
 
@@ -111,25 +88,3 @@ def test_up_is_zero_and_down_is_not() -> None:
         assert parameter.any() == (".down." in name)
     one, other = built(), built()
     assert not same(adapters(one), adapters(other))
-
-
-@pytest.mark.parametrize(
-    ("hidden", "options", "count"),
-    [
-        (8, {}, 73_728),
-        pytest.param(16, {}, 147_456, marks=pytest.mark.slow),
-        pytest.param(32, {}, 294_912, marks=pytest.mark.slow),
-        pytest.param(64, {}, 589_824, marks=pytest.mark.slow),
-        pytest.param(8, {"placement": "attention"}, 73_728, marks=pytest.mark.slow),
-        pytest.param(8, {"placement": "both"}, 147_456, marks=pytest.mark.slow),
-        pytest.param(8, {"bias": True}, 78_432, marks=pytest.mark.slow),
-        (8, {"placement": "both", "bias": True}, 156_864),
-    ],
-)
-def test_what_vit_small_trains(hidden: int, options: dict[str, Any], count: int) -> None:
-    method = AdapterTuning(vit_small, 10, hidden=(8, 16, 32, 64), **options)
-    with torch.device("meta"):
-        module = method.for_client(ClientInfo(0, 1, 0, 0, (1,) * 10, model_size=hidden))
-    shared = {name: tensor for name, tensor in module.state_dict().items() if name in module.shared_names()}
-    assert count_floats(shared) == count + 3850
-    assert sum(p.numel() for p in adapters(module).values()) == count

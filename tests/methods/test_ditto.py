@@ -1,35 +1,24 @@
 """Ditto: a global model that does not notice the personal ones, and personal ones that stay near it."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_loops import fixed
+from tiny_rounds import fit
 
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import Ditto, FedAvg, PFedSD, Standalone
-from lightning_fed.seeding import seeded
-from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import State
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[1]
 
 
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
-
-
-def fit(model: FederatedModule, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def personal(federation: Federation, client: int) -> State:
@@ -55,8 +44,8 @@ def test_what_is_frozen_is_the_same_in_both_networks(method: type[Ditto | PFedSD
 
 def test_without_the_term_personal_models_are_standalones_bit_for_bit() -> None:
     """From a common start; the global model is not trained here, so that the orders of batches are those of Standalone."""
-    ours = fit(Ditto(fixed_net, CLASSES, 0.0, optimizer=momentum, epochs=0, personal_epochs=2))
-    theirs = fit(Standalone(fixed_net, CLASSES, momentum, epochs=2))
+    ours = fit(Ditto(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=0, personal_epochs=2))
+    theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2))
     for client in range(3):
         alone = theirs.client_module(client).backbone.state_dict()
         assert same(personal(ours, client), dict(alone))
@@ -96,18 +85,6 @@ def test_the_gradient_that_is_added_is_lambda_times_the_distance_from_the_broadc
         torch.testing.assert_close(one - other, 0.7 * (parameter.detach() - sent[name]), rtol=1e-4, atol=1e-5)
 
 
-def test_personal_models_stay_with_their_clients() -> None:
-    engine = Recording()
-    federation = fit(Ditto(Net, CLASSES, optimizer=sgd), engine=engine, run_dir="runs")
-    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert not any(name.startswith("personal.") for state in states for name in state)
-    assert all(all(name.startswith("personal.") for name in state) for state in private_states(federation).values())
-    [*_, newest] = sorted(Path("runs/version_0/checkpoints").iterdir())
-    server = safetensors.torch.load_file(newest / "server.safetensors")
-    assert server
-    assert all(name.startswith("backbone.") for name in server)
-
-
 def test_what_is_measured_is_the_personal_model() -> None:
     """Before aggregation and after, which is the same for who took part."""
     row = fit(Ditto(Net, CLASSES, optimizer=sgd)).run.history[-1]
@@ -144,12 +121,3 @@ def test_alone_it_starts_from_its_own_global_model() -> None:
     module = Ditto(Net, CLASSES)
     module.configure_model()
     assert same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
-
-
-def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
-    module = fit(Ditto(Net, CLASSES, optimizer=sgd)).client_module(1)
-    for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
-        write_safetensors(tmp_path / name, module, private)
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
-        assert same(safetensors.torch.load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
-    assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))

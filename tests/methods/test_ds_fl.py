@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    WideNet,
-    assert_same,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
 from tiny_loops import batches
 from tiny_public import PROXY, Losing, fit, public, public_epochs, with_public
 from torch import Tensor, nn
@@ -28,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data.client_info import SERVER
-from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import DSFL, Standalone
 from lightning_fed.methods.ds_fl import OpenServer, entropy, era
@@ -297,25 +286,6 @@ def test_what_comes_of_a_lesson_is_checked() -> None:
         fit(new(), engine=Unsaid(), rounds=1)
 
 
-@pytest.mark.parametrize("order", mostly_slow(["train_then_distill", "distill_then_train"], often={"distill_then_train"}))
-def test_a_continued_run_ends_the_same(order: Any) -> None:
-    whole = fit(new(order=order), rounds=3, participation=0.7, evaluate_every=1)
-    fit(new(order=order), rounds=2, run_dir="runs", participation=0.7, evaluate_every=1)
-    federation = new_federation(3, "runs", evaluate_every=1, participation=0.7)
-    federation.fit(new(order=order), with_public(), ckpt_path="last")
-    assert_same(federation, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["train_then_distill", "distill_then_train"])
-def test_worker_processes_give_the_same_numbers(order: Any) -> None:
-    engine = Processes(workers=2)
-    assert_same(fit(new(order=order), engine=engine), fit(new(order=order), engine=InProcess(threads=1)))
-    engine._stop()
-
-
 def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(FederationError, match="DSFL got task 'regression', but it exchanges probabilities of classes"):
-        new(task="regression")
     with pytest.raises(FederationError, match="needs public data, and there are none"):
         fit(new(), new_data())

@@ -6,21 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    WideNet,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-    server_client_states,
-    sgd,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, momentum, new_data, private_states, same, sgd
 from tiny_loops import batches
+from tiny_rounds import fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -42,10 +30,7 @@ NETWORKS: Any = [Net, WideNet]
 ROWS, LABELS, COUNTS = f"{OUTPUTS}rows", f"{OUTPUTS}labels", f"{OUTPUTS}counts"
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def apart() -> InMemory:
@@ -113,17 +98,6 @@ def test_teachers_are_the_others_means(rows: list[dict[int, Tensor]], tmp_path: 
             if others:
                 torch.testing.assert_close(found[label], torch.stack(others).mean(dim=0))
         assert found.keys() <= own.keys()
-
-
-def test_all_teachers_of_a_label_add_up(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
-    """Σ (M - 1) G = (M - 1) Σ F over its holders."""
-    server = new_server(tmp_path)
-    merge(server, 1, *(sent(client, own) for client, own in enumerate(rows)))
-    for label in range(3):
-        holders = [client for client, own in enumerate(rows) if label in own]
-        taught = sum(teachers(server, info(client))[label] for client in holders)
-        mean = sum(rows[client][label] for client in holders)
-        torch.testing.assert_close((len(holders) - 1) * taught, (len(holders) - 1) * mean)
 
 
 def test_teachers_are_probabilities(rows: list[dict[int, Tensor]], tmp_path: Path) -> None:
@@ -285,12 +259,6 @@ def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: flo
     assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
 
 
-def test_with_it_it_is_not() -> None:
-    ours, theirs = fit(FD(NETWORKS, CLASSES, optimizer=sgd)), fit(Standalone(NETWORKS, CLASSES, sgd))
-    mine, alone = private_states(ours), private_states(theirs)
-    assert not any(same(mine[client], alone[client]) for client in alone)
-
-
 def test_a_lone_client_is_standalone_bit_for_bit() -> None:
     ours = fit(FD(NoisyNet, CLASSES, optimizer=momentum), new_data(1, 60))
     assert_same_networks(ours, fit(Standalone(NoisyNet, CLASSES, momentum), new_data(1, 60)))
@@ -364,36 +332,11 @@ def test_traffic_of_two_labels_of_ten() -> None:
     assert (count_floats(down), count_bytes(down)) == (20, 80 + 2)
 
 
-def test_traffic_of_a_run_is_what_is_sent() -> None:
-    engine = Recording()
-    history = fit(FD(NETWORKS, CLASSES, optimizer=sgd), engine=engine).run.history
-    assert history[0]["traffic/down_bytes"] == 0
-    for row in history:
-        fits = engine.fits(int(row["round"]))
-        assert row["traffic/up_bytes"] == sum(count_bytes(update.state) for _, update in fits)
-        assert row["traffic/down_parameters"] == sum(count_floats(turn.broadcast.state) for turn, _ in fits)
-    assert history[1]["traffic/up_parameters"] == 3 * CLASSES * CLASSES  # whatever the networks
-    assert history[1]["traffic/up_bytes"] == 3 * (4 * CLASSES * CLASSES + 4 * CLASSES + 1)
-
-
-def test_a_stopped_run_goes_on_with_its_teachers() -> None:
-    model = partial(FD, NETWORKS, CLASSES, optimizer=momentum)
-    whole = fit(model(), rounds=4, participation=0.7, evaluate_every=1)
-    for rounds in (2, 4):
-        stopped = new_federation(rounds, "runs", participation=0.7, evaluate_every=1)
-        stopped.fit(model(), new_data(3, 120), ckpt_path="last")
-    assert_same_networks(whole, stopped)
-    ours, theirs = server_client_states(whole), server_client_states(stopped)
-    assert all(same(ours[client], theirs[client]) for client in ours)
-
-
 def test_data_whose_labels_are_no_classes_are_refused() -> None:
     with pytest.raises(
         FederationError, match="FD needs data whose labels are the 4 classes that are predicted, but client 3 counts 2"
     ):
         FD(Net, CLASSES).configure_server([info(0), info(3, (1, 2))])
-    with pytest.raises(FederationError, match="its teachers are probabilities of classes"):
-        FD(Net, CLASSES, task="regression")
 
 
 def test_a_broadcast_that_does_not_fit_is_refused() -> None:

@@ -6,25 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    WideNet,
-    assert_same,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, Recording, WideNet, momentum, new_data, private_states, same
 from tiny_loops import batches, mean_of
 from tiny_public import PROXY, Losing, fit, public, public_batches, said_in, with_public
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
 from lightning_fed.data.client_info import SERVER
-from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedDF, FedET
 from lightning_fed.methods.fed_et import confidence_weights, consensus
@@ -268,27 +256,9 @@ def test_examples_are_looked_at_in_parts_without_a_difference(monkeypatch: pytes
     assert same(whole, fit(new(), store_limit_mb=1e-6).run.server.state_dict())
 
 
-@pytest.mark.slow
-def test_a_continued_run_ends_the_same() -> None:
-    whole = fit(new(), rounds=3, evaluate_every=1)
-    fit(new(), rounds=2, run_dir="runs", evaluate_every=1)
-    federation = new_federation(3, "runs", evaluate_every=1)
-    federation.fit(new(), with_public(), ckpt_path="last")
-    assert_same(federation, whole)
-
-
-@pytest.mark.slow
-def test_worker_processes_give_the_same_numbers() -> None:
-    engine = Processes(workers=2)
-    assert_same(fit(new(), engine=engine), fit(new(), engine=InProcess(threads=1)))
-    engine._stop()
-
-
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(FederationError, match=r"one last layer, but that of backbone 1 has shapes .*\(4, 12\)"):
         fit(new(backbone=[Net, OtherHead]))
-    with pytest.raises(FederationError, match="FedET got task 'regression', but it distils probabilities of classes"):
-        new(task="regression")
     with pytest.raises(FederationError, match="needs public data, and there are none"):
         fit(new(), new_data())
     with pytest.raises(FederationError, match="The server's own turns of round 1 were lost"):

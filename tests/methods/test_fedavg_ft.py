@@ -8,20 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 from tiny import CLASSES, Net, NoisyNet, Recording, assert_same, momentum, new_data, new_federation, same, sgd, without_seconds
+from tiny_rounds import fit
 
 from lightning_fed.core import FineTuning
-from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, FedRep, PF2LoRA
 
-
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 2, "evaluate_every": 1} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=2, evaluate_every=1)
 
 
 def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -3,37 +3,22 @@
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-    server_client_states,
-    sgd,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, server_client_states, sgd
 from tiny_loops import batches
-from tiny_rounds import UniformFedAvg
+from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.core.client_state
 from lightning_fed.core.client_state import flatten
 from lightning_fed.core.messages import Broadcast, ClientUpdate
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedCAC
-from lightning_fed.methods.fedcac import CRITICAL, VALUES, CollaborationServer, collaborators, critical_entries, overlap_threshold
+from lightning_fed.methods.fedcac import CRITICAL, CollaborationServer, collaborators, critical_entries, overlap_threshold
 from lightning_fed.models import CNN1
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, unpack_bits
@@ -41,10 +26,7 @@ from lightning_fed.tensors import State, count_bytes, count_floats, pack_bits, u
 INFO = new_data().clients[1]
 
 
-def fit(model: FederatedModule, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=3)
 
 
 # ------------------------------------------------------------------------------------------------------------ what is critical
@@ -277,18 +259,6 @@ def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
             torch.testing.assert_close(tensor, expected[client][name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_stopped_run_goes_on_with_what_is_customized() -> None:
-    model = partial(FedCAC, NoisyNet, CLASSES, beta=3, optimizer=momentum)
-    whole = fit(model(), rounds=4, participation=0.7, evaluate_every=1)
-    for rounds in (2, 4):
-        stopped = new_federation(rounds, "runs", participation=0.7, evaluate_every=1)
-        stopped.fit(model(), new_data(3, 120), ckpt_path="last")
-    assert whole.run.results == stopped.run.results
-    ours, theirs = server_client_states(whole), server_client_states(stopped)
-    assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) and ours[client].keys() == {CRITICAL, VALUES} for client in ours)
-
-
 # ----------------------------------------------------------------------------------------------------------------- the client
 
 
@@ -307,15 +277,6 @@ def test_the_mask_is_of_what_training_changed() -> None:
 def test_without_training_nothing_is_critical() -> None:
     federation = fit(FedCAC(Net, CLASSES, epochs=0))
     assert not any(state[CRITICAL].any() for state in server_client_states(federation).values())
-
-
-def test_batch_norm_stays_with_its_client() -> None:
-    engine = Recording()
-    federation = fit(FedCAC(NoisyNet, CLASSES, optimizer=sgd), engine=engine)
-    states = [turn.broadcast.state for turn in engine.turns] + [sent.state for sent in engine.updates]
-    assert not any("running" in name or "tracked" in name for state in states for name in state)
-    means = [private_states(federation)[client]["backbone.norm.running_mean"] for client in range(3)]
-    assert not torch.equal(means[0], means[1])
 
 
 def test_traffic_is_the_parameters_and_a_bit_for_each_on_the_way_up() -> None:

@@ -8,28 +8,19 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
+from tiny_loops import fixed
+from tiny_rounds import fit
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fed import FederationError
-from lightning_fed.core.module import FederatedModule
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedDecomp
 from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[0]
-
-
-def fixed(network: Any) -> Any:
-    def build(num_classes: int) -> Any:
-        with seeded(17):
-            return network(num_classes)
-
-    return build
 
 
 class UniformFedAvg(FedAvg):
@@ -38,10 +29,7 @@ class UniformFedAvg(FedAvg):
     weighting = "uniform"
 
 
-def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=2, evaluate_every=1)
 
 
 def plain(state: State) -> State:
@@ -128,7 +116,7 @@ def test_payload_is_the_whole_network() -> None:
 def test_the_low_rank_part_has_its_own_optimizer(alternating: bool) -> None:
     """One that does not move leaves B at zero, whoever learns beside it."""
     still = partial(torch.optim.SGD, lr=0.0)
-    federation = fit(FedDecomp(fixed(Net), CLASSES, alternating=alternating, optimizer=sgd, lora_optimizer=still), 1)
+    federation = fit(FedDecomp(fixed(Net), CLASSES, alternating=alternating, optimizer=sgd, lora_optimizer=still), rounds=1)
     learned = plain(federation.run.server.state)
     for name, tensor in fixed(Net)(CLASSES).named_parameters():
         assert not torch.equal(learned[f"backbone.{name}"], tensor)
@@ -139,7 +127,7 @@ def test_the_low_rank_part_has_its_own_optimizer(alternating: bool) -> None:
 
 
 def test_simultaneous_training_differs_from_alternating() -> None:
-    one, other = (fit(FedDecomp(fixed(Net), CLASSES, alternating=value, optimizer=sgd), 1) for value in (True, False))
+    one, other = (fit(FedDecomp(fixed(Net), CLASSES, alternating=value, optimizer=sgd), rounds=1) for value in (True, False))
     assert [key for key in one.run.history[0] if key.startswith("train/")] == ["train/low_rank_loss", "train/full_rank_loss"]
     assert [key for key in other.run.history[0] if key.startswith("train/")] == ["train/local_loss"]
     assert not same(one.run.server.state_dict(), other.run.server.state_dict())
@@ -159,15 +147,15 @@ class ClientStates(FedDecomp):
 
 @pytest.mark.parametrize("absentees", ["left_out", "stale"])
 def test_average_under_partial_participation(absentees: str) -> None:
-    """Two of four clients; a fifth may not take part and does not count."""
+    """Three of four clients; a fifth may not take part and does not count."""
     ClientStates.sent = []
     model = ClientStates(Net, CLASSES, absentees=absentees, optimizer=sgd)
-    federation = new_federation(1, participation=0.5, eligible_clients=[0, 1, 3, 4])
+    federation = new_federation(1, participation=0.75, eligible_clients=[0, 1, 3, 4])
     federation.fit(model, new_data(5, 160))
-    start, sent = federation.run.model.shared_state(), ClientStates.sent[:2]
+    start, sent = federation.run.model.shared_state(), ClientStates.sent[:3]
     for name, tensor in federation.run.server.state_dict().items():
-        mean = (sent[0][name] + sent[1][name]) / 2
-        expected = mean if absentees == "left_out" else (2 * mean + 2 * start[name]) / 4
+        mean = sum(state[name] for state in sent) / 3
+        expected = mean if absentees == "left_out" else (3 * mean + start[name]) / 4
         assert torch.allclose(tensor, expected, atol=1e-6)
 
 

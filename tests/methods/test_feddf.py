@@ -9,19 +9,7 @@ import lightning as L
 import pytest
 import torch
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    NoisyNet,
-    Recording,
-    WideNet,
-    assert_same,
-    momentum,
-    new_data,
-    new_federation,
-    private_states,
-    same,
-)
+from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, assert_same, momentum, new_data, new_federation, private_states, same
 from tiny_loops import batches, mean_of
 from tiny_public import PROXY, Losing, fit, public, public_batches, with_public
 from tiny_rounds import UniformFedAvg
@@ -30,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import PublicShare
-from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedDF
 from lightning_fed.methods.feddf import teacher_outputs
@@ -300,13 +288,6 @@ def test_one_teacher_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert order[start : start + 8] == ["predict_public", "done"] * 4
 
 
-@pytest.mark.slow
-def test_worker_processes_give_the_same_numbers() -> None:
-    engine = Processes(workers=2)
-    assert_same(fit(new(), engine=engine), fit(new(), engine=InProcess(threads=1)))
-    engine._stop()
-
-
 def test_teachers_and_tables_are_in_no_checkpoint_and_a_continued_run_ends_the_same() -> None:
     whole = fit(new(), rounds=3, evaluate_every=1)
     fit(new(), rounds=2, run_dir="runs", evaluate_every=1)
@@ -322,8 +303,3 @@ def test_a_teacher_that_is_asked_about_a_part_is_refused() -> None:
     trainer = partial(L.Trainer, accelerator="cpu", devices=1, limit_predict_batches=1)
     with pytest.raises(FederationError, match="asked about 16 of 50 public examples: set no limit_predict_batches"):
         fit(new(), trainer=trainer)
-
-
-def test_other_tasks_are_refused() -> None:
-    with pytest.raises(FederationError, match="FedDF got task 'regression', but it distils probabilities of classes"):
-        new(task="regression")

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -13,30 +12,17 @@ import pytest
 import torch
 import yaml
 from often import mostly_slow
-from tiny import (
-    CLASSES,
-    Net,
-    Recording,
-    Shuffled,
-    momentum,
-    new_data,
-    new_federation,
-    new_method,
-    new_trainer,
-    same,
-    sgd,
-    without_seconds,
-)
+from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, without_seconds
+from tiny_rounds import Changing, at_start
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
+from lightning_fed.core.messages import ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient, ClientDataModule, InMemory
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.engines import InProcess
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -76,14 +62,6 @@ def clients(number: int, *owned: tuple[int, ...]) -> list[ClientInfo]:
     return [ClientInfo(k, 10, 2, 2, tuple(int(c in classes[k]) for c in range(CLASSES))) for k in range(number)]
 
 
-def server_of(method: FederatedModule, participants: list[ClientInfo]) -> Any:
-    """The method's server at the start of round 1."""
-    method.configure_model()
-    server = method.configure_server(participants)
-    server.on_round_start(1, participants)
-    return server
-
-
 def constant(state: State, value: float) -> State:
     return {name: torch.full_like(tensor, value) for name, tensor in state.items()}
 
@@ -108,7 +86,7 @@ def test_with_full_rank_everywhere_it_is_unweighted_fedavg(masked: bool, partici
 def shares(**options: Any) -> list[float]:
     """What clients of ratio 1, 1/2, 1/4 and 1/8 count in a round: client k alone says that the bias of class k is 1."""
     participants = clients(4)
-    server = server_of(FedHM(Net, CLASSES, ratios=[1, 1 / 2, 1 / 4, 1 / 8], masked=False, **options), participants)
+    server = at_start(FedHM(Net, CLASSES, ratios=[1, 1 / 2, 1 / 4, 1 / 8], masked=False, **options), participants)
     updates = []
     for client in participants:
         state = dict(server.broadcast(client).state)
@@ -149,7 +127,7 @@ def test_at_a_temperature_near_0_only_the_largest_ratio_counts(weights: Any) -> 
 
 def test_at_a_temperature_near_0_participants_of_one_ratio_count_the_same() -> None:
     participants = clients(2)
-    server = server_of(FedHM(Net, CLASSES, ratios=[1 / 8], weights="official", temperature=0.01, masked=False), participants)
+    server = at_start(FedHM(Net, CLASSES, ratios=[1 / 8], weights="official", temperature=0.01, masked=False), participants)
     server.aggregate([ClientUpdate(k, 1, constant(server.version(1 / 8), 3.0 + k)) for k in range(2)])
     assert server.state_dict()["backbone.head.bias"].tolist() == [3.5] * CLASSES
 
@@ -195,7 +173,7 @@ def test_a_round_without_learning_erodes_the_tail(network: Any, ratios: tuple[fl
 )
 def test_when_the_anchor_takes_part(ratios: list[float], present: list[int], anchor: str, there: bool) -> None:
     participants = clients(2)
-    server = server_of(FedHM(Net, CLASSES, ratios=ratios, anchor=anchor, masked=False), participants)
+    server = at_start(FedHM(Net, CLASSES, ratios=ratios, anchor=anchor, masked=False), participants)
     updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 0.0)) for k in present]
     before = server.state_dict()["backbone.head.weight"]
     server.aggregate(updates)
@@ -215,7 +193,7 @@ def test_what_is_called_the_authors_is_theirs() -> None:
 def test_rows_of_the_head_are_averaged_over_their_owners(masked: bool) -> None:
     """Classes: 0 of the first client, 1 of both, 2 of the second, 3 of nobody. The weights are e and e^0.5."""
     participants = clients(2, (0, 1), (1, 2))
-    server = server_of(FedHM(Net, CLASSES, ratios=[1.0, 0.5], masked=masked), participants)
+    server = at_start(FedHM(Net, CLASSES, ratios=[1.0, 0.5], masked=masked), participants)
     before = {name: server.state_dict()[f"backbone.head.{name}"].clone() for name in ("weight", "bias")}
     updates = [ClientUpdate(k, 1, constant(server.broadcast(participants[k]).state, 10.0 * (k + 1))) for k in range(2)]
     server.aggregate(updates)
@@ -234,7 +212,7 @@ def test_rows_of_the_head_are_averaged_over_their_owners(masked: bool) -> None:
 @pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
 def test_a_version_is_the_truncated_decomposition(network: Any) -> None:
     method = FedHM(network, CLASSES, ratios=[1.0, 0.5, 0.25])
-    server, layers = server_of(method, clients(3)), method.low_rank_layers()
+    server, layers = at_start(method, clients(3)), method.low_rank_layers()
     values = spectra(server.state, layers)
     assert server.version(None) is server.state
     for ratio in (0.5, 0.25):
@@ -253,7 +231,7 @@ def test_a_version_is_the_truncated_decomposition(network: Any) -> None:
 @pytest.mark.parametrize("network", [Net, TinyResNet], ids=["linear", "convolutions"])
 def test_a_version_that_comes_back_is_what_was_sent(network: Any) -> None:
     method = FedHM(network, CLASSES, ratios=[0.5])
-    server = server_of(method, clients(1))
+    server = at_start(method, clients(1))
     sent = server.version(0.5)
     whole = server.embed(ClientUpdate(0, 1, sent))
     check_fits(whole, server.state, "What came back")
@@ -267,7 +245,7 @@ def test_a_version_that_comes_back_is_what_was_sent(network: Any) -> None:
 
 
 def test_versions_follow_the_state() -> None:
-    server = server_of(FedHM(Net, CLASSES, ratios=[0.5]), clients(1))
+    server = at_start(FedHM(Net, CLASSES, ratios=[0.5]), clients(1))
     before = server.version(0.5)["backbone.fc1.0.weight"].clone()
     server.aggregate([ClientUpdate(0, 1, constant(server.version(0.5), 1.0))])
     assert not torch.allclose(server.version(0.5)["backbone.fc1.0.weight"], before)
@@ -288,25 +266,18 @@ def test_payloads_have_the_sizes_of_table_2(network: Any, classes: int, sizes: l
         method.configure_model()
         state = {name: tensor for name, tensor in method.state_dict().items() if name in method.shared_names()}
         layers = [f"backbone.{name}" for name in method.low_rank_layers()]
-        server = FedHMServer(
-            state, clients(4), method.model_sizes, "fixed", set(), layers=layers, exponent=lambda ratio: 1.0, anchor="never"
-        )
+        server = FedHMServer(state, clients(4), method, layers=layers)
         assert [count_floats(server.broadcast(client).state) for client in clients(4)] == sizes
 
 
-class Huge(InProcess):
-    """Sends factors whose product is larger than any number of their precision."""
-
-    def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
-        for update in super().run(turns):
-            assert isinstance(update, ClientUpdate)
-            state = {name: torch.full_like(t, 1e30) if name.startswith("backbone.fc1.") else t for name, t in update.state.items()}
-            yield replace(update, state=state)
+def huge(state: State) -> State:
+    """Factors whose product is larger than any number of their precision."""
+    return {name: torch.full_like(t, 1e30) if name.startswith("backbone.fc1.") else t for name, t in state.items()}
 
 
 def test_what_overflows_when_it_is_merged_ends_the_run() -> None:
     with pytest.raises(FederationError, match=r"^The server's state after round 1 holds NaN or infinity in 'backbone.fc1.w"):
-        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Huge())
+        fit(FedHM(Net, CLASSES, ratios=[0.5]), new_data(2, 60), engine=Changing(huge))
 
 
 # ---------------------------------------------------------------------------------------------------------------- clients
@@ -429,7 +400,7 @@ def test_a_network_that_names_no_layers_needs_to_be_told(layers: list[str] | Non
 
 def test_layers_may_be_named() -> None:
     method = FedHM(Net, CLASSES, ratios=[0.5], layers=["fc2"])
-    version = server_of(method, clients(1)).version(0.5)
+    version = at_start(method, clients(1)).version(0.5)
     assert {"backbone.fc1.weight", "backbone.fc2.0.weight", "backbone.fc2.1.weight", "backbone.fc2.1.bias"} <= version.keys()
     assert {name for name, layer in method.for_client(replace(clients(1)[0], model_size=0.5)).named_modules() if "fc2." in name}
 
@@ -458,17 +429,6 @@ def test_a_network_may_look_at_the_weight_of_a_factorized_layer() -> None:
 def test_a_layer_that_does_not_exist_is_refused() -> None:
     with pytest.raises(FederationError, match="nothing"):
         fit(FedHM(Net, CLASSES, ratios=[0.5], layers=["nothing"]))
-
-
-@pytest.mark.parametrize("ratio", [0, -0.5, 1.5, 8])
-def test_a_ratio_out_of_range_is_refused(ratio: float) -> None:
-    with pytest.raises(FederationError, match=r"give rank ratios in \(0, 1\]"):
-        FedHM(Net, CLASSES, ratios=[1.0, ratio])
-
-
-def test_no_ratios_are_refused() -> None:
-    with pytest.raises(FederationError, match="empty list of sizes"):
-        FedHM(Net, CLASSES, ratios=[])
 
 
 # ------------------------------------------------------------------ what the methods with clients of several sizes share
@@ -501,34 +461,6 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     engine = Recording()
     federation = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET)
     return federation, list(engine.turns), list(engine.updates)
-
-
-@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
-def test_the_order_of_turns_does_not_change_what_is_gathered(name: str) -> None:
-    other = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=Shuffled(), evaluate_every=0)
-    models, others = recorded(name)[0].run.server.global_models(), other.run.server.global_models()
-    assert models.keys() == others.keys() == VERSIONS[name] | {"global"}
-    for version, model in models.items():
-        assert any(tensor.abs().sum() > 0 for statistic, tensor in model.statistics.items() if statistic.endswith("running_mean"))
-        assert same(model.statistics, others[version].statistics)
-
-
-class MeasureAgain(FederationCallback):
-    """Measures everything once more after the last round."""
-
-    def on_fit_end(self, run: RunView) -> None:
-        self.results = dict(run.results)
-        self.again = run.measure("val") | run.measure("test")
-
-
-@pytest.mark.parametrize("name", mostly_slow(SIZES, often={"FedHM"}))
-def test_measuring_twice_gives_the_same_numbers(name: str) -> None:
-    callback = MeasureAgain()
-    federation = fit(new_method(name, **SIZES[name]), some_classes_each(), callbacks=[callback])
-    last = federation.run.history[-1]
-    assert {f"{version}/test_accuracy" for version in VERSIONS[name] | {"global"}} <= callback.again.keys()
-    assert callback.again == {column: last[column] for column in callback.again}
-    assert federation.run.results == callback.results
 
 
 @each_method
@@ -583,18 +515,6 @@ def test_statistics_are_the_mean_over_everybodys_batches(name: str) -> None:
     variances = torch.stack([a.var(dim=0) for a in activations]).mean(dim=0)
     torch.testing.assert_close(model.statistics[f"{prefix}norm.running_mean"], means)
     torch.testing.assert_close(model.statistics[f"{prefix}norm.running_var"], variances)
-
-
-@each_method
-def test_reaching_the_target_is_reported(name: str) -> None:
-    history = recorded(name)[0].run.history
-    assert max(row["global/test_accuracy"] for row in history) >= TARGET
-    first = next(row for row in history if row["global/test_accuracy"] >= TARGET)
-    expected = {f"target/{unit}": first[f"traffic/total_{unit}"] for unit in ("parameters", "bytes")}
-    expected |= {"target/round": first["round"], "target/flops": first["compute/total_flops"]}
-    for row in history:
-        reached = {column: value for column, value in row.items() if column.startswith("target/")}
-        assert reached == (expected if row["round"] >= first["round"] else {})
 
 
 @each_method

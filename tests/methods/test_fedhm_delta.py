@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, assert_same, momentum, new_data, new_federation, same
+from tiny import CLASSES, Net, momentum, new_data, new_federation, same
+from tiny_rounds import at_start
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
@@ -43,10 +44,7 @@ def server_of(number: int, network: Any = TinyResNet, kind: type[FedHM] = FedHMD
     """At the start of round 1."""
     torch.manual_seed(0)
     method = kind(network, CLASSES, **{"ratios": RATIOS} | options)
-    method.configure_model()
-    server: Any = method.configure_server(clients(number))
-    server.on_round_start(1, clients(number))
-    return server
+    return at_start(method, clients(number))
 
 
 def moved(server: FedHMDeltaServer, client: int, by: float = 0.1) -> ClientUpdate:
@@ -91,12 +89,6 @@ def test_rounds_in_which_nobody_learns_change_nothing(network: Any, ratios: tupl
     model = FedHMDelta(network, CLASSES, ratios=ratios, anchor=anchor, optimizer=no_sgd)
     federation = fit(model, new_data(3, 80, batch_size=1000), rounds=3, participation=0.7)
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
-
-
-def test_the_paper_s_average_of_the_same_round_does_change_it() -> None:
-    model = FedHM(TinyResNet, CLASSES, ratios=RATIOS, optimizer=no_sgd)
-    federation = fit(model, new_data(3, 80, batch_size=1000))
-    assert not same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def test_a_client_that_learned_nothing_contributes_exact_zeros_however_its_tensors_lie_in_memory() -> None:
@@ -267,26 +259,4 @@ def test_where_everybody_has_the_whole_there_is_no_tail() -> None:
     assert server.aggregate([moved(server, client) for client in range(2)]) == {}
 
 
-def test_without_learning_the_tail_erodes_in_fedhm_and_stays_here() -> None:
-    tails = {}
-    for kind in (FedHM, FedHMDelta):
-        model = kind(TinyResNet, CLASSES, ratios=RATIOS, optimizer=no_sgd)
-        history = fit(model, new_data(3, 80, batch_size=1000), rounds=4).run.history
-        tails[kind] = [row["server/energy_tail"] for row in history]
-    assert len(set(tails[FedHMDelta])) == 1
-    assert all(later < 0.5 * earlier for earlier, later in zip(tails[FedHM], tails[FedHM][1:], strict=False))
-    assert tails[FedHM][0] < 0.5 * tails[FedHMDelta][0]
-
-
 # ------------------------------------------------------------------------------------------------------------------ the run
-
-
-@pytest.mark.slow
-def test_a_run_that_is_continued_ends_as_one_that_was_not_stopped() -> None:
-    data, options = new_data(4, 160), {"participation": 0.5, "evaluate_every": 1}
-    model = partial(FedHMDelta, Net, CLASSES, ratios=RATIOS, assignment="redrawn", optimizer=momentum)
-    straight = fit(model(), data, rounds=4, run_dir="straight", **options)
-    fit(model(), data, rounds=2, run_dir="parts", **options)
-    parts = new_federation(4, "parts", **options)
-    parts.fit(model(), data, ckpt_path="last")
-    assert_same(straight, parts)

@@ -11,7 +11,7 @@ import torch
 from often import mostly_slow
 from peft import PeftModel
 from tiny import CLASSES, Recording, new_data, new_federation, same, tiny_transformer, tiny_vit
-from tiny_rounds import checked
+from tiny_rounds import at_start, checked
 from torch import Tensor
 
 from lightning_fed.__main__ import main
@@ -55,13 +55,7 @@ def client_of(model_size: float | None, **options: Any) -> FedHMLoRA:
 
 def server_of(number: int, **options: Any) -> FedHMLoRAServer:
     """At the start of round 1."""
-    method = method_of(**options)
-    method.configure_model()
-    everybody = clients(number)
-    server = method.configure_server(everybody)
-    assert isinstance(server, FedHMLoRAServer)
-    server.on_round_start(1, everybody)
-    return server
+    return at_start(method_of(**options), clients(number))
 
 
 def filled(state: State) -> State:
@@ -434,12 +428,6 @@ def test_what_was_trained_is_exported_as_an_adapter_and_merged(targets: str, cli
 
 
 # ---------------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize("ranks", [[], [2, 0]])
-def test_ranks_that_are_none_are_refused(ranks: list[int]) -> None:
-    with pytest.raises(FederationError, match=r"ranks is \[.*\]: give at least one, and none below 1"):
-        method_of(ranks=ranks)
 
 
 def test_a_network_must_say_what_its_projections_are_called() -> None:

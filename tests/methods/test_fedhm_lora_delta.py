@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, assert_same, new_data, new_federation, same, tiny_vit
+from tiny import CLASSES, new_data, new_federation, same, tiny_vit
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
@@ -100,14 +100,3 @@ def test_what_lies_behind_every_rank_is_kept_and_in_fedhm_replaced() -> None:
         assert before > 0.01
     assert tails[FedHMLoRADelta] == pytest.approx(before)
     assert tails[FedHMLoRA] < 1e-6  # nobody has them
-
-
-@pytest.mark.slow
-def test_a_run_that_is_continued_ends_as_one_that_was_not_stopped() -> None:
-    data, options = new_data(3, 90), {"participation": 0.7, "evaluate_every": 1}
-    model = partial(FedHMLoRADelta, tiny_vit, CLASSES, ranks=RANKS, optimizer=adam, local_steps=2)
-    straight, parts = (new_federation(4, folder, **options) for folder in ("straight", "parts"))
-    straight.fit(model(), data)
-    new_federation(2, "parts", **options).fit(model(), data)
-    parts.fit(model(), data, ckpt_path="last")
-    assert_same(straight, parts)

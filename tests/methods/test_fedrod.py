@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import CLASSES, Net, new_data, new_federation, same, sgd
+from tiny_loops import fixed
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -15,15 +16,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedRoD
 from lightning_fed.models import CNN1
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import count_floats
 
 INFO = new_data().clients[0]
-
-
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
 
 
 def fit(model: FederatedModule, **options: Any) -> Federation:
@@ -46,7 +41,7 @@ def test_payloads() -> None:
 
 
 def test_without_balancing_the_generic_model_is_fedavgs() -> None:
-    ours, theirs = fit(FedRoD(fixed_net, CLASSES, gamma=0, optimizer=sgd)), fit(FedAvg(fixed_net, CLASSES, sgd))
+    ours, theirs = fit(FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=sgd)), fit(FedAvg(fixed(Net), CLASSES, sgd))
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
@@ -90,14 +85,14 @@ def test_the_generic_model_does_not_notice_the_personal_head() -> None:
         def personal_logits(self, features: Tensor) -> Tensor:
             return super().personal_logits(features).detach() * 0 + self.personal.bias * 0
 
-    ours, theirs = (fit(method(fixed_net, CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
+    ours, theirs = (fit(method(fixed(Net), CLASSES, optimizer=sgd)) for method in (FedRoD, Without))
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_the_loss_that_is_logged_is_the_mean_of_the_two() -> None:
     """Without balancing and learning both heads say what FedAvg's one says."""
     still = partial(torch.optim.SGD, lr=0.0)
-    ours, theirs = fit(FedRoD(fixed_net, CLASSES, gamma=0, optimizer=still)), fit(FedAvg(fixed_net, CLASSES, still))
+    ours, theirs = fit(FedRoD(fixed(Net), CLASSES, gamma=0, optimizer=still)), fit(FedAvg(fixed(Net), CLASSES, still))
     assert ours.run.history[0]["train/local_loss"] == theirs.run.history[0]["train/local_loss"]
 
 

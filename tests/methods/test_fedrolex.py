@@ -1,22 +1,19 @@
 """FedRolex: narrower versions of a network whose window rolls over the channels."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd, tiny_vit
-from tiny_rounds import UniformFedAvg, fit, two_classes_each
+from tiny import CLASSES, Net, NoisyNet, momentum, new_data, same, sgd
+from tiny_rounds import UniformFedAvg, at_start, fit, two_classes_each
 from torch import Tensor
 
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedRolex, HeteroFL
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5, ResNet8
 
-no_sgd = partial(torch.optim.SGD, lr=0.0)
 CLIENTS = [ClientInfo(k, 10, 0, 0, (1,) * CLASSES) for k in range(3)]
 HIDDEN, FEATURES = 5, 6
 """Channels of the two hidden layers of :class:`Net`."""
@@ -30,23 +27,12 @@ class EighthOfResNet8(ResNet8):
 
 
 def server_of(method: FederatedModule, t: int = 1) -> Any:
-    """The method's server at the start of a round."""
-    method.configure_model()
-    server = method.configure_server(CLIENTS)
-    server.on_round_start(t, CLIENTS)
-    return server
+    return at_start(method, CLIENTS, t)
 
 
 def window(channels: int, width: float, t: int) -> list[int]:
     """Which channels a client has in round t, counted from 1."""
     return [(t - 1 + i) % channels for i in range(max(1, round(width * channels)))]
-
-
-def test_the_first_window_is_that_of_heterofl() -> None:
-    rolex, hetero = (server_of(method(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4])) for method in (FedRolex, HeteroFL))
-    hetero.load_state_dict(rolex.state_dict())
-    for width in (None, 0.6, 0.4):
-        assert same(rolex.version(width), hetero.version(width))
 
 
 def test_the_first_round_is_that_of_heterofl() -> None:
@@ -109,12 +95,6 @@ def test_without_learning_windows_that_wrap_put_back_what_they_took(network: Any
         server.load_state_dict(dict(initial))
         server.aggregate([ClientUpdate(client.id, 1, server.broadcast(client).state) for client in CLIENTS])
         assert same(server.state, initial)
-
-
-def test_a_federation_that_does_not_learn_keeps_its_model() -> None:
-    federation = fit(FedRolex(NoisyNet, CLASSES, widths=[1.0, 0.6, 0.4], optimizer=no_sgd), two_classes_each(), rounds=5)
-    assert window(HIDDEN, 0.6, federation.run.round) == [4, 0, 1]
-    assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
 def scatter(name: str, tensor: Tensor, like: Tensor, width: float, t: int) -> tuple[Tensor, Tensor]:
@@ -206,9 +186,3 @@ def test_windows_of_flattened_channels_put_back_what_they_took() -> None:
     initial = {name: tensor.clone() for name, tensor in server.state.items()}
     server.aggregate([ClientUpdate(client.id, 1, server.broadcast(client).state) for client in CLIENTS])
     assert same(server.state, initial)
-
-
-def test_a_network_without_width_is_refused() -> None:
-    data = new_data(2, 40)
-    with pytest.raises(FederationError, match="FedRolex needs a backbone that takes a width"):
-        fit(FedRolex(tiny_vit, CLASSES, widths=[1.0, 0.5]), data)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, private_states, same, sgd, tiny_vit
+from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, private_states, same, sgd, tiny_vit
+from tiny_loops import fixed
+from tiny_rounds import fit
 from torch import nn
 
 from lightning_fed.core.module import FederatedModule
@@ -14,26 +16,12 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Standalone
 from lightning_fed.models import CNN1, ResNet8
-from lightning_fed.seeding import seeded
 from lightning_fed.tensors import State, count_floats
 
 INFO = new_data().clients[0]
 
 
-def fixed(network: type[nn.Module]) -> Any:
-    """The network with the same initial weights for everybody."""
-
-    def build(num_classes: int) -> nn.Module:
-        with seeded(17):
-            return network(num_classes)
-
-    return build
-
-
-def fit(model: FederatedModule, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
-    federation.fit(model, new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=2, evaluate_every=1)
 
 
 def client_states(federation: Federation) -> list[State]:

@@ -25,7 +25,6 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
@@ -287,17 +286,6 @@ def test_both_sides_of_a_difference_have_the_same_dropout() -> None:
     assert same(product(5), product(5))
 
 
-@pytest.mark.parametrize("hypergradient", ["exact", "finite_difference"])
-def test_a_step_with_dropout_is_a_function_of_the_random_state(hypergradient: Any) -> None:
-    step, found = text_batches(2), []
-    for seed in (5, 5, 6):
-        module = module_of(tiny_transformer, hypergradient=hypergradient)
-        torch.manual_seed(seed)
-        found.append(gradient(module, step))
-    assert same(found[0], found[1])
-    assert distance(found[2], found[0]) > 0.01
-
-
 # ------------------------------------------------------------------------------------------------------------ federations
 
 
@@ -405,51 +393,6 @@ def test_after_a_round_all_have_one_common_adapter_and_their_own_private_one() -
         for name, tensor in private[client].items():
             assert not torch.equal(tensor, initial[name])
             assert not any(torch.equal(tensor, other[name]) for other in private[:client])
-
-
-def test_updates_differ_before_they_are_averaged_with_equal_weights() -> None:
-    federation, engine = recorded()
-    updates = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit" and turn.round == 2]
-    assert len({update.num_examples for update in updates}) == 4
-    for name, tensor in federation.run.server.state_dict().items():
-        torch.testing.assert_close(tensor, torch.stack([update.state[name] for update in updates]).mean(dim=0))
-        assert not torch.equal(updates[0].state[name], updates[1].state[name])
-
-
-def test_no_private_tensor_is_in_any_payload() -> None:
-    federation, engine = recorded()
-    payloads = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert sum(bool(payload) for payload in payloads) >= 2 * 4 * 2
-    private = [tensor for state in adapters(federation) for tensor in state.values()]
-    assert any(tensor.shape == sent.shape for tensor in private for sent in payloads[0].values())
-    for payload in payloads:
-        assert not any(CLIENT in name.split(".") or name.startswith("optimizer/") for name in payload)
-        assert not any(torch.equal(tensor, sent) for tensor in private for sent in payload.values())
-
-
-def test_traffic_is_the_common_adapter_and_the_head() -> None:
-    federation, _ = recorded()
-    adapter, head = 2 * 3 * (8 + 8), (8 * 8 + 8) + (8 * CLASSES + CLASSES)
-    for row in federation.run.history:
-        for way in ("down", "up"):
-            assert row[f"traffic/{way}_parameters"] == 4 * (adapter + head)
-            assert row[f"traffic/{way}_bytes"] == 4 * 4 * (adapter + head)
-
-
-def test_a_frozen_head_does_not_travel() -> None:
-    federation = new_federation(1, evaluate_every=0)
-    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, train_head=False, local_steps=1), new_texts(2, 80))
-    assert federation.run.history[0]["traffic/up_parameters"] == 2 * 2 * 3 * (8 + 8)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_the_average_of_one_client_is_that_client(steps: int) -> None:
-    engine = Recording()
-    federation = new_federation(1, engine=engine, evaluate_every=0)
-    data: InMemory = new_texts(1, 60)
-    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, optimizer=adam, local_steps=steps), data)
-    [update] = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
-    assert same(federation.run.server.state_dict(), update.state)
 
 
 def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:

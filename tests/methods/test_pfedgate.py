@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, private_states, same, sgd
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd
 from tiny_loops import batches
+from tiny_rounds import Changing, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, relu
 from torch.nn.utils import clip_grad_norm_
 
-from lightning_fed.core.messages import ClientUpdate
-from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID, InMemory
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, PFedGate
 from lightning_fed.methods.pfedgate import MOVED
 from lightning_fed.models import CNN1, ResNet8
@@ -29,10 +27,7 @@ INFO = new_data().clients[1]
 X, Y = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 2, "evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=2)
 
 
 def random_gate(module: PFedGate) -> None:
@@ -209,16 +204,6 @@ def test_scales_may_have_a_branch_of_their_own() -> None:
 # ----------------------------------------------------------------------------------------------------------- what travels
 
 
-def test_gates_stay_and_differ() -> None:
-    engine = Recording()
-    federation = fit(PFedGate(Net, CLASSES, **SMALL, optimizer=sgd), engine=engine)
-    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert not any(name.startswith("gate.") for state in states for name in state)
-    gates = private_states(federation)
-    assert all(name.startswith("gate.") for state in gates.values() for name in state)
-    assert not torch.equal(gates[0]["gate.importance.1.weight"], gates[1]["gate.importance.1.weight"])
-
-
 @pytest.mark.parametrize("optimizer", [sgd, momentum])
 def test_what_is_not_sent_has_not_moved(optimizer: Any) -> None:
     """The server's mean is that of whole networks, though clients send parts; with momentum and decay everything moves."""
@@ -292,22 +277,17 @@ def test_who_is_absent_may_count_with_what_everybody_had(participation: float, p
     assert (share == 1) == (participation == 1)
 
 
-@pytest.mark.parametrize(("broken", "named"), [("short", MOVED), ("less", "backbone.fc1.weight"), ("none", MOVED)])
-def test_an_update_that_does_not_fit_its_mask_is_refused(broken: str, named: str) -> None:
-    class Breaking(InProcess):
-        def run(self, turns: Any) -> Any:
-            for update in super().run(turns):
-                assert isinstance(update, ClientUpdate)
-                if broken == "short":
-                    update.state[MOVED] = update.state[MOVED][:1]
-                elif broken == "less":
-                    update.state[MOVED] = torch.zeros_like(update.state[MOVED])
-                else:
-                    del update.state[MOVED]
-                yield update
-
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda state: state | {MOVED: state[MOVED][:1]}, MOVED),
+        (lambda state: state | {MOVED: torch.zeros_like(state[MOVED])}, "backbone.fc1.weight"),
+        (lambda state: {name: tensor for name, tensor in state.items() if name != MOVED}, MOVED),
+    ],
+)
+def test_an_update_that_does_not_fit_its_mask_is_refused(change: Any, named: str) -> None:
     with pytest.raises(FederationError, match=f"The update of client 0 (has|lacks) '{named}'"):
-        fit(PFedGate(Net, CLASSES, **SMALL, optimizer=sgd), engine=Breaking())
+        fit(PFedGate(Net, CLASSES, **SMALL, optimizer=sgd), engine=Changing(change))
 
 
 # --------------------------------------------------------------------------------------------------------- the rest of it
@@ -349,19 +329,6 @@ def test_gate_and_network_may_take_turns() -> None:
 def test_the_gate_does_not_change_the_initial_network() -> None:
     gated, plain = PFedGate(Net, CLASSES, **SMALL).for_client(INFO), FedAvg(Net, CLASSES).for_client(INFO)
     assert same(gated.shared_state(), plain.shared_state())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"densities": []}, r"densities is \[\]: give at least one"),
-        ({"densities": [0.5, 1.5]}, r"densities is \[0.5, 1.5\]: give at least one share in \(0, 1\]"),
-        ({"input_shape": (10,)}, r"input_shape is \[10\]: give channels, height and width"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(FederationError, match=message):
-        PFedGate(Net, CLASSES, **options)
 
 
 def test_images_of_another_size_are_refused() -> None:

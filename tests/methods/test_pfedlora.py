@@ -111,11 +111,6 @@ def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     assert ours.run.results == alone.run.results
 
 
-def test_less_mu_is_not_standalone() -> None:
-    ours, alone = fit(PFedLoRA(Net, CLASSES, mu=0.5, optimizer=momentum)), fit(Standalone(Net, CLASSES, momentum))
-    assert not same(private_states(ours)[0], private_states(alone)[0])
-
-
 def test_mu_0_leaves_the_header_where_it_was() -> None:
     data = new_data()
     federation = fit(PFedLoRA(Net, CLASSES, mu=0, optimizer=sgd), data)
@@ -320,9 +315,3 @@ def test_an_unknown_cut_is_refused() -> None:
 def test_a_cut_of_different_widths_is_refused() -> None:
     with pytest.raises(FederationError, match=r"Client 1's network, WideNet, is 7 wide at 'fc1', but that of client 0, Net, is 5"):
         fit(PFedLoRA(HETEROGENEOUS, CLASSES, cut="fc1"))
-
-
-@pytest.mark.parametrize("mu", [-0.1, 1.1, float("nan")])
-def test_mu_outside_0_and_1_is_refused(mu: float) -> None:
-    with pytest.raises(FederationError, match="give a weight in"):
-        PFedLoRA(Net, CLASSES, mu=mu)

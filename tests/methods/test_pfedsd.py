@@ -1,37 +1,28 @@
 """pFedSD: FedAvg whose clients are taught by what they were."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_trainer, private_states, same
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, private_states, same
 from tiny_loops import batches
-from tiny_rounds import UniformFedAvg
+from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory
-from lightning_fed.engines.turn_loop import QUIET
-from lightning_fed.errors import FederationError
-from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, PFedSD
 from lightning_fed.seeding import INITIAL, seeded
-from lightning_fed.storage.export.safetensors import write_safetensors
 from lightning_fed.tensors import State
 
 INFO = new_data().clients[1]
 BATCH = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)), torch.arange(8) % CLASSES
 
 
-def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
-    federation = new_federation(**{"rounds": 3, "evaluate_every": 0} | options)
-    federation.fit(model, data or new_data(3, 120))
-    return federation
+fit = partial(fit, rounds=3)
 
 
 def test_rounds_are_those_of_a_bare_loop() -> None:
@@ -84,13 +75,6 @@ def test_without_a_teacher_it_is_fedavg_bit_for_bit(lam: float, rounds: int, wei
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     assert [row["train/local_loss"] for row in ours.run.history] == [row["train/local_loss"] for row in theirs.run.history]
     assert ours.run.history[-1]["global/test_accuracy"] == theirs.run.history[-1]["global/test_accuracy"]
-
-
-def test_from_the_second_round_on_it_is_not() -> None:
-    ours, theirs = (
-        fit(model, rounds=2) for model in (PFedSD(Net, CLASSES, optimizer=momentum), UniformFedAvg(Net, CLASSES, momentum))
-    )
-    assert not same(ours.run.server.state_dict(), theirs.run.server.state_dict())
 
 
 def test_who_takes_part_for_the_first_time_has_no_teacher() -> None:
@@ -163,7 +147,7 @@ def taught(network: type[Net], **options: Any) -> PFedSD:
 
 def test_a_student_that_is_its_teacher_learns_nothing_from_it() -> None:
     module = taught(Net, lam=100.0, temperature=2.0)
-    distilled, plain = module.distilled_loss(BATCH), module.student_loss(BATCH)
+    distilled, plain = module.distilled_loss(BATCH), module.global_loss(BATCH)
     assert distilled.item() == pytest.approx(plain.item(), abs=1e-5)
     parameters = list(module.backbone.parameters())
     for one, other in zip(*(torch.autograd.grad(loss, parameters) for loss in (distilled, plain)), strict=True):
@@ -180,7 +164,7 @@ def test_gradients_do_not_shrink_with_the_temperature() -> None:
         for parameter in module.personal.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     parameters = list(module.backbone.parameters())
-    grads = torch.autograd.grad(module.distilled_loss((x, BATCH[1])) - module.student_loss((x, BATCH[1])), parameters)
+    grads = torch.autograd.grad(module.distilled_loss((x, BATCH[1])) - module.global_loss((x, BATCH[1])), parameters)
     apart = module.backbone(x) - module.personal(x).detach()
     limit = (apart - apart.mean(1, keepdim=True)).square().sum(1).mean() / (2 * CLASSES)
     for one, other in zip(grads, torch.autograd.grad(limit, parameters), strict=True):
@@ -215,23 +199,6 @@ def test_participants_are_measured_as_they_were_before_aggregation_and_others_as
             assert torch.equal(module(BATCH[0]), module.backbone(BATCH[0]))
 
 
-def test_what_is_exported_of_a_client_is_what_it_predicts_with(tmp_path: Path) -> None:
-    federation = fit(PFedSD(Net, CLASSES, optimizer=momentum))
-    module = federation.client_module(1)
-    for name, private, network in (("client", True, module.personal), ("server", False, module.backbone)):
-        write_safetensors(tmp_path / name, module, private)
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["model.safetensors"]
-        assert same(load_file(tmp_path / name / "model.safetensors"), dict(network.state_dict()))
-    assert not same(dict(module.personal.state_dict()), dict(module.backbone.state_dict()))
-
-
-def test_the_teacher_stays_with_the_client() -> None:
-    engine = Recording()
-    fit(PFedSD(Net, CLASSES), engine=engine)
-    states = [turn.broadcast.state for turn in engine.turns] + [update.state for update in engine.updates]
-    assert all(name.startswith("backbone.") for state in states for name in state)
-
-
 def test_the_teachers_pass_is_counted() -> None:
     """Forward, in the rounds that have one: a third more than forward and backward, but that the first layer has no gradient to
     pass on.
@@ -243,18 +210,3 @@ def test_the_teachers_pass_is_counted() -> None:
     module = taught(Net)
     per_example = 2 * sum(p.numel() for p in module.backbone.parameters() if p.dim() == 2)
     assert second - first == per_example * sum(client.num_train for client in new_data(3, 120).clients)
-
-
-def test_in_a_plain_trainer_it_trains_as_fedavg_does() -> None:
-    ends = []
-    for model in (PFedSD(Net, CLASSES, optimizer=momentum), FedAvg(Net, CLASSES, momentum)):
-        with seeded(3):
-            trainer = new_trainer(**QUIET, max_epochs=2, limit_val_batches=0)
-            trainer.fit(model, datamodule=new_data().client(1))
-        ends.append(dict(model.backbone.state_dict()))
-    assert same(*ends)
-
-
-def test_a_loss_without_a_softmax_is_refused() -> None:
-    with pytest.raises(FederationError, match="PFedSD got task 'regression', but it distils softmax probabilities"):
-        PFedSD(Net, CLASSES, task="regression")

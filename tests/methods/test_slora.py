@@ -347,9 +347,7 @@ def test_what_travels_of_vit_small() -> None:
         assert sum(p.numel() for p in method.backbone.parameters()) == 21_669_514 + 36_864 * 4
         assert sent(method) == 36_864 * 4 + 3_850
         assert sent(sparse) == 12 * 4 * round(0.01 * 384**2) + 3_850 == 70_800 + 3_850
-        server = SLoRAServer(
-            {f"{n}.{x}": torch.empty(1) for n in method.shapes for x in (A, B)}, method.shapes, 0.01, 1.0, 10, "original"
-        )
+        server = SLoRAServer({f"{n}.{x}": torch.empty(1) for n in method.shapes for x in (A, B)}, method)
     assert count_floats(server.broadcast(ClientInfo(0, 1, 1, 1, ())).state) == 70_800
 
 
@@ -395,12 +393,6 @@ def test_what_is_exported_is_the_global_model(rounds: int, base: Any, client: in
 
 
 # ------------------------------------------------------------------------------------------------------------------ errors
-
-
-@pytest.mark.parametrize("density", [0.0, 1.5])
-def test_a_density_is_a_share(density: float) -> None:
-    with pytest.raises(FederationError, match=f"density is {density}: give the share"):
-        method_of(density=density)
 
 
 def test_what_is_no_linear_layer_has_no_mask() -> None:

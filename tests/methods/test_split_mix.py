@@ -14,7 +14,6 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClassesPerClient
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.engines.turn_loop import QUIET
-from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg, SplitMix
 from lightning_fed.methods.split_mix import renamed
 from lightning_fed.models import ResNet18
@@ -234,9 +233,3 @@ def test_payloads_have_the_sizes_of_table_2() -> None:
     assert count_floats(state) == 12_358_440
     parts = [renamed(state, {k: k for k in range(size)}) for size in (3, 2, 1)]
     assert [round(count_floats(part) / 1e6, 2) for part in (state, *parts)] == [12.36, 4.12, 2.75, 1.37]
-
-
-@pytest.mark.parametrize("budget", [0, -1, 4])
-def test_a_budget_that_cannot_be_is_refused(budget: int) -> None:
-    with pytest.raises(FederationError, match="give numbers of networks from 1 to bases, 3"):
-        SplitMix(Net, CLASSES, bases=3, budgets=[1, budget])

@@ -6,24 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 from tiny import CLASSES, Net, WideNet, momentum, new_data, new_federation, same
+from tiny_loops import fixed
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory, Partitioner
 from lightning_fed.data.partition.pools import Indices
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, Standalone
-from lightning_fed.seeding import seeded
 
 
 def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) -> Federation:
     federation = new_federation(**{"rounds": 2} | options)
     federation.fit(model, data or new_data())
     return federation
-
-
-def fixed_net(num_classes: int) -> Net:
-    with seeded(17):
-        return Net(num_classes)
 
 
 def test_nothing_is_sent() -> None:
@@ -34,7 +29,7 @@ def test_nothing_is_sent() -> None:
 
 
 def test_one_client_of_fedavg_is_standalone_bit_for_bit() -> None:
-    one, other = (fit(method(fixed_net, CLASSES, momentum), new_data(1)) for method in (Standalone, FedAvg))
+    one, other = (fit(method(fixed(Net), CLASSES, momentum), new_data(1)) for method in (Standalone, FedAvg))
     assert same(one.run.store.get(0), other.run.server.state_dict())
     assert one.run.results == other.run.results
 

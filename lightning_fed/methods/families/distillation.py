@@ -1,11 +1,10 @@
 """Clients with networks of several architectures, of each of which the server has a model; and distillation on public data."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -19,10 +18,11 @@ from lightning_fed.core import (
     State,
     Vectors,
     check_payload,
+    noted,
 )
 from lightning_fed.methods.families.grouped_adapters import GroupServer
 from lightning_fed.models import Backbones
-from lightning_fed.options import NonNegativeInt, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 TARGETS = "targets/"
 """What the names of the teachers' outputs begin with, on their way to a student."""
@@ -50,6 +50,7 @@ class EnsembleModule(PublicDistillation):
 
     heterogeneous = True
     dynamic_payload = True  # only a student gets any
+    needs_classes = "it distils probabilities of classes: use FedAvg."
 
     def __init__(
         self,
@@ -63,18 +64,13 @@ class EnsembleModule(PublicDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.check_task()
         self.distill_steps = distill_steps
         self.public_batch_size = distill_batch_size
         self.distill_optimizer = distill_optimizer
         self.public_table_limit = table_limit_mb * 2**20
         self.weighting = weighting
 
-    def check_task(self) -> None:
-        """What is distilled are probabilities of classes."""
-        self.task.need_classes(type(self).__name__, "it distils probabilities of classes: use FedAvg.")
-
-    def architecture(self, client: ClientInfo | None) -> Hashable:
+    def architecture(self, client: ClientInfo | None) -> int:
         """Which of the networks: the client's, or the one that the server says its model has."""
         if client is None:
             return 0
@@ -83,13 +79,11 @@ class EnsembleModule(PublicDistillation):
     @property
     def place(self) -> int:
         """The client's :meth:`architecture`, a number."""
-        place = self.architecture(self.client)
-        assert isinstance(place, int)
-        return place
+        return self.architecture(self.client)
 
     def groups(self, clients: Sequence[ClientInfo]) -> dict[int, int]:
         """Which architecture each client has, by id."""
-        return {client.id: int(self.architecture(client)) for client in clients}  # type: ignore[call-overload]
+        return {client.id: self.architecture(client) for client in clients}
 
     def drawn(self, place: int, clients: Sequence[ClientInfo]) -> Self:
         """A module of an architecture, with weights that are drawn on the running stream; of the first it is this one."""
@@ -109,40 +103,27 @@ class EnsembleServer(GroupServer):
     """Averages within each architecture, and puts what was sent aside: these are the teachers.
 
     Args:
+        method: how updates are weighted, and students learn.
         states: the initial models, by the number of their architecture.
         groups: which one each client has, by id.
         names: of the models, where they are measured.
-        weighting: within an architecture.
         exported: whose model is exported where no client is named.
-        steps: of each student; with 0 nothing is predicted.
     """
 
     def __init__(
-        self,
-        states: Mapping[int, State],
-        groups: Mapping[int, int],
-        names: Mapping[int, str],
-        weighting: Literal["examples", "uniform"],
-        exported: int,
-        steps: int,
+        self, method: Any, states: Mapping[int, State], groups: Mapping[int, int], names: Mapping[int, str], exported: int
     ) -> None:
-        super().__init__(states, groups, weighting, names, exported)
-        self.steps = steps
+        super().__init__(states, groups, method.weighting, names, exported)
+        self.method = method
         self.shape, self.dtype = torch.Size(), torch.float32  # of a teacher's outputs
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Forget the teachers of the round before."""
         super().on_round_start(round, cohort)
         self.round_state.clear()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
         """Merge a round's updates, each with those of its architecture, and put them aside as teachers."""
-        return super().aggregate(self._put_aside(updates))
-
-    def _put_aside(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
-        for update in updates:
-            self.round_state.put(update.client, update.state, self.round)
-            yield update
+        return super().aggregate(noted(updates, lambda update: self.round_state.put(update.client, update.state, self.round)))
 
     def teacher(self, client: int) -> Broadcast:
         """What a client sent in this round."""

@@ -3,7 +3,7 @@ those of equal size are a group.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -58,12 +58,7 @@ class GroupTuning(AdapterModule):
 
     def size(self) -> int:
         """The client's size; who has none, as a model that no server has sent, has the largest."""
-        size = self.client.model_size if self.client else None
-        return max(self.sizes) if size is None else int(size)
-
-    def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The client's size."""
-        return client.model_size if client else None
+        return max(self.sizes) if self.model_size is None else int(self.model_size)
 
     def blocks(self, *parts: str) -> list[nn.Module]:
         """The network's blocks, first to last.
@@ -126,12 +121,10 @@ class GroupServer(Server):
         self.state = states[self.exported]
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """What the client's group has."""
         group = self.groups[client.id]
         return Broadcast(self.states[group], group)
 
     def global_models(self) -> dict[str, Broadcast]:
-        """Each group's, by its name."""
         return {self.names[group]: Broadcast(state, group) for group, state in self.states.items()}
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -147,5 +140,4 @@ class GroupServer(Server):
         return {f"{group}/{name}": tensor for group, state in self.states.items() for name, tensor in state.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
         self._hold({group: {name: state[f"{group}/{name}"] for name in own} for group, own in self.states.items()})

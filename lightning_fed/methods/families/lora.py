@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -15,7 +14,7 @@ from lightning_fed.models.adapter_files import merged_weights, save_adapter, sav
 from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers
 from lightning_fed.models.transformer import Transformer, TransformerFactory
 from lightning_fed.nn.rank import effective_rank
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
 
 CLIENT = "client"
 """The name of the adapter that stays with a client; the one that is averaged has the usual one, :data:`.COMMON`."""
@@ -108,14 +107,11 @@ class LoRAModule(AdapterModule):
 
     def adapter_ranks(self) -> dict[str, int]:
         """The :func:`lightning_fed.nn.rank.effective_rank` of what all adapters together add to a matrix, by name of the layer."""
-        ranks = {}
-        for name, layer in adapted_layers(self).items():
-            a, b = (
-                [cast(Tensor, factors[adapter].weight).detach() for adapter in layer.active_adapters]
-                for factors in (layer.lora_A, layer.lora_B)
-            )
-            ranks[name] = effective_rank(torch.cat(b, dim=1), torch.cat(a))
-        return ranks
+        return {
+            name: effective_rank(side_by_side(layer, "lora_B", active), side_by_side(layer, "lora_A", active))
+            for name, layer in adapted_layers(self).items()
+            if (active := layer.active_adapters)
+        }
 
     def inspect(self) -> dict[str, float]:
         """``rank/<layer>`` of :meth:`adapter_ranks`."""
@@ -123,16 +119,25 @@ class LoRAModule(AdapterModule):
 
     def _acting(self, private: bool = True) -> list[str]:
         """The adapters that act together, or the common one alone."""
-        return next(iter(adapted_layers(self.backbone).values())).active_adapters if private else [COMMON]
+        layer = next(iter(adapted_layers(self.backbone).values()), None)
+        return list(layer.active_adapters) if layer is not None and private else [COMMON]
 
     def loss_at(self, values: State, batch: Any) -> Tensor:
         """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
         return cast(Tensor, functional_call(LossOf(self), {f"module.{name}": value for name, value in values.items()}, (batch,)))
 
+    def gradient_product(
+        self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None
+    ) -> list[Tensor]:
+        r"""A second derivative times v, :math:`\nabla \langle \nabla_p F, v \rangle`; see :meth:`gradient_difference`."""
+        grads = gradients(self.loss_at(point, batch), point.values(), graph=True)
+        inner = torch.stack([(grad * v).sum() for grad, v in zip(grads, direction, strict=True)]).sum()
+        return gradients(inner, point.values() if wrt is None else wrt)
+
     def gradient_difference(
         self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        r"""A second derivative times v: :math:`(\nabla F(p + \epsilon v) - \nabla F(p - \epsilon v)) / 2 \epsilon`, both under
+        r"""The same by finite differences, :math:`(\nabla F(p + \epsilon v) - \nabla F(p - \epsilon v)) / 2 \epsilon`, both under
         the same dropout.
 
         Args:
@@ -151,6 +156,11 @@ class LoRAModule(AdapterModule):
         return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
 
 
+def side_by_side(layer: Any, factor: str, adapters: Iterable[str]) -> Tensor:
+    """A ``(r, in)`` or B ``(out, r)`` of adapters of a layer that act together, r being the sum of their ranks."""
+    return torch.cat([getattr(layer, factor)[adapter].weight.detach() for adapter in adapters], dim=int(factor == "lora_B"))
+
+
 class LossOf(nn.Module):
     """A module whose output is the loss of another: what ``functional_call`` needs, which calls ``forward``.
 
@@ -163,7 +173,6 @@ class LossOf(nn.Module):
         self.module = module
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
         return self.module.client_loss(batch)
 
 

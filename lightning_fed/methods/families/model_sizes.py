@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, EntryMean, FederatedModule, FederationError, Server, State
 from lightning_fed.models import Backbone, BackboneFactory
-from lightning_fed.nn.masked_loss import mask_absent
-from lightning_fed.nn.static_batch_norm import running_statistics
+from lightning_fed.nn import mask_absent, running_statistics
 from lightning_fed.options import PositiveInt
 
 Assignment = Literal["fixed", "redrawn"]
@@ -54,6 +53,9 @@ class SizedModule(FederatedModule):
 
     monitor_model = "global"
     weighting = "uniform"
+    needs_cross_entropy = (
+        "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class weights)."
+    )
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class SizedModule(FederatedModule):
         optimizer: OptimizerCallable = default_sgd,
         **kwargs: Any,
     ) -> None:
+        self.masked = masked
         super().__init__(backbone, num_classes, optimizer, **kwargs)
         if not model_sizes:
             raise FederationError(
@@ -73,21 +76,11 @@ class SizedModule(FederatedModule):
             )
         self.model_sizes = [None if size == 1 else size for size in model_sizes]
         self.assignment = assignment
-        self.masked = masked
-        self.check_task()
 
     def check_task(self) -> None:
-        """A mask of absent classes is one of a softmax."""
+        """The mask alone needs a softmax."""
         if self.masked:
-            self.task.need_cross_entropy(
-                type(self).__name__,
-                "its mask of absent classes is one of a softmax: set masked to false, or use CrossEntropyLoss (smoothing, class "
-                "weights).",
-            )
-
-    def architecture(self, client: ClientInfo | None) -> Hashable:
-        """The size of the client's version."""
-        return client.model_size if client else None
+            super().check_task()
 
     def refuse_frozen(self, why: str) -> None:
         """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts.
@@ -102,7 +95,6 @@ class SizedModule(FederatedModule):
             )
 
     def recomputed_buffers(self) -> set[str]:
-        """Running statistics of all batch-norm layers."""
         return running_statistics(self)
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -127,7 +119,7 @@ class SizedModule(FederatedModule):
 
     def sizes(self, clients: Sequence[ClientInfo]) -> tuple[Any, ...]:
         """What a :class:`SizedServer` begins with."""
-        return self.shared_state(), clients, self.model_sizes, self.assignment, self.head_names()
+        return self.shared_state(), clients, self, self.head_names()
 
 
 class Contribution(NamedTuple):
@@ -144,34 +136,26 @@ class SizedServer(Server):
     Args:
         state: the global model.
         clients: all clients.
-        model_sizes: their sizes, None being the whole; client ``k`` has entry ``k mod len(list)``.
-        assignment: whether that is for good or drawn anew each round.
+        method: in which sizes the model comes, None being the whole (``model_sizes``; client ``k`` has entry ``k mod len(list)``),
+            and whether that is for good or drawn anew each round (``assignment``).
         heads: names of the tensors of which a client covers only the rows of its own classes.
     """
 
     version_name = "size"
     """What a size is called in the names of metrics."""
 
-    def __init__(
-        self,
-        state: State,
-        clients: Sequence[ClientInfo],
-        model_sizes: Sequence[float | None],
-        assignment: Assignment,
-        heads: Collection[str],
-    ) -> None:
+    def __init__(self, state: State, clients: Sequence[ClientInfo], method: Any, heads: Collection[str] = ()) -> None:
         super().__init__(state, "uniform")
-        self.model_sizes = model_sizes
-        self.assignment = assignment
+        self.method = method
+        self.model_sizes: Sequence[float | None] = method.model_sizes
         self.heads = heads
         self.owned = {client.id: torch.tensor(client.label_counts) > 0 for client in clients}
-        self.model_size = {client.id: model_sizes[client.id % len(model_sizes)] for client in clients}
+        self.model_size = {client.id: self.model_sizes[client.id % len(self.model_sizes)] for client in clients}
         self._statistics: dict[float | None, State] = {}
 
     def on_round_start(self, round: int, cohort: Sequence[ClientInfo]) -> None:
-        """Redraw the sizes, if so asked."""
         super().on_round_start(round, cohort)
-        if self.assignment == "redrawn":
+        if self.method.assignment == "redrawn":
             draws = torch.randint(len(self.model_sizes), (len(self.model_size),)).tolist()
             self.model_size = {client: self.model_sizes[draw] for client, draw in zip(self.model_size, draws, strict=True)}
 
@@ -208,17 +192,14 @@ class SizedServer(Server):
         return mean.result()
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge a round's updates; see :meth:`Server.aggregate`."""
         self.state = self.merge(updates, self.state)
         return {}
 
     def broadcast(self, client: ClientInfo) -> Broadcast:
-        """The global model in the client's size."""
         size = self.model_size[client.id]
         return Broadcast(self.version(size), size)
 
     def evaluation_broadcast(self, client: ClientInfo) -> Broadcast:
-        """The same, with statistics."""
         return self._with_statistics(self.broadcast(client))
 
     def global_models(self) -> dict[str, Broadcast]:
@@ -228,7 +209,6 @@ class SizedServer(Server):
         return {name: self._with_statistics(model) for name, model in {"global": Broadcast(self.version(None)), **versions}.items()}
 
     def refresh_statistics(self, statistics_of: Callable[[Broadcast], State]) -> None:
-        """Statistics of every size."""
         self._statistics = {
             model.model_size: statistics_of(replace(model, statistics={})) for model in self.global_models().values()
         }

@@ -33,6 +33,10 @@ class MutualLearningModule(FederatedModule):
 
     heterogeneous = True
     weighting = "uniform"
+    needs_classes = (
+        "its networks teach each other what probability each class has: "
+        "use Standalone, LGFedAvg or another method whose clients may have different networks."
+    )
 
     def __init__(
         self,
@@ -46,15 +50,6 @@ class MutualLearningModule(FederatedModule):
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
         self.freeze(self.shared_factory)
         self.shared_optimizer = shared_optimizer or self.optimizer
-        self.check_task()
-
-    def check_task(self) -> None:
-        """What is distilled are probabilities of classes."""
-        self.task.need_classes(
-            type(self).__name__,
-            "its networks teach each other what probability each class has: "
-            "use Standalone, LGFedAvg or another method whose clients may have different networks.",
-        )
 
     def build(self) -> None:
         """The client's own network and, drawn after it, the shared one."""
@@ -62,7 +57,6 @@ class MutualLearningModule(FederatedModule):
         self.shared: Backbone = self.new_backbone(self.shared_factory[0])
 
     def shared_names(self) -> set[str]:
-        """The shared network travels."""
         return {name for name in super().shared_names() if name.startswith(SHARED)}
 
     def both(self, run: Callable[[Backbone], T]) -> tuple[T, T]:
@@ -77,7 +71,6 @@ class MutualLearningModule(FederatedModule):
         return [(self.optimizer, own), (self.shared_optimizer, shared)]
 
     def phases(self) -> list[Phase]:
-        """Everything at once."""
         shares = self.shares()
         parameters = [p for _, share in shares for p in share]
         return [Phase("mutual", parameters, self.client_loss, jointly(*shares), self.epochs)]

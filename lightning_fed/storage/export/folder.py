@@ -84,8 +84,7 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
 def _with_adapters(module: FederatedModule, private: bool) -> Any:
     """The network with adapters that an export is, as it is to be written; None: it is something else, or a part of one."""
     state = module.export_state(private)
-    whole = private or module.shares_whole_model
-    if not module.adapters or not whole or not all(name.startswith("backbone.") for name in state):
+    if not module.adapters or state.keys() != {f"backbone.{name}" for name in module.backbone.state_dict()}:
         return None
     network = copy_learning(module.backbone)
     network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in state.items()})

@@ -75,14 +75,14 @@ def test_peft_loads_an_adapter_with_the_same_logits(name: str, client: int | Non
 
 ON_ADAPTERS = [
     (method, network, client, merged)
-    for method, network, server in (
-        ("FedAvg", tiny_transformer, True),
-        ("Ditto", tiny_transformer, False),
-        ("FedAvg", NoisyNet, True),
-        ("FedAvg", tiny_vit, True),
-        ("PFedSD", NoisyNet, False),
+    for method, network in (
+        ("FedAvg", tiny_transformer),
+        ("Ditto", tiny_transformer),
+        ("FedAvg", NoisyNet),
+        ("FedAvg", tiny_vit),
+        ("PFedSD", NoisyNet),
     )
-    for client in ((None, 1) if server else (1,))
+    for client in (None, 1)
     for merged in (False, True)
 ]
 

@@ -1,0 +1,69 @@
+"""Clients with different networks that exchange a row for each class; see :mod:`lightning_fed.core.class_rows`."""
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederatedModule, Server, State, check_fits
+from lightning_fed.core.class_rows import check_counts, expected_rows, unpack_rows
+
+
+class ClassRowsModule(FederatedModule):
+    """What FD and FedProto have in common: networks stay with their clients, to which comes a row for some of the classes.
+
+    Args:
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    heterogeneous = True
+    dynamic_payload = True
+
+    prefix: str
+    """What the names of the rows on the wire begin with."""
+
+    rows: Tensor
+    """Those that came last, ``(C, D)``, one per class; zero where there was none."""
+
+    known: Tensor
+    """Which classes had one, ``(C,)``."""
+
+    knows_any = False
+    """Whether the broadcast had any: else those of an earlier one are still there, and ignored."""
+
+    def make_room(self, width: int) -> None:
+        """Room for rows of a width D: called when the network has been built."""
+        self.register_buffer("rows", torch.zeros(self.num_classes, width), persistent=False)
+        self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool), persistent=False)
+
+    def shared_names(self) -> set[str]:
+        """No part of a network travels."""
+        return set()
+
+    def load_payload(self, payload: State) -> None:
+        """Take the rows of those classes that have one."""
+        self.knows_any = bool(payload)
+        if payload:
+            check_fits(payload, expected_rows(self.prefix, payload, self.rows), f"The payload for {type(self).__name__}")
+            rows, counts = unpack_rows(self.prefix, payload, self.rows)
+            self.rows.copy_(rows)
+            self.known.copy_(counts > 0)
+
+
+class ClassRowsServer(Server):
+    """A server to which a row comes of each class that an update says it has."""
+
+    prefix: str
+    """What the names of the rows on the wire begin with."""
+
+    like: Tensor
+    """A table of all classes, ``(C, D)``, in the dtype that travels."""
+
+    counted = True
+    """Whether it comes with each row of how many examples it is the mean."""
+
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
+        return expected_rows(self.prefix, update.state, self.like, self.counted)
+
+    def check(self, update: ClientUpdate, sent: Broadcast, client: ClientInfo) -> None:
+        """Refuse means of nothing, too."""
+        super().check(update, sent, client)
+        check_counts(self.prefix, update)
