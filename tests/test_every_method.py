@@ -7,13 +7,14 @@ from functools import cache, partial
 import pytest
 import torch
 from often import OFTEN, mostly_slow
-from tiny import METHODS, data_for, new_federation, new_method, same
+from tiny import METHODS, data_for, momentum, new_federation, new_method, private_states, same
 from torch import Tensor
 
 import lightning_fed.methods
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.phased_module import MOMENTS
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.methods.families.adapter_module import AdapterModule
@@ -84,6 +85,25 @@ def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
     assert called
     assert changed.keys() == plain.keys()
     assert any(changed[key] != pytest.approx(value) for key, value in plain.items())
+
+
+@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+def test_rounds_may_be_counted_in_steps_and_moments_stay(name: str) -> None:
+    if name == "FedDecomp":
+        with pytest.raises(FederationError, match="FedDecomp got steps=2, but its two phases are counted in lora_epochs"):
+            new_method(name, steps=2)
+        return
+    model = new_method(name, steps=2)
+    federation = new_federation(2, evaluate_every=0)
+    federation.fit(model, subject(name).new_data())
+    assert 2 in [phase.steps for phase in federation.run.model.phases()]
+    try:
+        model = new_method(name, persistent=True, optimizer=momentum)
+    except (TypeError, FederationError):
+        return  # its optimizers are fresh in each turn
+    federation.fit(model, subject(name).new_data())
+    if not model.centralized:
+        assert any(key.startswith(MOMENTS) for state in private_states(federation).values() for key in state)
 
 
 @pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))

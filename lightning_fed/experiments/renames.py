@@ -8,6 +8,7 @@ OPTIONS = {
     "adapt_layers": "fine_tuning.part",
     "adapt_when": "fine_tuning.when",
     "adapt_optimizer": "fine_tuning.optimizer",
+    "local_steps": "steps",
     "lone_example": "single_example",
     "participants": "eligible_clients",
     "reparametrise": "reparametrize",

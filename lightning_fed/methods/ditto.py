@@ -49,7 +49,7 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
         self.lam = lam
         self.start = start
         self.personal_optimizer = personal_optimizer or self.optimizer
-        self.personal_epochs = self.epochs if personal_epochs is None else personal_epochs
+        self.personal_length = {} if personal_epochs is None else {"epochs": personal_epochs, "steps": None}
 
     def initial_originals(self) -> State:
         """Of the initial network, unless it begins as the first one that is received."""
@@ -59,8 +59,8 @@ class Ditto(PersonalModule, KeepsGlobalParameters):
         """The global network, which must not notice the personal one, then that."""
         shared, personal = list(self.backbone.parameters()), list(self.personal.parameters())
         return [
-            Phase("local", shared, self.global_loss, self.optimizer, self.epochs),
-            Phase("personal", personal, self.personal_loss, self.personal_optimizer, self.personal_epochs),
+            self.local_phase("local", shared, self.global_loss),
+            self.local_phase("personal", personal, self.personal_loss, optimizer=self.personal_optimizer, **self.personal_length),
         ]
 
     def personal_loss(self, batch: Any) -> Tensor:

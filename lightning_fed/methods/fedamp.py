@@ -137,7 +137,7 @@ class FedAMP(FederatedModule):
     def phases(self) -> list[Phase]:
         """FedAvg's, with the proximal term if that is a part of the loss."""
         penalty = self.proximal_term if self.is_drawn and self.proximal == "gradient" else None
-        return [Phase("local", list(self.parameters()), self.client_loss, self.optimizer, self.epochs, penalty=penalty)]
+        return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=penalty)]
 
     def proximal_term(self) -> Tensor:
         r""":math:`\frac{\lambda}{2 \alpha_k} \lVert w - u_i \rVert^2`, over the parameters that learn."""

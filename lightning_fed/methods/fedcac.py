@@ -102,7 +102,7 @@ class FedCAC(KeepsGlobalParameters):
 
     @torch.no_grad()
     def after_training(self, reviewed: State) -> None:
-        if self.epochs:
+        if self.epochs if self.steps is None else self.steps:
             own = dict(self.named_parameters())
             masks = [critical_entries((own[name] - start) * own[name], self.tau) for name, start in self.global_parameters.items()]
             self.critical = torch.cat([mask.flatten() for mask in masks])

@@ -87,6 +87,11 @@ class FedDecomp(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, lora_epochs + global_epochs, **kwargs)
+        if alternating and self.steps is not None:
+            raise FederationError(
+                f"FedDecomp got steps={self.steps}, but its two phases are counted in lora_epochs and global_epochs: leave steps "
+                "out, or train both parts together with alternating=false."
+            )
         self.rank_ratio_conv = rank_ratio_conv
         self.rank_ratio_linear = rank_ratio_linear
         self.lora_epochs = lora_epochs
@@ -133,7 +138,7 @@ class FedDecomp(FederatedModule):
         if not self.alternating:
             apart = self.lora_optimizer is not self.optimizer
             optimizer = jointly((self.optimizer, full_rank), (self.lora_optimizer, low_rank)) if apart else self.optimizer
-            return [Phase("local", full_rank + low_rank, self.client_loss, optimizer, self.epochs)]
+            return [self.local_phase("local", full_rank + low_rank, self.client_loss, optimizer=optimizer)]
         return [
             Phase("low_rank", low_rank, self.client_loss, self.lora_optimizer, self.lora_epochs),
             Phase("full_rank", full_rank, self.client_loss, self.optimizer, self.global_epochs),

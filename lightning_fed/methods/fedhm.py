@@ -92,6 +92,8 @@ class FedHM(SizedModule):
         super().__init__(backbone, ratios, num_classes, assignment, masked, **kwargs)
         if any(not 0 < ratio <= 1 for ratio in ratios):
             raise FederationError(f"ratios is {list(ratios)}: give rank ratios in (0, 1], that is 0.125 where the paper says 8.")
+        if self.persistent:
+            raise FederationError("FedHM got persistent, but layers are factorized anew in each round: leave persistent out.")
         self.layers = layers
         self.weights: Weights = weights
         self.temperature = temperature
@@ -136,7 +138,7 @@ class FedHM(SizedModule):
         weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
         decay = partial(frobenius_decay, self.backbone, weight) if weight else None
         optimizer = partial(self._optimize, factors)
-        return [Phase("local", list(self.parameters()), self.client_loss, optimizer, self.epochs, penalty=decay)]
+        return [self.local_phase("local", list(self.parameters()), self.client_loss, optimizer=optimizer, penalty=decay)]
 
     def _optimize(self, factors: list[Tensor], parameters: Sequence[nn.Parameter]) -> Any:
         mine = {id(p) for p in factors}

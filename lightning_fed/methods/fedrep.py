@@ -38,5 +38,5 @@ class FedRep(FedPer):
         body = [p for name, p in self.backbone.named_parameters() if name not in private]
         return [
             Phase("head", head, self.client_loss, self.optimizer, self.head_epochs),
-            Phase("representation", body, self.client_loss, self.optimizer, self.epochs),
+            self.local_phase("representation", body, self.client_loss),
         ]

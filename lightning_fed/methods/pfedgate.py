@@ -165,11 +165,11 @@ class PFedGate(KeepsGlobalParameters):
         network, gate = list(self.backbone.parameters()), list(self.gate.parameters())
         if self.alternating:
             return [
-                Phase("gate", gate, self.client_loss, self.gate_optimizer, self.epochs),
-                Phase("local", network, self.client_loss, self.optimizer, self.epochs),
+                self.local_phase("gate", gate, self.client_loss, optimizer=self.gate_optimizer),
+                self.local_phase("local", network, self.client_loss),
             ]
         both = jointly((self.optimizer, network), (self.gate_optimizer, gate))
-        return [Phase("local", [*network, *gate], self.client_loss, both, self.epochs)]
+        return [self.local_phase("local", [*network, *gate], self.client_loss, optimizer=both)]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Fills in what was not sent, and averages."""

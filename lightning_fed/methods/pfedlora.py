@@ -114,7 +114,7 @@ class PFedLoRA(FederatedModule):
         """The network first, then the adapter: whole epochs, not interleaved batches."""
         network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
         return [
-            Phase("local", network, self.client_loss, self.optimizer, self.epochs),
+            self.local_phase("local", network, self.client_loss),
             Phase("adapter", adapter, self.adapter_loss, self.adapter_optimizer, self.adapter_epochs, eval_modules=[self.backbone]),
         ]
 

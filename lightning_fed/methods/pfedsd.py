@@ -92,7 +92,7 @@ class PFedSD(PersonalModule):
     def phases(self) -> list[Phase]:
         """FedAvg's, with a teacher where there is one."""
         loss = self.distilled_loss if self._has_teacher and self.lam else self.global_loss
-        return [Phase("local", list(self.backbone.parameters()), loss, self.optimizer, self.epochs, eval_modules=[self.personal])]
+        return [self.local_phase("local", list(self.backbone.parameters()), loss, eval_modules=[self.personal])]
 
     def distilled_loss(self, batch: Any) -> Tensor:
         """The loss of the network that is trained plus what the teacher has to say, from one pass through each."""

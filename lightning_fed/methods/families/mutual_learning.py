@@ -73,4 +73,4 @@ class MutualLearningModule(FederatedModule):
     def phases(self) -> list[Phase]:
         shares = self.shares()
         parameters = [p for _, share in shares for p in share]
-        return [Phase("mutual", parameters, self.client_loss, jointly(*shares), self.epochs)]
+        return [self.local_phase("mutual", parameters, self.client_loss, optimizer=jointly(*shares))]
