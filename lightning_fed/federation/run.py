@@ -3,7 +3,7 @@
 import shutil
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -366,7 +366,12 @@ class Run:
     @cached_property
     def made_with(self) -> dict[str, Setting]:
         """What checkpoints say of how the run was made."""
-        return settings_of(self.model, self.data, self.settings.participation)
+        return settings_of(
+            self.model,
+            self.data,
+            participation=self.settings.participation,
+            compression=asdict(self.settings.compression),
+        )
 
     def _make_loggers(self, given: Logger | Iterable[Logger | bool] | bool) -> list[Logger]:
         wanted = [given] if isinstance(given, Logger | bool) else given

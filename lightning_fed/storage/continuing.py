@@ -67,7 +67,7 @@ def check_goes_on(
             )
 
 
-def settings_of(model: FederatedModule, data: FederatedDataModule, participation: float) -> dict[str, Setting]:
+def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federation: Any) -> dict[str, Setting]:
     """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
     and of an input, and who takes part. What has no plain form (a network that is an object, say) is left out.
     """
@@ -77,7 +77,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, participation
         optimizer = phase.optimizer(phase.parameters)
         found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
-    found |= {"participation": participation, "batch_size": data.batch_size, "size of an input": _input_size(data)}
+    found |= of_federation | {"batch_size": data.batch_size, "size of an input": _input_size(data)}
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None}
 
