@@ -4,8 +4,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
+    METHODS,
     Net,
     Recording,
     assert_same,
