@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import InMemory
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
 

@@ -159,8 +159,14 @@ def _expanded(name: str, kind: str, tensor: Tensor, sent: State) -> Tensor:
 
 def _scattered(name: str, values: Tensor, places: Tensor | None, like: Tensor) -> Tensor:
     """A tensor of which some entries are there; the others are zero."""
-    fits = places is not None and places.dtype == torch.int32 and places.shape == values.shape and values.dim() == 1
-    if not fits or values.dtype != like.dtype or not bool(((places >= 0) & (places < like.numel())).all()):
+    if (
+        places is None
+        or places.dtype != torch.int32
+        or values.dtype != like.dtype
+        or values.dim() != 1
+        or places.shape != values.shape
+        or bool(torch.any((places < 0) | (places >= like.numel())))
+    ):
         raise FederationError(f"Entries of {name!r} arrived that do not fit {tuple(like.shape)} numbers of {like.dtype}.")
     return like.new_zeros(like.numel()).index_put((places.long(),), values).view_as(like)
 

@@ -151,7 +151,7 @@ class FederatedModule(PhasedModule):
             )
         self.adapters = adapters
         self.frozen_backbones: list[FrozenBackbone[Any]] = []
-        self.freeze(self.backbone_factories)
+        self.add_frozen(self.backbone_factories)
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
         self.weighting = weighting or type(self).weighting
@@ -178,7 +178,7 @@ class FederatedModule(PhasedModule):
         """Another network, with initial weights of its own; with adapters, these are the adapters' and the rest is in memory once.
 
         Args:
-            given: what makes it, one of those that :meth:`freeze` was told; None: what makes the client's.
+            given: what makes it, one of those that :meth:`add_frozen` was told; None: what makes the client's.
         """
         if self.adapters is None:
             return backbone_of(self._factory if given is None else given, self.num_classes)
@@ -192,7 +192,7 @@ class FederatedModule(PhasedModule):
         [frozen] = [frozen for frozen in self.frozen_backbones if frozen.given is given]
         return frozen.copy(self.num_classes)
 
-    def freeze(self, factories: Iterable[Any]) -> None:
+    def add_frozen(self, factories: Iterable[Any]) -> None:
         """Tell of networks that are to have adapters, if there are any; those in ``backbone`` are known."""
         if self.adapters:
             known = {id(frozen.given) for frozen in self.frozen_backbones}
@@ -449,8 +449,9 @@ class FederatedModule(PhasedModule):
 
     def local_phase(self, name: str, parameters: Sequence[nn.Parameter], loss: Callable[[Any], Tensor], **options: Any) -> Phase:
         """A phase of ``epochs`` epochs or ``steps`` steps; the arguments are those of :class:`.Phase`."""
+        defaults: dict[str, Any] = {"optimizer": self.optimizer, "persistent": self.persistent}
         length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
-        return Phase(name, parameters, loss, **{"optimizer": self.optimizer, "persistent": self.persistent} | length | options)
+        return Phase(name, parameters, loss, **defaults | length | options)
 
     def post_training_step(self, batch: Any) -> State:
         """Look at a batch of the client's training data once more, when it has trained: in order, not augmented, with the module in

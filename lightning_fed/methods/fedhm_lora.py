@@ -10,9 +10,10 @@ from torch.nn.functional import pad
 
 from lightning_fed.core import ClientInfo, ClientUpdate, FederationError, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.methods.families.model_sizes import Assignment
 from lightning_fed.methods.fedhm import Anchor, Decomposed, FedHMServer
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Energy, Spectrum, layer_weights, recover, unroll
 from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Phase, Server, State, WeightedMean, noted
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.floor import floor_of
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import PRIVATE_SHARE, State
-from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.methods.families.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import product_norm
 from lightning_fed.options import NonNegativeFloat, PositiveInt

@@ -12,8 +12,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
-from lightning_fed.models.adapters import adapted_layers
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.models.adapters import COMMON, adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.nn.sparse_change import Change, SparseChange, draw_masks, masked_count, scattered

@@ -28,7 +28,7 @@ class FrozenBackbone(Generic[Network]):
         learning: names of further layers that learn, or how they end.
     """
 
-    def __init__(self, given: Any, make: Callable[[Any, int], Network] = backbone_of, learning: Sequence[str] = ()) -> None:
+    def __init__(self, given: Any, make: Callable[[Any, int], Any] = backbone_of, learning: Sequence[str] = ()) -> None:
         self.given, self.make, self.learning = given, make, learning
         self._network: Network | None = None
 

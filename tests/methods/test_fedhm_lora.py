@@ -20,9 +20,9 @@ from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedHMLoRA
-from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.methods.fedhm_lora import FedHMLoRAServer
 from lightning_fed.models import VisionTransformer
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State, count_floats
 
 adam = partial(torch.optim.Adam, lr=0.02)

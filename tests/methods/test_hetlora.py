@@ -21,8 +21,8 @@ from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HETLoRA
-from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.methods.hetlora import HETLoRAServer, padded_like, product_norm, truncated
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.tensors import State
 
 adam = partial(torch.optim.AdamW, lr=0.02)

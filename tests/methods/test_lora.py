@@ -33,7 +33,8 @@ from lightning_fed.data.partition.pools import Indices
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, HOMLoRA
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.pretrained import classifier_from
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import State

@@ -28,7 +28,8 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import HOMLoRA, PF2LoRA
-from lightning_fed.methods.families.lora import CLIENT, COMMON
+from lightning_fed.methods.families.lora import CLIENT
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerClassifier
 from lightning_fed.tensors import State
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
-from lightning_fed.methods.families.lora import CLIENT, COMMON, LoRAModule
+from lightning_fed.methods.families.lora import CLIENT, LoRAModule
 from lightning_fed.methods.hetlora import HETLoRAServer
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.frozen import FrozenBackbone
 from lightning_fed.models.pretrained import transformer_of
 from lightning_fed.models.transformer import TransformerClassifier

@@ -10,8 +10,8 @@ from tiny import CLASSES, new_data, new_federation, new_method, tiny_vit
 from torch.nn.functional import interpolate
 
 from lightning_fed.errors import FederationError
-from lightning_fed.methods.families.lora import COMMON
 from lightning_fed.models import VisionTransformer
+from lightning_fed.models.adapters import COMMON
 
 VIT_SMALL: dict[str, Any] = {
     "model_type": "vit",
