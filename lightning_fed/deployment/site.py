@@ -172,7 +172,7 @@ class Site:
     def _run_turn(self, request: TurnRequest, private: State | None) -> bytes:
         turn = request.turn
         own = replace(self.info, model_size=turn.client.model_size, num_clients=turn.client.num_clients)
-        result = self._worker.take(replace(turn, client=own), private)
+        result = self._worker.run_turn(replace(turn, client=own), private)
         if result.private is not None:
             self.store.put(request.run, turn.round, result.private)
             self.store.keep(request.run, {turn.last_round, turn.round, *request.held})

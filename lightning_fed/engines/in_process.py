@@ -31,7 +31,7 @@ class InProcess(Engine):
         assert self._opened is not None, "open() comes first"
         worker, states = self._opened
         for turn in turns:
-            result = worker.take(turn, states.find(turn.client.id))
+            result = worker.run_turn(turn, states.find(turn.client.id))
             if result.private is not None:
                 states.put(turn.client.id, result.private, turn.round)
             yield result.update

@@ -80,7 +80,7 @@ class RemoteWorker:
             return self._worker
         try:
             turn, private = unpack(packed)
-            return pack(self._worker.take(replace(turn, broadcast=broadcast), private), allocate=self._allocate)
+            return pack(self._worker.run_turn(replace(turn, broadcast=broadcast), private), allocate=self._allocate)
         except Exception as error:
             return portable(error)
 

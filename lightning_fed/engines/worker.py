@@ -63,7 +63,7 @@ class Worker:
         self._modules: dict[Hashable, FederatedModule] = {}
         self.activity = ""  # what a turn is at, besides training
 
-    def take(self, turn: Turn, private: State | None) -> TurnResult:
+    def run_turn(self, turn: Turn, private: State | None) -> TurnResult:
         """Carry out a turn. An evaluate turn gives an update without a payload.
 
         Args:

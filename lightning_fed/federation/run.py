@@ -177,7 +177,7 @@ class Run:
         self.round = 1
         client, *_ = self._draw_cohort()
         worker = replace(self._spec, new_trainer=partial(self._spec.new_trainer, max_steps=1)).worker()
-        worker.take(Turn("fit", client, self.round, self.server.broadcast(client)), None)
+        worker.run_turn(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
     def _play_round(self) -> Metrics:
         """A round; returns its metrics."""

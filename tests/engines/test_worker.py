@@ -156,7 +156,7 @@ def test_before_the_first_phase_there_is_none_to_name() -> None:
     worker = worker_of("PFedLoRA")
     turn = Turn("fit", worker.data.clients[1], 4, Broadcast({}))
     with pytest.raises(FederationError, match=r"^Client 1 in round 4: The shared state for PFedLoRA lacks "):
-        worker.take(turn, None)
+        worker.run_turn(turn, None)
 
 
 class Exploding(FedPer):
@@ -226,7 +226,7 @@ class Noting(InProcess):
         worker, states = self._opened
         for turn in turns:
             private = copy.deepcopy(states.find(turn.client.id))
-            result = worker.take(turn, private)
+            result = worker.run_turn(turn, private)
             self.taken.append((copy.deepcopy(turn), private, result))
             if result.private is not None:
                 states.put(turn.client.id, result.private, turn.round)
@@ -256,7 +256,7 @@ def equal(one: TurnResult, other: TurnResult) -> bool:
 def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, TurnResult]]) -> None:
     for turn, private, result in taken:
         sent, before = copy.deepcopy(turn.broadcast), copy.deepcopy(private)
-        again = worker.take(turn, private)
+        again = worker.run_turn(turn, private)
         assert equal(again, result), f"{turn.verb} of client {turn.client.id} in round {turn.round}"
         assert same(turn.broadcast.state, sent.state)
         assert same(turn.broadcast.statistics, sent.statistics)
@@ -320,11 +320,11 @@ def test_phases_are_asked_for_once_per_turn(monkeypatch: pytest.MonkeyPatch) -> 
     turns = [turn for turn in engine.turns if turn.verb == "fit" and turn.round == 3]
     assert len(turns) == 3
     for turn in turns:
-        engine.worker.take(turn, federation.run.store.find(turn.client.id))
+        engine.worker.run_turn(turn, federation.run.store.find(turn.client.id))
     assert Asked.times == 3
     for turn in engine.turns:
         if turn.verb == "evaluate":
-            engine.worker.take(turn, None)
+            engine.worker.run_turn(turn, None)
     assert Asked.times == 3
 
 
