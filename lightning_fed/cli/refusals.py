@@ -3,6 +3,7 @@
 import pkgutil
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import fields
 from functools import cache
 from itertools import groupby
 
@@ -10,12 +11,14 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
+from lightning_fed.core.compression import Compression
+from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
-from lightning_fed.models import Backbone
+from lightning_fed.models import Adapters, Backbone
 from lightning_fed.parameters import parameters_of
 
 HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
@@ -30,9 +33,12 @@ BASES = {
     "ImageFiles": "CIFAR10",
     "Partitioner": "IID",
     "Engine": "InProcess",
-    "Backbone": "SmallCNN",
+    "Backbone": "LeNet5",
 }
 """Classes that others are made of and that do nothing themselves, each with one that does."""
+
+GROUPS = {"fine_tuning": FineTuning, "adapters": Adapters, "compression": Compression}
+"""Options that have options of their own."""
 
 LONGEST = 120
 """Characters of a word, beyond which it is cut."""
@@ -113,6 +119,8 @@ def _expected(message: str, lines: Iterable[str]) -> str:
         kinds = [f"the name of a {classes[0]}, or its class_path and init_args"]
     if "Not of type Tensor" in message and not kinds:
         kinds = ["a list of numbers"]
+    if "NestedArg(" in message and len(kinds) > 1:  # of an option's own options; it may be null, they may not
+        kinds = [kind for kind in kinds if kind != "null"]
     kinds = list(dict.fromkeys(filter(None, kinds)))
     value = _given(message) or next(iter(re.findall(r"Got value: (.*)", message)), "")
     return f"got {value or 'something else'}, expected {' or '.join(kinds)}" if kinds else ""
@@ -159,6 +167,8 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
     if keys and ("there is no" in text or "has no attribute" in text) and (names := known(keys[-1].rpartition(".")[2])):
         wrong = re.search(r"there is no '([^']*)'", text)
         text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
+    elif keys and "there is no" in text and (group := GROUPS.get(keys[-1].rpartition(".")[2])):
+        text = f"got {_given(message)}, expected options by name: {', '.join(field.name for field in fields(group))}"
     return f"{text}; {HELP}" if "unrecognized arguments" in text or "not accept" in text else text
 
 
