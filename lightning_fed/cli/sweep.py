@@ -17,7 +17,7 @@ from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
-from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, flat, read_yaml
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
 from lightning_fed.signals import Terminated
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 
 def checked(sweep: Sweep, console: Console) -> list[CellJob]:
-    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seed alone, once.
+    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seeds alone, once.
 
     Raises:
         SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
@@ -107,10 +107,10 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
-                settings = known[kind] | {SEED: cell.seed}
+                seeds = {SEED: cell.seed} | ({} if cell.partition is None else {plain(PARTITION_SEED): cell.partition})
                 if folder.run is not None:
-                    refuse_other(folder, folder.run, settings)
-                jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
+                    refuse_other(folder, folder.run, known[kind] | seeds)
+                jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
     for what, names in wrong.items():

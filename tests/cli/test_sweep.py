@@ -162,6 +162,9 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
     assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
     assert len(lines) == 2 * 12
     assert [name.split("/")[-1] for name in tried] == ["seed_3"] * 4  # what differs by its seed alone is read once
+    sweep("--dry_run", seeds={"partition": [3, 4], "training": [0, 1]})
+    assert capsys.readouterr().out.count(" --seed_everything=1 --data.init_args.partition_seed=4 ") == 2
+    assert len(tried) == 4 + 2
     assert not Path("played").exists()
 
 

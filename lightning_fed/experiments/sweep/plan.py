@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import SEED, plain, read_yaml, within
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain, read_yaml, within
 
 Overrides = dict[str, Any]
 """Options of ``lightning-fed fit`` without their dashes, and their values."""
 
-RESERVED = {SEED, "federation.run_dir", "config", "ckpt_path"}
+RESERVED = {SEED, PARTITION_SEED, "data.partition_seed", "federation.run_dir", "config", "ckpt_path"}
 
-OF_SEED = "{seed}"
-"""What stands for a run's seed in the values of overrides: paths to something that has been made for each seed."""
+OF_SEED, OF_PARTITION = "{seed}", "{partition}"
+"""What stands for a run's seeds in the values of overrides: paths to something that has been made for each."""
 
+Seeds = list[int] | dict[str, list[int]]
+"""Of a sweep: whole numbers, or those of ``partition`` and of ``training``, of which every pair is played."""
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's."""
@@ -45,19 +47,27 @@ class Cell:
     Args:
         method: its name in the tables.
         setting: the point of the grid, as ``alpha=0.1``; empty without a grid.
-        seed: of everything random, the partition included.
+        seed: of everything random, the partition included unless that has a seed of its own.
         overrides: what it changes in the base configuration.
+        partition: the partition's own seed; None: it is drawn with ``seed``.
     """
 
     method: str
     setting: str
     seed: int
     overrides: Overrides
+    partition: int | None = None
 
     @property
     def name(self) -> str:
         """What it is called, and its folder in the sweep's."""
-        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), f"seed_{self.seed}")))
+        seeds = f"seed_{self.seed}" if self.partition is None else f"partition_{self.partition}_seed_{self.seed}"
+        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), seeds)))
+
+    @property
+    def draw(self) -> tuple[int, int]:
+        """The seeds of its partition and of all else."""
+        return (self.seed if self.partition is None else self.partition), self.seed
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,9 @@ class Sweep:
     Args:
         base: an ordinary configuration of ``lightning-fed fit``.
         folder: where the runs go.
-        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed.
-        seeds: each gives the same partition to every method.
+        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed, ``{partition}`` that of its
+            partition.
+        seeds: each gives the same partition to every method; or those of the partition and of everything else, crossed.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
         published: numbers to print beside ours.
         report: what its table shows, unless ``lightning-fed report`` is told something else.
@@ -120,7 +131,7 @@ class Sweep:
     base: Path
     folder: Path
     methods: dict[str, Overrides]
-    seeds: list[int]
+    seeds: Seeds
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
     report: ReportOptions = ReportOptions()
@@ -133,11 +144,18 @@ class Sweep:
         return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
 
     @property
+    def draws(self) -> list[tuple[int | None, int]]:
+        """Seeds of the partition (None: the run's) and of the run. All partitions first: what holds on one need not on others."""
+        if isinstance(self.seeds, list):
+            return [(None, seed) for seed in self.seeds]
+        return [(partition, seed) for seed in self.seeds["training"] for partition in self.seeds["partition"]]
+
+    @property
     def cells(self) -> list[Cell]:
-        """All runs, seed by seed, so that a sweep that is stopped early has compared all methods."""
+        """All runs, draw by draw, so that a sweep that is stopped early has compared all methods."""
         return [
-            Cell(method, setting, seed, _of_seed(overrides | point, seed))
-            for seed in self.seeds
+            Cell(method, setting, seed, _of_draw(overrides | point, partition, seed), partition)
+            for partition, seed in self.draws
             for setting, point in self.settings.items()
             for method, overrides in self.methods.items()
         ]
@@ -146,15 +164,14 @@ class Sweep:
     def varied(self) -> set[str]:
         """The keys in which the runs differ because the file says so."""
         keys = {plain(key) for overrides in (*self.methods.values(), *self.settings.values()) for key in overrides}
-        return keys | {SEED}
+        return keys | {SEED, plain(PARTITION_SEED)}
 
     @property
     def varied_by_seed(self) -> set[str]:
         """The keys in which runs of one method and setting differ."""
         groups = (*self.methods.values(), *self.settings.values())
-        return {SEED} | {
-            plain(key) for overrides in groups for key, value in overrides.items() if isinstance(value, str) and OF_SEED in value
-        }
+        given = [(key, value) for overrides in groups for key, value in overrides.items() if isinstance(value, str)]
+        return {SEED, plain(PARTITION_SEED)} | {plain(key) for key, value in given if OF_SEED in value or OF_PARTITION in value}
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -212,13 +229,22 @@ def _overrides(path: Path, key: str, value: Any) -> Overrides:
     return {str(option): setting for option, setting in value.items()}
 
 
-def _seeds(path: Path, value: Any) -> list[int]:
-    good = isinstance(value, list) and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
+def _seeds(path: Path, value: Any) -> Seeds:
+    """Seeds as they are given, checked."""
+    if isinstance(value, Mapping):
+        if value.keys() != {"partition", "training"}:
+            raise FederationError(f"{path}: seeds has {', '.join(map(str, value))}, expected partition and training.")
+        return {kind: _numbers(path, f"seeds.{kind}", value[kind]) for kind in ("partition", "training")}
+    return _numbers(path, "seeds", value)
+
+
+def _numbers(path: Path, key: str, value: Any) -> list[int]:
+    good = isinstance(value, list) and value and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
     if not good or len(set(value)) != len(value):
         raise FederationError(
-            f"{path}: seeds is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
+            f"{path}: {key} is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
         )
-    return value
+    return list(value)
 
 
 def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
@@ -284,9 +310,16 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
             )
 
 
-def _of_seed(overrides: Overrides, seed: int) -> Overrides:
-    """Overrides of a run with this seed."""
-    return {key: value.replace(OF_SEED, str(seed)) if isinstance(value, str) else value for key, value in overrides.items()}
+def _of_draw(overrides: Overrides, partition: int | None, seed: int) -> Overrides:
+    """Overrides of a run with these seeds."""
+    named = {OF_SEED: str(seed), OF_PARTITION: str(seed if partition is None else partition)}
+    return {key: _replaced(value, named) if isinstance(value, str) else value for key, value in overrides.items()}
+
+
+def _replaced(text: str, by: Mapping[str, str]) -> str:
+    for name, value in by.items():
+        text = text.replace(name, value)
+    return text
 
 
 def _merged(groups: Iterable[Overrides]) -> Overrides:
@@ -296,7 +329,8 @@ def _merged(groups: Iterable[Overrides]) -> Overrides:
 def arguments(sweep: Sweep, cell: Cell, run_dir: Path) -> list[str]:
     """The arguments of ``lightning-fed`` that play a cell."""
     given = [f"--{option}={_text(value)}" for option, value in cell.overrides.items()]
-    return ["fit", "--config", str(sweep.base), *given, f"--{SEED}={cell.seed}", f"--federation.run_dir={run_dir}"]
+    seeds = [f"--{SEED}={cell.seed}"] + ([] if cell.partition is None else [f"--{PARTITION_SEED}={cell.partition}"])
+    return ["fit", "--config", str(sweep.base), *given, *seeds, f"--federation.run_dir={run_dir}"]
 
 
 def file_name(name: str) -> str:

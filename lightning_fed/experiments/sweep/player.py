@@ -201,7 +201,9 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     rows = []
     for job in jobs:
         result = job.folder.result or CellRecord("waiting", command=job.command)
-        row = {"method": job.cell.method, "setting": job.cell.setting, "seed": job.cell.seed, "status": job.folder.status}
+        partition, seed = job.cell.draw
+        row = {"method": job.cell.method, "setting": job.cell.setting, "partition": partition, "seed": seed}
+        row["status"] = job.folder.status
         row |= {"seconds": result.seconds, "folder": str(job.folder.path), "command": result.command, "error": result.error}
         rows.append({k: str(v) for k, v in row.items()} | {k: getattr(result, k) for k in ("versions", "commit", "machine")})
     text = io.StringIO()
