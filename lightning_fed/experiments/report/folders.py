@@ -10,10 +10,12 @@ from typing import Any
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
 from lightning_fed.experiments.sweep.plan import Sweep, read_sweep
-from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
+
+SEEDS = (SEED, plain(PARTITION_SEED))
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,14 @@ class RunFolder:
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Of everything random, unless the partition has a seed of its own."""
         return int(self.settings[SEED])
+
+    @property
+    def partition(self) -> int:
+        """The seed of who holds what."""
+        own = self.settings.get(plain(PARTITION_SEED))
+        return self.seed if own is None else int(own)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -105,12 +113,13 @@ def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
 def _place(run: RunFolder) -> tuple[Any, ...]:
     """Where a run stands: as in its sweep, runs of none before."""
     if run.sweep is None:
-        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.seed
+        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.partition, run.seed
     root, sweep = run.sweep
     settings, methods = list(sweep.settings), list(sweep.methods)
     whole = f"{run.setting}, "  # alpha=1 is no beginning of alpha=10
     setting = next((index for index, name in enumerate(settings) if not name or whole.startswith(f"{name}, ")), 0)
-    return str(root), setting, methods.index(run.method), by_numbers(run.setting), by_numbers(run.method), run.seed
+    names = by_numbers(run.setting), by_numbers(run.method)
+    return str(root), setting, methods.index(run.method), *names, run.partition, run.seed
 
 
 def by_numbers(name: str) -> list[tuple[str, float]]:
@@ -120,24 +129,25 @@ def by_numbers(name: str) -> list[tuple[str, float]]:
 
 
 def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
-    seen: dict[tuple[str, str, int], RunFolder] = {}
+    seen: dict[tuple[str, str, int, int], RunFolder] = {}
     for run in runs:
-        other = seen.setdefault((*run.label, run.seed), run)
+        other = seen.setdefault((*run.label, run.partition, run.seed), run)
         if other is not run:
+            said = f"seed {run.seed}" + (f", partition {run.partition}" if run.partition != run.seed else "")
             raise FederationError(
-                f"{other.path} and {run.path} are both {run.method} with seed {run.seed}: name the folders of the runs that are "
+                f"{other.path} and {run.path} are both {run.method} with {said}: name the folders of the runs that are "
                 "meant, or --vary the key in which they differ."
             )
 
 
 def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
-    """Runs of one method and setting may differ in their seed alone; all others in what was meant to vary."""
+    """Runs of one method and setting may differ in their seeds alone; all others in what was meant to vary."""
     first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
     for run in runs:
         peer = of_label.setdefault(run.label, run)
-        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else [SEED])
+        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
-        _refuse_differences(first, run, [*declared, *vary, SEED])
+        _refuse_differences(first, run, [*declared, *vary, *SEEDS])
 
 
 def _refuse_differences(one: RunFolder, other: RunFolder, but: Iterable[str]) -> None:

@@ -86,8 +86,8 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         reach = [group[column].max() for _, group in measured.groupby("method") if group[column].max() > 0]
         for method, group in measured.groupby("method", sort=False):
             color, dashes = styles[str(method)]
-            values = group.pivot(index="round", columns="seed", values=metric) * scale
-            places = group.pivot(index="round", columns="seed", values=column).mean(axis=1)
+            values = group.pivot(index="round", columns=["partition", "seed"], values=metric) * scale
+            places = group.pivot(index="round", columns=["partition", "seed"], values=column).mean(axis=1)
             mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
             end = ends[str(method)] * scale if str(method) in ends else mean.iloc[-1]
             if places.max() == 0:
