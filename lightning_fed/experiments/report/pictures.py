@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import cycle
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lightning_fed.experiments.report.comparison import Comparison
+from lightning_fed.experiments.report.pairing import cells_of
 from lightning_fed.experiments.report.views import in_percent, measure_of
 
 WIDTH, HEIGHT = 3.35, 2.4
@@ -143,6 +146,33 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(xlabel=f"{_called(column, percent)} of each client")
+        return figure
+
+
+def dots(comparison: Comparison) -> Figure:
+    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval.
+
+    Args:
+        comparison: what is compared.
+    """
+    measure, scale, styles = comparison.compared, comparison.scale, dict(zip(comparison.methods, _styles(), strict=False))
+    values, apart = comparison.values(measure), comparison.differences(measure)
+    with rc_context(STYLE):
+        figure, axes = _new(0.55 + 0.3 * len(apart))
+        axes.axvline(0, color="black", linewidth=0.8)
+        for place, (method, one) in enumerate(apart.items()):
+            of_partitions = cells_of((values[method] - values[comparison.baseline]).dropna()).mean(1) * scale
+            color, half = styles[method][0], None if isnan(one.error) else one.half_width * scale
+            axes.errorbar(one.mean * scale, place, xerr=half, fmt="D", color=color, markersize=3.5, capsize=2)
+            axes.plot(of_partitions, [place + 0.22] * len(of_partitions), "o", color=color, alpha=0.6, markersize=2.5)
+        axes.set_yticks(range(len(apart)), list(apart))
+        axes.set_ylim(len(apart) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        usual = comparison.metrics[comparison.baseline]
+        points = f"{measure_of(usual).replace('_', ' ')} minus that of {comparison.baseline}" + (
+            " (points)" if scale == 100 else ""
+        )
+        axes.set(xlabel=f"test {points}")
         return figure
 
 

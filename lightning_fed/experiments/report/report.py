@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.clients_table import clients_tables
 from lightning_fed.experiments.report.comparison import Comparison, comparisons, unfinished
 from lightning_fed.experiments.report.files import read_commands
 from lightning_fed.experiments.report.folders import run_folders
@@ -64,7 +65,7 @@ class Report:
 
     def write(self, output: Path) -> None:
         """Fill a folder with tables, pictures and ``report.html``."""
-        from lightning_fed.experiments.report.pictures import pictures  # matplotlib takes its time
+        from lightning_fed.experiments.report.pictures import dots, pictures  # matplotlib takes its time
 
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
@@ -75,7 +76,9 @@ class Report:
         drawn = {}
         rounds, clients, metric = self._of_one_metric(rounds, clients)
         ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
-        for name, figure in pictures(rounds, clients, metric, ends):
+        apart = [one for one in self.compared if one.differences(one.compared)]
+        differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
+        for name, figure in (*differences, *pictures(rounds, clients, metric, ends)):
             figure.savefig(output / f"{file_name(name)}.pdf")
             png = io.BytesIO()
             figure.savefig(png, format="png")
@@ -131,7 +134,10 @@ def report_on(
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
     compared = comparisons(runs, options)
-    tables = [table for one in compared for table in (methods_table(one, published), *seed_tables(one))]
+    clients = load_clients(*folders, vary=vary)
+    tables = [
+        table for one in compared for table in (methods_table(one, published), *seed_tables(one), *clients_tables(one, clients))
+    ]
     return Report(folders, vary, runs, compared, tables, unfinished(runs), commands, View(options.at))
 
 

@@ -206,4 +206,4 @@ def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) 
         for place, name in enumerate(KEY):
             table.insert(place, name, getattr(run, name))
         tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=list(KEY))

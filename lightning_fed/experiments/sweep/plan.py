@@ -50,6 +50,7 @@ class Cell:
         seed: of everything random, the partition included unless that has a seed of its own.
         overrides: what it changes in the base configuration.
         partition: the partition's own seed; None: it is drawn with ``seed``.
+        value: of what the method is tuned in, as ``lr=0.1``; empty if it is not.
     """
 
     method: str
@@ -57,12 +58,13 @@ class Cell:
     seed: int
     overrides: Overrides
     partition: int | None = None
+    value: str = ""
 
     @property
     def name(self) -> str:
         """What it is called, and its folder in the sweep's."""
         seeds = f"seed_{self.seed}" if self.partition is None else f"partition_{self.partition}_seed_{self.seed}"
-        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), seeds)))
+        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), file_name(self.value), seeds)))
 
     @property
     def draw(self) -> tuple[int, int]:
@@ -123,6 +125,8 @@ class Sweep:
             partition.
         seeds: each gives the same partition to every method; or those of the partition and of everything else, crossed.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
+        tune: for each method that is tuned, options and the values to try. Every combination is played with the first seeds; all are
+            played with the one that is best on validation data.
         published: numbers to print beside ours.
         report: what its table shows, unless ``lightning-fed report`` is told something else.
         threads: torch threads of a run. Sums depend on it in their last bits, so it does not depend on the machine.
@@ -133,6 +137,7 @@ class Sweep:
     methods: dict[str, Overrides]
     seeds: Seeds
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)
+    tune: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
     report: ReportOptions = ReportOptions()
     threads: int = 1
@@ -152,18 +157,47 @@ class Sweep:
 
     @property
     def cells(self) -> list[Cell]:
-        """All runs, draw by draw, so that a sweep that is stopped early has compared all methods."""
+        """All runs, before anything is tuned; see :meth:`cells_with`."""
+        return self.cells_with({})
+
+    def cells_with(self, chosen: Mapping[tuple[str, str], str]) -> list[Cell]:
+        """All runs, draw by draw, so that a sweep that is stopped early has compared all methods.
+
+        Args:
+            chosen: the value with which a method that is tuned is played, by setting and method.
+        """
         return [
-            Cell(method, setting, seed, _of_draw(overrides | point, partition, seed), partition)
-            for partition, seed in self.draws
-            for setting, point in self.settings.items()
-            for method, overrides in self.methods.items()
+            self._cell(setting, method, draw, chosen.get((setting, method), ""))
+            for draw in self.draws
+            for setting in self.settings
+            for method in self.methods
         ]
+
+    @property
+    def trials(self) -> list[Cell]:
+        """The runs that say with which values methods are played, on the first partition and training seed."""
+        return [
+            self._cell(setting, method, self.draws[0], value)
+            for setting in self.settings
+            for method in self.tune
+            for value in self.values(method)
+        ]
+
+    def values(self, method: str) -> dict[str, Overrides]:
+        """What is tried of a method, by name: every combination of its options' values."""
+        axes = [{label(option, value): {option: value} for value in values} for option, values in self.tune.get(method, {}).items()]
+        points = itertools.product(*(axis.items() for axis in axes)) if axes else ()
+        return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
+
+    def _cell(self, setting: str, method: str, draw: tuple[int | None, int], value: str) -> Cell:
+        overrides = self.methods[method] | self.settings[setting] | self.values(method).get(value, {})
+        return Cell(method, setting, draw[1], _of_draw(overrides, *draw), draw[0], value)
 
     @property
     def varied(self) -> set[str]:
         """The keys in which the runs differ because the file says so."""
-        keys = {plain(key) for overrides in (*self.methods.values(), *self.settings.values()) for key in overrides}
+        given = (*self.methods.values(), *self.settings.values(), *self.tune.values())
+        keys = {plain(key) for overrides in given for key in overrides}
         return keys | {SEED, plain(PARTITION_SEED)}
 
     @property
@@ -192,6 +226,7 @@ def read_sweep(path: Path) -> Sweep:
         methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
+        tune=_tune(path, _mapping(path, "tune", content), list(map(str, methods))),
         published=[_published(path, entry) for entry in _listed(path, "published", content)],
         report=_report_options(path, _mapping(path, "report", content)),
         threads=content.get("threads", 1),
@@ -252,9 +287,28 @@ def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
     if isinstance(values, Mapping) and values:
         return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
     if isinstance(values, list) and values:
-        short = axis.rpartition(".")[2]
-        return {f"{short}={_text(value)}": _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
+        return {label(axis, value): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
     raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of values, or names and their overrides.")
+
+
+def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """What is tried of each method: of an option with a list, of all of them."""
+    for_all = {option: values for option, values in content.items() if isinstance(values, list)}
+    own = {str(method): options for method, options in content.items() if not isinstance(options, list)}
+    for method, options in own.items():
+        if method not in methods or not isinstance(options, Mapping):
+            raise FederationError(
+                f"{path}: tune.{method} is {options!r}, expected an option and its values, or one of {', '.join(methods)} and options."
+            )
+    found = {}
+    for method in methods:
+        options = _overrides(path, f"tune.{method}", for_all | dict(own.get(method, {})))
+        for option, values in options.items():
+            if not isinstance(values, list) or not values or len({label(option, value) for value in values}) < len(values):
+                raise FederationError(f"{path}: tune.{option} is {values!r}, expected a list of different values.")
+        if options:
+            found[method] = options
+    return found
 
 
 def _published(path: Path, entry: Any) -> Published:
@@ -287,7 +341,7 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
 
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
-    names = [cell.name for cell in sweep.cells]
+    names = [cell.name for cell in (*sweep.cells, *sweep.trials)]
     if long := next((part for name in names for part in name.split("/") if len(part.encode()) > LONGEST_NAME), None):
         raise FederationError(
             f"{path}: {long[:40]}… would be the name of a folder, with {len(long)} characters: shorten the method's name, or give "
@@ -298,6 +352,10 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
     axes = list(sweep.grid.values())
     points = [{plain(key) for overrides in axis.values() for key in overrides} for axis in axes]
     groups = {f"method {name}": {plain(key) for key in overrides if key != "model"} for name, overrides in sweep.methods.items()}
+    for method, options in sweep.tune.items():
+        given = {*sweep.methods[method], *(key for point in sweep.settings.values() for key in point)}
+        if both := sorted(set(map(plain, options)) & set(map(plain, given))):
+            raise FederationError(f"{path}: tune and method {method} or the grid both set {both[0]}: leave it to one of them.")
     groups |= {f"axis {name}": keys for name, keys in zip(sweep.grid, points, strict=True)}
     for (one, keys), (axis, others) in itertools.product(groups.items(), zip(sweep.grid, points, strict=True)):
         if one != f"axis {axis}" and (both := sorted(key for key in keys if within(key, others))):
@@ -336,6 +394,11 @@ def arguments(sweep: Sweep, cell: Cell, run_dir: Path) -> list[str]:
 def file_name(name: str) -> str:
     """A name without what file systems and shells dislike."""
     return re.sub(r"[^\w.=+-]+", "_", name)
+
+
+def label(option: str, value: Any) -> str:
+    """A value as a name, with the last part of its option's."""
+    return f"{option.rpartition('.')[2]}={_text(value)}"
 
 
 def _text(value: Any) -> str:

@@ -231,3 +231,32 @@ def test_of_methods_with_different_headlines_none_is_the_best() -> None:
     [layout] = tables(load_runs("runs"))
     assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
     assert "The monitored metric of FedHM is global/test_accuracy (metric: monitor shows it)." in layout.notes
+
+
+GROUPED = Layout(
+    "",
+    ["", "x"],
+    [
+        [Entry("a"), Entry("1", note="Once.")],
+        [Entry("b"), Entry("2", bold=True, note="Twice.")],
+        [Entry("c"), Entry("3", note="Once.")],
+    ],
+    ["Read."],
+    {0: "first", 2: "last & least"},
+)
+
+
+def test_groups_of_rows_and_footnotes_in_every_form() -> None:
+    assert markdown(GROUPED).splitlines()[2:] == [
+        *("| *first* | |", "| a | 1¹ |", "| b | **2²** |", "| *last & least* | |", "| c | 3¹ |", "", "Read. ¹ Once. ² Twice."),
+    ]
+    lines = latex(GROUPED).splitlines()
+    assert lines[:3] == ["% Read.", "% ¹ Once.", "% ² Twice."]
+    assert lines[7:10] == [r"\multicolumn{2}{l}{\textit{first}} \\", r"a & 1$^1$ \\", r"b & \textbf{2$^2$} \\"]
+    assert r"\multicolumn{2}{l}{\textit{last \& least}} \\" in lines
+    assert '<tr><th colspan="2"><i>last &amp; least</i></th></tr>\n<tr><td>c</td><td>3¹</td></tr>' in html(GROUPED)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal(GROUPED, 80))
+    said = captured.get()
+    assert said.index("first") < said.index("a ") < said.index("last & least") < said.index("3¹") < said.index("¹ Once.")
