@@ -181,6 +181,54 @@ def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
     assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml" in said.err
 
 
+TUNED = """
+import json, sys
+from pathlib import Path
+given = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+epochs = int(given.get("model.init_args.epochs", 0))
+if epochs > 5:
+    sys.exit("lightning-fed: error: it diverged")
+run = Path(given["federation.run_dir"], "version_0")
+run.mkdir(parents=True)
+(run / "metrics.csv").write_text(f"round,after/val_accuracy/mean\\n1,{0.9 if epochs == 2 else 0.5}\\n")
+(run / "run.json").write_text(json.dumps({"monitor": "after/test_accuracy/mean", "higher_is_better": True}))
+(run / "config.yaml").write_text("{}")
+"""
+
+
+def test_all_seeds_are_played_with_the_value_that_was_best(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small program stands for a run, and nothing is checked before."""
+    for check in ("check_start", "read"):
+        monkeypatch.setattr(dry_run, check, lambda name, args: {"federation.rounds": 1})
+    Path("run.py").write_text(TUNED)
+    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+    tune = {"FedAvg": {"model.init_args.epochs": [1, 2, 9]}}
+    changes = {"tune": tune, "seeds": {"partition": [5, 6], "training": [0]}}
+    sweep("--dry_run", **changes)
+    assert "# 1 more of FedAvg, with the best of 3 values" in capsys.readouterr().out
+    assert not Path("compared").exists()
+    for _ in range(2):
+        sweep(**changes)
+        assert "4 of 4 runs are finished." in capsys.readouterr().out
+        with Path("compared/cells.csv").open(newline="") as file:
+            cells = {(row["method"], row["value"], row["partition"]): row["status"] for row in csv.DictReader(file)}
+        of_fedavg = [("epochs=1", "5", "finished"), ("epochs=2", "5", "finished"), ("epochs=9", "5", "failed")]
+        assert cells == {
+            **{("FedAvg", value, partition): status for value, partition, status in (*of_fedavg, ("epochs=2", "6", "finished"))},
+            **{("local only", "", partition): "finished" for partition in ("5", "6")},
+        }
+    log = Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").read_text()
+    assert log.count("diverged") == 2  # tried again
+    with pytest.raises(SystemExit) as error:
+        sweep(folder="other", **changes | {"tune": {"FedAvg": {"model.init_args.epochs": [9, 10]}}})
+    said = capsys.readouterr()
+    assert error.value.code == 1
+    assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
+    assert "2 of 4 runs are finished." in said.out  # the other method was played
+
+
 def write_grey(root: Path, name: str) -> None:
     """Black images in torchvision's folder, of all classes alike and enough for every shipped partition."""
     raw = root / name / "raw"

@@ -19,6 +19,7 @@ from lightning_fed.experiments.report.methods_table import tables
 from lightning_fed.experiments.report.runs import read_runs
 from lightning_fed.experiments.report.writers import markdown
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, read_sweep
+from lightning_fed.experiments.sweep.tuning import inequality
 
 BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -36,6 +37,8 @@ def rendered(page: Path) -> str:
         missing = _missing(page.parent / match["runs"], runs, sweep) if sweep else ()
         options, published = (sweep.report, sweep.published) if sweep else (ReportOptions(), ())
         parts = [markdown(table) for table in tables(runs, options, published)]
+        if sweep and (unequal := inequality(sweep)):
+            parts.append(f"{unequal}\n")
         if missing:
             parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(missing)}.\n")
         return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]

@@ -16,7 +16,7 @@ ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 CLIENTS = ("client", "test")
 """The same of ``clients.csv``."""
 
-RECORD = ("method", "setting", "status", "folder", "command", "error", "versions", "commit", "machine")
+RECORD = ("method", "setting", "value", "status", "folder", "command", "error", "versions", "commit", "machine")
 """Columns of ``cells.csv`` that need not be numbers."""
 
 OWN = plain(PARTITION_SEED)

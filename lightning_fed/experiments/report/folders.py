@@ -9,8 +9,9 @@ from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
-from lightning_fed.experiments.sweep.plan import Sweep, read_sweep
+from lightning_fed.experiments.sweep.plan import Cell, Sweep, read_sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.tuning import chosen, trials
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
@@ -63,6 +64,10 @@ class RunFolder:
         return self.method, self.setting
 
 
+Played = tuple[Sweep, dict[Path, Cell]]
+"""A sweep and its runs by their folders."""
+
+
 def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> list[RunFolder]:
     """All runs below some folders that have finished a round, in the order of their sweep.
 
@@ -74,7 +79,8 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
         FederationError: if there is none, or if they cannot be compared.
     """
     vary = [plain(key) for key in vary]
-    found = [_labelled(path, vary) for folder in folders for path in _with_tables(Path(folder))]
+    sweeps: dict[Path, Played] = {}
+    found = [_labelled(path, vary, sweeps) for folder in folders for path in _with_tables(Path(folder))]
     runs = [run for run in found if run is not None]
     if not runs:
         raise FederationError(
@@ -96,15 +102,24 @@ def _with_tables(folder: Path) -> list[Path]:
     return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
 
 
-def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
-    """A run with its name in the comparison; None for what its sweep does not play any more."""
+def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> RunFolder | None:
+    """A run with its name in the comparison; None for what its sweep does not play any more, or has tried and not chosen.
+
+    Args:
+        path: its folder.
+        vary: keys of which each value is a setting of its own.
+        sweeps: those that are known by now, with the folders of their runs.
+    """
     settings = read_settings(path)
     varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
     if root is None:
         return RunFolder(path, settings, str(settings["model.class_path"]).rpartition(".")[2], varied, None)
-    sweep = read_sweep(root / "sweep.yaml")
-    cell = next((cell for cell in sweep.cells if root / cell.name == path.absolute().parent), None)
+    if root not in sweeps:
+        read = read_sweep(root / "sweep.yaml")
+        sweeps[root] = read, {root / cell.name: cell for cell in read.cells_with(chosen(trials(read, root)))}
+    sweep, cells = sweeps[root]
+    cell = cells.get(path.absolute().parent)
     if cell is None:
         return None
     return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))

@@ -13,7 +13,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.pairing import cells_of
+from lightning_fed.experiments.report.tuning_table import Trials
 from lightning_fed.experiments.report.views import in_percent, measure_of
+from lightning_fed.experiments.sweep.tuning import chosen
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -173,6 +175,36 @@ def dots(comparison: Comparison) -> Figure:
             " (points)" if scale == 100 else ""
         )
         axes.set(xlabel=f"test {points}")
+        return figure
+
+
+def values_tried(tried: Trials) -> Figure:
+    """What methods were tuned in, methods as rows: a dot for each value, on the metric's axis, full where it was chosen.
+
+    Args:
+        tried: as :func:`.grouped` gives it.
+    """
+    best = chosen([trial for of in tried.values() for trial in of])
+    with rc_context(STYLE):
+        figure, axes = _new(0.6 + 0.42 * len(tried))
+        names = [", ".join(filter(None, (method, setting))) for setting, method in tried]
+        known = {key: [trial for trial in of if not isnan(trial.score)] for key, of in tried.items()}
+        metrics = [trial.metric for of in known.values() for trial in of]
+        percent = bool(metrics) and all(map(in_percent, metrics))
+        for place, ((key, of), (color, _)) in enumerate(zip(known.items(), _styles(), strict=False)):
+            for rank, trial in enumerate(sorted(of, key=lambda trial: trial.score)):
+                value = trial.score * (1 if trial.higher_is_better else -1) * (100 if percent else 1)
+                face = color if trial.cell.value == best.get(key) else "white"
+                axes.plot(value, place, "o", color=color, markerfacecolor=face, markersize=4)
+                text = trial.cell.value.partition("=")[2] if "," not in trial.cell.value else trial.cell.value
+                offset = 5 if rank % 2 else -10  # neighbours above and below
+                axes.annotate(text, (value, place), (0, offset), textcoords="offset points", ha="center", fontsize=6)
+        axes.set_yticks(range(len(tried)), names)
+        axes.set_ylim(len(tried) - 0.4, -0.6)
+        axes.margins(x=0.1)
+        axes.grid(visible=False, axis="y")
+        what = measure_of(metrics[0]).replace("_", " ") if len(set(metrics)) == 1 else "monitored metric"
+        axes.set(xlabel=f"validation {what}" + (" (%)" if percent else ""))
         return figure
 
 

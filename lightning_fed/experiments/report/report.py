@@ -19,9 +19,11 @@ from lightning_fed.experiments.report.methods_table import methods_table
 from lightning_fed.experiments.report.page import page
 from lightning_fed.experiments.report.runs import KEY, load_clients, load_rounds, load_runs
 from lightning_fed.experiments.report.seeds_table import seed_tables
+from lightning_fed.experiments.report.tuning_table import grouped, tuning_tables
 from lightning_fed.experiments.report.views import Cost, View, measure_of, stage_of
 from lightning_fed.experiments.report.writers import latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
+from lightning_fed.experiments.sweep.tuning import Trial, trials
 
 Format = Literal["md", "tex", "csv"]
 
@@ -38,6 +40,7 @@ class Report:
         tables: all tables, in order.
         notes: what else must be said, such as runs that were left out.
         commands: what played the runs.
+        tried: what methods were tuned in.
         view: which round is reported.
     """
 
@@ -48,6 +51,7 @@ class Report:
     tables: list[Layout]
     notes: list[str]
     commands: list[str]
+    tried: list[Trial]
     view: View
 
     def show(self, console: Console) -> None:
@@ -65,7 +69,7 @@ class Report:
 
     def write(self, output: Path) -> None:
         """Fill a folder with tables, pictures and ``report.html``."""
-        from lightning_fed.experiments.report.pictures import dots, pictures  # matplotlib takes its time
+        from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes its time
 
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
@@ -78,7 +82,8 @@ class Report:
         ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
         apart = [one for one in self.compared if one.differences(one.compared)]
         differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
-        for name, figure in (*differences, *pictures(rounds, clients, metric, ends)):
+        tuned = [("tuning", values_tried(grouped(self.tried)))] if self.tried else []
+        for name, figure in (*differences, *pictures(rounds, clients, metric, ends), *tuned):
             figure.savefig(output / f"{file_name(name)}.pdf")
             png = io.BytesIO()
             figure.savefig(png, format="png")
@@ -133,12 +138,16 @@ def report_on(
     runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
-    compared = comparisons(runs, options)
-    clients = load_clients(*folders, vary=vary)
-    tables = [
-        table for one in compared for table in (methods_table(one, published), *seed_tables(one), *clients_tables(one, clients))
-    ]
-    return Report(folders, vary, runs, compared, tables, unfinished(runs), commands, View(options.at))
+    compared, clients = comparisons(runs, options), load_clients(*folders, vary=vary)
+    tables = list[Layout]()
+    for one in compared:
+        tables += [methods_table(one, published), *seed_tables(one), *clients_tables(one, clients)]
+    tried = list[Trial]()
+    for root, sweep in sweeps.items():
+        of_sweep = trials(sweep, root)
+        tables += tuning_tables(sweep, of_sweep)
+        tried += of_sweep
+    return Report(folders, vary, runs, compared, tables, unfinished(runs), commands, tried, View(options.at))
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:

@@ -125,8 +125,8 @@ class Sweep:
             partition.
         seeds: each gives the same partition to every method; or those of the partition and of everything else, crossed.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
-        tune: for each method that is tuned, options and the values to try. Every combination is played with the first seeds; all are
-            played with the one that is best on validation data.
+        tune: for each method that is tuned, options and the values to try. Every combination is played with the first seeds, and
+            then all seeds with the one that is best on validation data.
         published: numbers to print beside ours.
         report: what its table shows, unless ``lightning-fed report`` is told something else.
         threads: torch threads of a run. Sums depend on it in their last bits, so it does not depend on the machine.
@@ -298,7 +298,8 @@ def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dic
     for method, options in own.items():
         if method not in methods or not isinstance(options, Mapping):
             raise FederationError(
-                f"{path}: tune.{method} is {options!r}, expected an option and its values, or one of {', '.join(methods)} and options."
+                f"{path}: tune.{method} is {options!r}, expected an option and its values, or a method ({', '.join(methods)}) and "
+                "options with their values."
             )
     found = {}
     for method in methods:

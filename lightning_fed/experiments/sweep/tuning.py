@@ -57,6 +57,31 @@ def chosen(tried: Sequence[Trial]) -> dict[tuple[str, str], str]:
     return {key: max(of, key=lambda trial: trial.score).cell.value for key, of in known.items() if of}
 
 
+def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
+    """The options of which a value is the smallest or largest that is tried, where the best one may lie beyond.
+
+    Args:
+        sweep: the comparison.
+        method: one that is tuned.
+        value: one of its values.
+    """
+    found = []
+    for option, given in sweep.values(method)[value].items():
+        tried = [other for other in sweep.tune[method][option] if isinstance(other, int | float)]
+        if len(tried) > 1 and given in (min(tried), max(tried)):
+            found.append(option.rpartition(".")[2])
+    return found
+
+
+def inequality(sweep: Sweep) -> str:
+    """That some methods were tuned with more care than others; empty if they were not."""
+    counts = {method: len(sweep.values(method)) for method in sweep.methods}
+    if len(set(counts.values())) < 2:
+        return ""
+    said = ", ".join(f"{method} {count or 'none'}" for method, count in counts.items())
+    return f"Methods were tuned unequally; values tried: {said}."
+
+
 def _trial(cell: Cell, folder: CellFolder, at: str) -> Trial:
     status = folder.status
     if status != "finished" or folder.run is None:
