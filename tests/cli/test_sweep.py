@@ -92,6 +92,17 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     data = {json.loads(body)["identity"]["data"] for body in manifests}
     assert (len(manifests), len(data)) == (2, 1)
 
+    # One partition's seed, one partition, whatever the training's.
+    sweep(folder="crossed", methods={"FedAvg": {}}, seeds={"partition": [3, 7], "training": [3, 4]})
+    of_partition: dict[int, set[str]] = {}
+    for path in Path("crossed").rglob("manifest.json"):
+        facts = json.loads((path.parents[2] / "run.json").read_text())
+        body = json.loads(json.loads(path.read_text())["body"])
+        of_partition.setdefault(facts["partition_seed"], set()).add(body["identity"]["data"])
+    assert {seed: len(found) for seed, found in of_partition.items()} == {3: 1, 7: 1}
+    assert of_partition[3] == data != of_partition[7]
+    assert len({*load_runs("crossed")["last"]}) == 4
+
     # What is finished is not played again; another configuration is not taken for it.
     before = Path("compared/FedAvg/seed_3/cell.json").read_text()
     sweep()

@@ -11,6 +11,7 @@ A table stands between two comments, of which the first names the runs and, if t
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -49,9 +50,9 @@ def rendered(page: Path) -> str:
 def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> list[str]:
     """Seeds of a sweep that were not played yet. The committed runs must be all that the sweep plays with the other seeds."""
     crossed = isinstance(sweep.seeds, dict)  # else the base may have one partition for all
-    seeds = [int(run.seed) if not crossed else (int(run.partition), int(run.seed)) for run in runs.itertuples()]
+    seeds: list[Any] = [int(run.seed) if not crossed else (int(run.partition), int(run.seed)) for run in runs.itertuples()]
     played = set(zip(runs["method"].astype(str), runs["setting"].astype(str), seeds, strict=True))
-    all_seeds = [draw if crossed else draw[1] for draw in sweep.draws]
+    all_seeds: list[Any] = [draw if crossed else draw[1] for draw in sweep.draws]
     of_cells = [(cell.method, cell.setting, cell.draw if crossed else cell.seed) for cell in sweep.cells]
     begun = set(seeds) or set(all_seeds)
     if differing := sorted(played ^ {cell for cell in of_cells if cell[2] in begun}):

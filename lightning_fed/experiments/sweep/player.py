@@ -202,7 +202,7 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     for job in jobs:
         result = job.folder.result or CellRecord("waiting", command=job.command)
         partition, seed = job.cell.draw
-        row = {"method": job.cell.method, "setting": job.cell.setting, "value": job.cell.value}
+        row: dict[str, object] = {"method": job.cell.method, "setting": job.cell.setting, "value": job.cell.value}
         row |= {"partition": partition, "seed": seed, "status": job.folder.status}
         row |= {"seconds": result.seconds, "folder": str(job.folder.path), "command": result.command, "error": result.error}
         rows.append({k: str(v) for k, v in row.items()} | {k: getattr(result, k) for k in ("versions", "commit", "machine")})
