@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ def write_run(
     accuracies: Sequence[float],
     model: str = "FedAvg",
     seed: int = 0,
+    partition: int | None = None,
     rounds: int | None = None,
     clients: Sequence[float] = (0.5, 1.0),
     monitor: str = "after/test_accuracy/mean",
@@ -26,16 +27,18 @@ def write_run(
         accuracies: by round; each costs 100 bytes and 1000 FLOPs.
         model: its method.
         seed: its seed.
+        partition: that of its partition, if that has one of its own.
         rounds: how many were planned; None: as many as there are.
         clients: their accuracies in the last round; client k has k + 1 test examples.
         monitor: what its method reports itself by; another than the clients' mean accuracy is a tenth below it.
         settings: more of its ``model`` block.
     """
     path.mkdir(parents=True)
+    own = {} if partition is None else {"partition_seed": partition}
     config = {
         "seed_everything": seed,
         "model": {"class_path": f"lightning_fed.methods.{model}", "init_args": {"epochs": 1, **settings}},
-        "data": {"class_path": "lightning_fed.data.Digits", "init_args": {"num_clients": len(clients)}},
+        "data": {"class_path": "lightning_fed.data.Digits", "init_args": {"num_clients": len(clients), **own}},
         "federation": {"rounds": rounds or len(accuracies), "run_dir": str(path.parent)},
     }
     (path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -69,11 +72,28 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_sweep(folder: Path, values: dict[str, Sequence[float]], **content: Any) -> Path:
     """A sweep whose runs have two rounds, of which the last reached a value per method and seed."""
     seeds = list(range(max(map(len, values.values()))))
-    methods = {name: {"model": name} for name in values}
-    folder.mkdir(parents=True)
-    sweep = {"base": "base.yaml", "folder": str(folder), "seeds": seeds, "methods": methods} | content
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    write_sweep_file(folder, values, seeds=seeds, **content)
     for name, reached in values.items():
         for seed, value in enumerate(reached):
             write_run(folder / name / f"seed_{seed}" / "version_0", [value / 2, value], name, seed)
     return folder
+
+
+def write_crossed(folder: Path, values: dict[str, Sequence[Sequence[float]]], **content: Any) -> Path:
+    """The same with a row of values per partition, a value per training seed; NaN where a run is missing."""
+    [first, *_] = values.values()
+    seeds = {"partition": list(range(len(first))), "training": list(range(len(first[0])))}
+    write_sweep_file(folder, values, seeds=seeds, **content)
+    for name, reached in values.items():
+        for partition, of_partition in enumerate(reached):
+            for seed, value in enumerate(of_partition):
+                if value == value:
+                    path = folder / name / f"partition_{partition}_seed_{seed}" / "version_0"
+                    write_run(path, [value / 2, value], name, seed, partition)
+    return folder
+
+
+def write_sweep_file(folder: Path, methods: Iterable[str], **content: Any) -> None:
+    sweep = {"base": "base.yaml", "folder": str(folder), "methods": {name: {"model": name} for name in methods}} | content
+    folder.mkdir(parents=True)
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))

@@ -9,9 +9,9 @@ from lightning_fed.core.phased_module import Phase
 
 
 class RunFacts(FederationCallback):
-    """Writes ``run.json``: method, seed and rounds, which column of ``metrics.csv`` is the monitored metric, whether it is to be
-    large, and what a client does in a round: its phases in their order, each with its epochs or steps, and the same of how it is
-    fine-tuned before it is measured.
+    """Writes ``run.json``: method, the seeds of the run and of its partition, rounds, which column of ``metrics.csv`` is the
+    monitored metric, whether it is to be large, and what a client does in a round: its phases in their order, each with its epochs
+    or steps, and the same of how it is fine-tuned before it is measured.
 
     Phases are those of a client without particulars: where clients differ in model_size, of the largest.
     """
@@ -23,6 +23,7 @@ class RunFacts(FederationCallback):
         facts = {
             "method": run.method,
             "seed": int(run.seed),
+            "partition_seed": int(run.data.partition_seed),
             "rounds": int(run.rounds),
             "monitor": run.monitored("test"),
             "higher_is_better": run.model.higher_is_better,

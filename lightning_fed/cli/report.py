@@ -33,7 +33,7 @@ def parser() -> Options:
 def run(args: Sequence[str]) -> None:
     """Do what the command line says."""
     given = parser().parse_args(args[1:])
-    if missing := [name for name in ("pandas", "scipy") if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in ("pandas", "scipy", "statsmodels") if importlib.util.find_spec(name) is None]:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
     from lightning_fed.experiments.report.report import report_on
 

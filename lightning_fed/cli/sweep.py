@@ -3,6 +3,7 @@
 import logging
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -12,11 +13,12 @@ from lightning_fed.cli.options import Options, positive
 from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.configs import SWEEP, found
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, arguments, read_sweep
-from lightning_fed.experiments.sweep.player import CellJob, play
+from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments, read_sweep
+from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
-from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, flat, read_yaml
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.tuning import chosen, trials
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +44,48 @@ def run(args: Sequence[str]) -> None:
         found(sweep.base)
     except FederationError as error:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
-    jobs = checked(sweep, console)
+    jobs = checked(sweep, [*sweep.trials, *(cell for cell in sweep.cells if cell.method not in sweep.tune)], console)
+    tried = [job for job in jobs if job.cell.value]
     if given.dry_run:
-        for job in jobs:
-            print(f"# {job.cell.name}: {job.folder.status}\n{job.command}")
+        show(sweep, jobs)
         return
     sweep.folder.mkdir(parents=True, exist_ok=True)
     (sweep.folder / "sweep.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
-    facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
-    progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
-    play(jobs, given.workers, facts, progress, sweep.folder / "cells.csv")
-    conclude(sweep, jobs, shlex.join(["lightning-fed", *args]))
+    again = shlex.join(["lightning-fed", *args])
+    played(sweep, tried, tried, given.workers, console)
+    best = chosen(trials(sweep, sweep.folder))
+    if tried:
+        cells = [cell for cell in sweep.cells_with(best) if cell.method not in sweep.tune or cell.value]
+        jobs = checked(sweep, cells, console)
+    played(sweep, jobs, [*tried, *jobs], given.workers, console)
+    undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
+    conclude(sweep, [*undecided, *jobs], again)
+
+
+def show(sweep: Sweep, jobs: Sequence[CellJob]) -> None:
+    """Print the commands of all runs that are known before something has been played."""
+    for job in jobs:
+        print(f"# {job.cell.name}: {job.folder.status}\n{job.command}")
+    for method in sweep.tune:
+        more = len(sweep.settings) * (len(sweep.draws) - 1)
+        print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
+
+
+def played(sweep: Sweep, jobs: Sequence[CellJob], known: Sequence[CellJob], workers: int, console: Console) -> None:
+    """Play some runs.
+
+    Args:
+        sweep: what they are part of.
+        jobs: the runs.
+        known: all that are listed in ``cells.csv``.
+        workers: how many to play at a time.
+        console: where to show it.
+    """
+    if jobs:
+        facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
+        progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
+        listed = {job.cell.name: job for job in known}  # the best one of what was tried is one of the runs
+        play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", list(listed.values())))
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -69,8 +102,8 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     log.info(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
 
 
-def checked(sweep: Sweep, console: Console) -> list[CellJob]:
-    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seed alone, once.
+def checked(sweep: Sweep, cells: Sequence[Cell], console: Console) -> list[CellJob]:
+    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seeds alone, once.
 
     Raises:
         SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
@@ -83,7 +116,7 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
 
         refuse_run_dir(sweep.folder)
 
-        for cell in sweep.cells:
+        for cell in cells:
             folder = CellFolder(sweep.folder / cell.name)
             args = arguments(sweep, cell, folder.path)
             kind = (cell.method, repr(cell.overrides))
@@ -97,10 +130,10 @@ def checked(sweep: Sweep, console: Console) -> list[CellJob]:
                 elif kind not in known:
                     known[kind] = read(cell.name, args)
                 failed.remove(kind)
-                settings = known[kind] | {SEED: cell.seed}
+                seeds = {SEED: cell.seed} | ({} if cell.partition is None else {plain(PARTITION_SEED): cell.partition})
                 if folder.run is not None:
-                    refuse_other(folder, folder.run, settings)
-                jobs.append(CellJob(cell, folder, args, settings["federation.rounds"], sweep.threads))
+                    refuse_other(folder, folder.run, known[kind] | seeds)
+                jobs.append(CellJob(cell, folder, args, known[kind]["federation.rounds"], sweep.threads))
             except FederationError as error:
                 wrong.setdefault(str(error).removeprefix(f"{cell.name}: "), []).append(cell.name)
     for what, names in wrong.items():
@@ -127,4 +160,5 @@ def as_config(sweep: Sweep) -> dict[str, object]:
     published = [{key: value for key, value in vars(entry).items() if value not in (None, "")} for entry in sweep.published]
     named = {"base": str(sweep.base), "folder": str(sweep.folder), "threads": sweep.threads, "seeds": sweep.seeds}
     options = {key: value for key, value in vars(sweep.report).items() if value != getattr(ReportOptions, key)}
-    return named | {"methods": sweep.methods, "grid": sweep.grid, "published": published, "report": options}
+    rest = {"methods": sweep.methods, "grid": sweep.grid, "tune": sweep.tune, "published": published, "report": options}
+    return named | rest

@@ -56,6 +56,8 @@ class FederatedDataModule(L.LightningDataModule):
             clients' (images of their size and colours, and normalized as theirs), or a share of the training set that no client
             gets. Their labels are never looked at.
         seed: of the partition and the split, and of the order of batches outside a federation.
+        partition_seed: of the partition and the split alone: who holds what, what is public, and what of a client's part is for
+            validation and test. None: ``seed``. Runs that have it in common have the same clients.
     """
 
     num_classes: int
@@ -95,6 +97,7 @@ class FederatedDataModule(L.LightningDataModule):
         single_example: SingleExample = "join",
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
+        partition_seed: AnySeed | None = None,
     ) -> None:
         super().__init__()
         self.given_num_clients: int | None = num_clients
@@ -108,6 +111,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.single_example: SingleExample = single_example
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
+        self.partition_seed: int = seed if partition_seed is None else partition_seed
         check_options(self)
         self._data: SharedTensors | None = None
         self._public: tuple[SharedTensors, Tensor] | None = None  # inputs with their numbers, and which of them are public
@@ -158,7 +162,7 @@ class FederatedDataModule(L.LightningDataModule):
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
-        aside = self.public.drawn(num_train, self.seed) if isinstance(self.public, PublicShare) else np.arange(0)
+        aside = self.public.drawn(num_train, self.partition_seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
         if example is not None:  # an example may have several rows
             splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
@@ -313,14 +317,15 @@ class FederatedDataModule(L.LightningDataModule):
             roles = roles[owned]
         shares, holders = Shares(self.val_share, self.test_share or 0.0), self.partition.holders(self.column)
         if holders is None:
-            splits = deal(groups[owned], roles, shares, self.partition, self.given_num_clients or NUM_CLIENTS, self.seed)
+            num_clients = self.given_num_clients or NUM_CLIENTS
+            splits = deal(groups[owned], roles, shares, self.partition, num_clients, self.partition_seed)
         else:
             require(
                 len(holders) == len(groups),
                 f"{type(self.partition).__name__} says of {len(holders)} examples who holds them, but there are {len(groups)}: "
                 "give one name per example.",
             )
-            given = self.partition.min_examples, self.given_num_clients, self.seed
+            given = self.partition.min_examples, self.given_num_clients, self.partition_seed
             self.client_names, splits = divide_by_name(holders[owned], roles, shares, *given)
         return [Split(*(owned[part] for part in split)) for split in splits]
 
@@ -353,7 +358,7 @@ class FederatedDataModule(L.LightningDataModule):
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
     require_from(1, num_clients=data.given_num_clients, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size)
-    require_from(0, seed=data.seed)
+    require_from(0, seed=data.seed, partition_seed=data.partition_seed)
     choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():
         value = getattr(data, name)

@@ -26,7 +26,11 @@ class DataAtSites(FederatedDataModule):
 
     def __init__(self, given: FederatedDataModule) -> None:
         super().__init__(
-            partition=given.partition, batch_size=given.batch_size, single_example=given.single_example, seed=given.seed
+            partition=given.partition,
+            batch_size=given.batch_size,
+            single_example=given.single_example,
+            seed=given.seed,
+            partition_seed=given.partition_seed,
         )
         self.given = given
         self.num_classes, self.problem, self.mean, self.std = given.num_classes, given.problem, given.mean, given.std

@@ -27,8 +27,8 @@ from lightning_fed.core import FineTuning
 )
 def test_headline_and_phases(method: str, options: Any, monitor: str, training: Any, fine_tuning: Any) -> None:
     federation = new_federation(1, run_dir="runs")
-    history = federation.fit(new_method(method, **options), new_data())
+    history = federation.fit(new_method(method, **options), new_data(partition_seed=3))
     facts = json.loads(Path("runs/version_0/run.json").read_text())
-    played = {"method": method, "seed": 0, "rounds": 1}
+    played = {"method": method, "seed": 0, "partition_seed": 3, "rounds": 1}
     assert facts == played | {"monitor": monitor, "higher_is_better": True, "training": training, "fine_tuning": fine_tuning}
     assert monitor in history[-1]

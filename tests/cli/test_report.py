@@ -27,7 +27,9 @@ def test_it_waits_for_no_torch() -> None:
     assert Path("out/report.html").is_file()
 
 
-@pytest.mark.parametrize(("format", "start"), [("md", "| | last round (%) |"), ("tex", "% after/"), ("csv", "method,setting,seed")])
+@pytest.mark.parametrize(
+    ("format", "start"), [("md", "| | last round (%) |"), ("tex", "% after/"), ("csv", "method,setting,partition,seed")]
+)
 def test_formats(format: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "sweep", "--format", format, "--target", "0.7", "--pooled", "--baseline", "FedAvg"])
     said = capsys.readouterr().out

@@ -95,6 +95,17 @@ def test_runs_in_their_processes_become_a_table(capfd: pytest.CaptureFixture[str
     data = {json.loads(body)["identity"]["data"] for body in manifests}
     assert (len(manifests), len(data)) == (2, 1)
 
+    # One partition's seed, one partition, whatever the training's.
+    sweep(folder="crossed", methods={"FedAvg": {}}, seeds={"partition": [3, 7], "training": [3, 4]})
+    of_partition: dict[int, set[str]] = {}
+    for path in Path("crossed").rglob("manifest.json"):
+        facts = json.loads((path.parents[2] / "run.json").read_text())
+        body = json.loads(json.loads(path.read_text())["body"])
+        of_partition.setdefault(facts["partition_seed"], set()).add(body["identity"]["data"])
+    assert {seed: len(found) for seed, found in of_partition.items()} == {3: 1, 7: 1}
+    assert of_partition[3] == data != of_partition[7]
+    assert len({*load_runs("crossed")["last"]}) == 4
+
     # What is finished is not played again; another configuration is not taken for it.
     before = Path("compared/FedAvg/seed_3/cell.json").read_text()
     sweep()
@@ -162,6 +173,9 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
     assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
     assert len(lines) == 2 * 12
     assert [name.split("/")[-1] for name in tried] == ["seed_3"] * 4  # what differs by its seed alone is read once
+    sweep("--dry_run", seeds={"partition": [3, 4], "training": [0, 1]})
+    assert capsys.readouterr().out.count(" --seed_everything=1 --data.init_args.partition_seed=4 ") == 2
+    assert len(tried) == 4 + 2
     assert not Path("played").exists()
 
 
@@ -176,6 +190,54 @@ def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
     assert "0 of 2 runs are finished." in said.out
     assert "FedAvg/seed_3 failed: no luck; all it said is in compared/FedAvg/seed_3/log.txt." in said.err
     assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml" in said.err
+
+
+TUNED = """
+import json, sys
+from pathlib import Path
+given = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+epochs = int(given.get("model.init_args.epochs", 0))
+if epochs > 5:
+    sys.exit("lightning-fed: error: it diverged")
+run = Path(given["federation.run_dir"], "version_0")
+run.mkdir(parents=True)
+(run / "metrics.csv").write_text(f"round,after/val_accuracy/mean\\n1,{0.9 if epochs == 2 else 0.5}\\n")
+(run / "run.json").write_text(json.dumps({"monitor": "after/test_accuracy/mean", "higher_is_better": True}))
+(run / "config.yaml").write_text("{}")
+"""
+
+
+def test_all_seeds_are_played_with_the_value_that_was_best(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small program stands for a run, and nothing is checked before."""
+    for check in ("check_start", "read"):
+        monkeypatch.setattr(dry_run, check, lambda name, args: {"federation.rounds": 1})
+    Path("run.py").write_text(TUNED)
+    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+    tune = {"FedAvg": {"model.init_args.epochs": [1, 2, 9]}}
+    changes = {"tune": tune, "seeds": {"partition": [5, 6], "training": [0]}}
+    sweep("--dry_run", **changes)
+    assert "# 1 more of FedAvg, with the best of 3 values" in capsys.readouterr().out
+    assert not Path("compared").exists()
+    for _ in range(2):
+        sweep(**changes)
+        assert "4 of 4 runs are finished." in capsys.readouterr().out
+        with Path("compared/cells.csv").open(newline="") as file:
+            cells = {(row["method"], row["value"], row["partition"]): row["status"] for row in csv.DictReader(file)}
+        of_fedavg = [("epochs=1", "5", "finished"), ("epochs=2", "5", "finished"), ("epochs=9", "5", "failed")]
+        assert cells == {
+            **{("FedAvg", value, partition): status for value, partition, status in (*of_fedavg, ("epochs=2", "6", "finished"))},
+            **{("local only", "", partition): "finished" for partition in ("5", "6")},
+        }
+    log = Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").read_text()
+    assert log.count("diverged") == 2  # tried again
+    with pytest.raises(SystemExit) as error:
+        sweep(folder="other", **changes | {"tune": {"FedAvg": {"model.init_args.epochs": [9, 10]}}})
+    said = capsys.readouterr()
+    assert error.value.code == 1
+    assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
+    assert "2 of 4 runs are finished." in said.out  # the other method was played
 
 
 def write_grey(root: Path, name: str) -> None:

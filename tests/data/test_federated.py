@@ -20,6 +20,7 @@ from lightning_fed.data import (
     ShuffledBatches,
 )
 from lightning_fed.data.partition.pools import Indices
+from lightning_fed.data.public import PublicShare
 from lightning_fed.errors import FederationError
 
 
@@ -305,6 +306,7 @@ def test_floats_reach_the_module_unchanged() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"eval_batch_size": -1}, "eval_batch_size=-1"),
         ({"seed": -1}, "seed=-1"),
+        ({"partition_seed": -1}, "partition_seed=-1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
@@ -353,3 +355,18 @@ def test_a_failed_setup_leaves_nothing_behind() -> None:
 def test_load_must_be_written() -> None:
     with pytest.raises(NotImplementedError, match="override load"):
         FederatedDataModule().setup()
+
+
+def test_the_partitions_own_seed_says_who_holds_what_whatever_the_runs_seed() -> None:
+    def held(**seeds: Any) -> str:
+        return numbered(num_clients=3, **seeds).fingerprint()
+
+    assert held(seed=5) == held(seed=5, partition_seed=5) == held(seed=1, partition_seed=5) != held(seed=1)
+    assert numbered(seed=1, partition_seed=5).client(0).order_seed == 1
+
+
+def test_the_partitions_own_seed_says_what_is_public() -> None:
+    def public(**seeds: Any) -> list[int]:
+        return numbered(public=PublicShare(0.2), **seeds).public_set().splits[0].tolist()
+
+    assert public(seed=5) == public(seed=1, partition_seed=5) != public(seed=1)

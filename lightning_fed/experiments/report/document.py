@@ -10,15 +10,17 @@ A table stands between two comments, of which the first names the runs and, if t
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.methods_table import tables
 from lightning_fed.experiments.report.runs import read_runs
-from lightning_fed.experiments.report.table import tables
+from lightning_fed.experiments.report.writers import markdown
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, read_sweep
+from lightning_fed.experiments.sweep.tuning import inequality
 
 BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -35,23 +37,27 @@ def rendered(page: Path) -> str:
         sweep = read_sweep(page.parent / match["sweep"]) if match["sweep"] else None
         missing = _missing(page.parent / match["runs"], runs, sweep) if sweep else ()
         options, published = (sweep.report, sweep.published) if sweep else (ReportOptions(), ())
-        layouts = tables(runs, options.baseline, options.pooled, published, options.at, options.equal, options.room)
-        parts = [layout.markdown() for layout in layouts]
+        parts = [markdown(table) for table in tables(runs, options, published)]
+        if sweep and (unequal := inequality(sweep)):
+            parts.append(f"{unequal}\n")
         if missing:
-            parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(map(str, missing))}.\n")
+            parts.append(f"Seeds of the sweep that have not been played yet: {', '.join(missing)}.\n")
         return match[1] + "\n" + "\n".join(parts) + "\n" + match[4]
 
     return BLOCK.sub(table, page.read_text())
 
 
-def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> Sequence[int]:
+def _missing(path: Path, runs: pd.DataFrame, sweep: Sweep) -> list[str]:
     """Seeds of a sweep that were not played yet. The committed runs must be all that the sweep plays with the other seeds."""
-    played = {(str(run.method), str(run.setting), int(run.seed)) for run in runs.itertuples()}
-    seeds = {seed for *_, seed in played} or set(sweep.seeds)
-    planned = {(cell.method, cell.setting, cell.seed) for cell in sweep.cells if cell.seed in seeds}
-    if differing := sorted(played ^ planned):
+    crossed = isinstance(sweep.seeds, dict)  # else the base may have one partition for all
+    seeds: list[Any] = [int(run.seed) if not crossed else (int(run.partition), int(run.seed)) for run in runs.itertuples()]
+    played = set(zip(runs["method"].astype(str), runs["setting"].astype(str), seeds, strict=True))
+    all_seeds: list[Any] = [draw if crossed else draw[1] for draw in sweep.draws]
+    of_cells = [(cell.method, cell.setting, cell.draw if crossed else cell.seed) for cell in sweep.cells]
+    begun = set(seeds) or set(all_seeds)
+    if differing := sorted(played ^ {cell for cell in of_cells if cell[2] in begun}):
         raise FederationError(f"{path} and its sweep differ in the run {differing[0]}: play the sweep and write the file again.")
-    return [seed for seed in sweep.seeds if seed not in seeds]
+    return [f"{seed[0]} × {seed[1]}" if isinstance(seed, tuple) else str(seed) for seed in all_seeds if seed not in begun]
 
 
 if __name__ == "__main__":

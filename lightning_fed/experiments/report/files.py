@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import SEED, Settings, flat, read_yaml
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, flat, plain, read_yaml
 
 ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 """Columns that ``metrics.csv`` always has."""
@@ -16,8 +16,10 @@ ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
 CLIENTS = ("client", "test")
 """The same of ``clients.csv``."""
 
-RECORD = ("method", "setting", "status", "folder", "command", "error", "versions", "commit", "machine")
+RECORD = ("method", "setting", "value", "status", "folder", "command", "error", "versions", "commit", "machine")
 """Columns of ``cells.csv`` that need not be numbers."""
+
+OWN = plain(PARTITION_SEED)
 
 NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.class_path": str}
 """Settings that a report asks for."""
@@ -80,7 +82,8 @@ def read_settings(run: Path) -> Settings:
         settings = flat(read_yaml(path))
     except RecursionError:
         raise FederationError(f"{path} is nested without end: give folders as runs have written them.") from None
-    for key, kind in NEEDED_SETTINGS.items():
+    needed = NEEDED_SETTINGS | ({OWN: int} if settings.get(OWN) is not None else {})
+    for key, kind in needed.items():
         if not isinstance(settings.get(key), kind):
             raise FederationError(
                 f"{path} has {key} = {str(settings.get(key))[:40]!r}, expected {kind.__name__}: give folders as runs wrote them."

@@ -9,11 +9,14 @@ from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
-from lightning_fed.experiments.sweep.plan import Sweep, read_sweep
-from lightning_fed.experiments.sweep.settings import SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.plan import Cell, Sweep, read_sweep
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.tuning import chosen, trials
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 """A number in a name."""
+
+SEEDS = (SEED, plain(PARTITION_SEED))
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,14 @@ class RunFolder:
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Of everything random, unless the partition has a seed of its own."""
         return int(self.settings[SEED])
+
+    @property
+    def partition(self) -> int:
+        """The seed of who holds what."""
+        own = self.settings.get(plain(PARTITION_SEED))
+        return self.seed if own is None else int(own)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -55,6 +64,10 @@ class RunFolder:
         return self.method, self.setting
 
 
+Played = tuple[Sweep, dict[Path, Cell]]
+"""A sweep and its runs by their folders."""
+
+
 def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> list[RunFolder]:
     """All runs below some folders that have finished a round, in the order of their sweep.
 
@@ -66,7 +79,8 @@ def run_folders(folders: Iterable[Path | str], vary: Collection[str] = ()) -> li
         FederationError: if there is none, or if they cannot be compared.
     """
     vary = [plain(key) for key in vary]
-    found = [_labelled(path, vary) for folder in folders for path in _with_tables(Path(folder))]
+    sweeps: dict[Path, Played] = {}
+    found = [_labelled(path, vary, sweeps) for folder in folders for path in _with_tables(Path(folder))]
     runs = [run for run in found if run is not None]
     if not runs:
         raise FederationError(
@@ -88,15 +102,24 @@ def _with_tables(folder: Path) -> list[Path]:
     return [max(paths, key=lambda path: int(path.name.rpartition("_")[2]) if len(paths) > 1 else 0) for paths in cells.values()]
 
 
-def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
-    """A run with its name in the comparison; None for what its sweep does not play any more."""
+def _labelled(path: Path, vary: Sequence[str], sweeps: dict[Path, Played]) -> RunFolder | None:
+    """A run with its name in the comparison; None for what its sweep does not play any more, or has tried and not chosen.
+
+    Args:
+        path: its folder.
+        vary: keys of which each value is a setting of its own.
+        sweeps: those that are known by now, with the folders of their runs.
+    """
     settings = read_settings(path)
     varied = ", ".join(f"{key.rpartition('.')[2]}={settings.get(key)}" for key in vary)
     root = next((parent for parent in path.absolute().parents if (parent / "sweep.yaml").is_file()), None)
     if root is None:
         return RunFolder(path, settings, str(settings["model.class_path"]).rpartition(".")[2], varied, None)
-    sweep = read_sweep(root / "sweep.yaml")
-    cell = next((cell for cell in sweep.cells if root / cell.name == path.absolute().parent), None)
+    if root not in sweeps:
+        read = read_sweep(root / "sweep.yaml")
+        sweeps[root] = read, {root / cell.name: cell for cell in read.cells_with(chosen(trials(read, root)))}
+    sweep, cells = sweeps[root]
+    cell = cells.get(path.absolute().parent)
     if cell is None:
         return None
     return RunFolder(path, settings, cell.method, ", ".join(filter(None, (cell.setting, varied))), (root, sweep))
@@ -105,12 +128,13 @@ def _labelled(path: Path, vary: Sequence[str]) -> RunFolder | None:
 def _place(run: RunFolder) -> tuple[Any, ...]:
     """Where a run stands: as in its sweep, runs of none before."""
     if run.sweep is None:
-        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.seed
+        return "", 0, 0, by_numbers(run.setting), by_numbers(run.method), run.partition, run.seed
     root, sweep = run.sweep
     settings, methods = list(sweep.settings), list(sweep.methods)
     whole = f"{run.setting}, "  # alpha=1 is no beginning of alpha=10
     setting = next((index for index, name in enumerate(settings) if not name or whole.startswith(f"{name}, ")), 0)
-    return str(root), setting, methods.index(run.method), by_numbers(run.setting), by_numbers(run.method), run.seed
+    names = by_numbers(run.setting), by_numbers(run.method)
+    return str(root), setting, methods.index(run.method), *names, run.partition, run.seed
 
 
 def by_numbers(name: str) -> list[tuple[str, float]]:
@@ -120,24 +144,25 @@ def by_numbers(name: str) -> list[tuple[str, float]]:
 
 
 def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
-    seen: dict[tuple[str, str, int], RunFolder] = {}
+    seen: dict[tuple[str, str, int, int], RunFolder] = {}
     for run in runs:
-        other = seen.setdefault((*run.label, run.seed), run)
+        other = seen.setdefault((*run.label, run.partition, run.seed), run)
         if other is not run:
+            said = f"seed {run.seed}" + (f", partition {run.partition}" if run.partition != run.seed else "")
             raise FederationError(
-                f"{other.path} and {run.path} are both {run.method} with seed {run.seed}: name the folders of the runs that are "
+                f"{other.path} and {run.path} are both {run.method} with {said}: name the folders of the runs that are "
                 "meant, or --vary the key in which they differ."
             )
 
 
 def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
-    """Runs of one method and setting may differ in their seed alone; all others in what was meant to vary."""
+    """Runs of one method and setting may differ in their seeds alone; all others in what was meant to vary."""
     first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
     for run in runs:
         peer = of_label.setdefault(run.label, run)
-        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else [SEED])
+        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
-        _refuse_differences(first, run, [*declared, *vary, SEED])
+        _refuse_differences(first, run, [*declared, *vary, *SEEDS])
 
 
 def _refuse_differences(one: RunFolder, other: RunFolder, but: Iterable[str]) -> None:

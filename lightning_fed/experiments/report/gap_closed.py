@@ -1,27 +1,28 @@
 """Where methods stand between two references: the share of the room that they fill."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isnan
 
 import pandas as pd
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.report.comparison import Difference, difference
-from lightning_fed.experiments.report.layout import Entry, Layout
+from lightning_fed.experiments.report.comparison import Comparison
+from lightning_fed.experiments.report.layout import Column, Entry
+from lightning_fed.experiments.report.pairing import difference
+from lightning_fed.experiments.report.statistics import Estimate
 
 
-def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Difference:
-    r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, taken seed by seed, with Student's interval; a share above 1 is ahead of the
-    upper reference.
+def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimate:
+    r""":math:`(x - x_{low}) / (x_{high} - x_{low})`, run by run, with an interval as of differences; a share above 1 is ahead
+    of the upper reference.
 
     Args:
-        values: of a method, by seed.
-        low: of the lower reference, by seed.
+        values: of a method, by partition and seed.
+        low: of the lower reference.
         high: of the upper one.
 
     Returns:
-        NaN where the references leave no room: where their order is not the same for all seeds that the three have.
+        NaN where the references leave no room: where their order is not the same for all runs that the three have.
     """
     parts = pd.DataFrame({"values": values, "low": low, "high": high}).dropna()
     room = parts["high"] - parts["low"]
@@ -31,29 +32,25 @@ def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Differe
     return difference(shares, 0 * shares)
 
 
-def with_room(layout: Layout, runs: pd.DataFrame, room: Sequence[str], column: str) -> Layout:
-    """A table with one more column, which says where each method stands.
+def room_column(comparison: Comparison, room: Sequence[str]) -> tuple[Column, str]:
+    """A column that says where each method stands, and a note to read it by.
 
     Args:
-        layout: a table of these runs: a row per method, in their order, and perhaps more.
-        runs: its runs.
+        comparison: what is compared.
         room: two methods, the lower and the upper reference.
-        column: of the runs, with the numbers to compare.
 
     Raises:
-        FederationError: if one of the references is no method of the table.
+        FederationError: if one of the references is no method of the comparison.
     """
-    by_method = {str(method): group.set_index("seed")[column] for method, group in runs.groupby("method", sort=False)}
-    if missing := [name for name in room if name not in by_method]:
-        raise FederationError(f"There is no method {missing[0]!r} to leave room; there are {', '.join(by_method)}.")
-    low, high = (by_method[name] for name in room)
-    said = [Entry(_said(share_of_room(values, low, high))) for values in by_method.values()]
-    rows = [[*row, entry] for row, entry in zip(layout.rows, [*said, *[Entry("")] * (len(layout.rows) - len(said))], strict=True)]
-    note = f"Share of the room: 0 is {room[0]}, 1 is {room[1]}, seed by seed, with Student's 95 % interval."
-    return replace(layout, columns=[*layout.columns, "share of the room"], rows=rows, notes=[*layout.notes, note])
+    values = comparison.values(comparison.compared)
+    if missing := [name for name in room if name not in values]:
+        raise FederationError(f"There is no method {missing[0]!r} to leave room; there are {', '.join(values)}.")
+    low, high = (values[name] for name in room)
+    column = Column("share of the room", lambda method: Entry(_said(share_of_room(values[method], low, high))))
+    return column, f"Share of the room: 0 is {room[0]}, 1 is {room[1]}, run by run, with a 95 % interval as of differences."
 
 
-def _said(share: Difference) -> str:
+def _said(share: Estimate) -> str:
     if isnan(share.mean):
         return "no room"
     said = f"{share.mean:.2f}" + (f" ± {share.half_width:.2f}" if share.half_width > 0 else "")

@@ -1,21 +1,9 @@
-"""A table as cells, and how it is written for Markdown, LaTeX, HTML and a terminal."""
+"""The table of a report: what it says, whichever way it is written."""
 
-import html
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rich.console import Group
-from rich.table import Table as RichTable
-from rich.text import Text
-
-TEX = str.maketrans(
-    {sign: rf"\{sign}" for sign in "%&#_${}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "*": "{*}"}  # the latter two mean something after a line's end
-    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}
-)
-"""How LaTeX writes what means something else to it, and signs that a plain font lacks."""
+MARKS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -25,106 +13,65 @@ class Entry:
     Args:
         text: what it says.
         bold: whether it stands out.
+        note: a footnote to it.
     """
 
     text: str
     bold: bool = False
+    note: str = ""
+
+
+BLANK = Entry("")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table whose rows have names.
+
+    Args:
+        name: its header.
+        entry: what it says of a row, by the row's name.
+    """
+
+    name: str
+    entry: Callable[[str], Entry]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A table: names on the left, numbers right-aligned beside them.
+    """Names on the left, numbers right-aligned beside them. A report is a list of them: of each setting what the methods came to,
+    and what else is to be said, of seeds or clients, say, as further blocks.
 
     Args:
         title: what it shows; may be empty.
         columns: the header.
         rows: of as many entries.
         notes: what must be known to read it.
+        groups: headings between rows, by the number of the row that they stand above.
     """
 
     title: str
     columns: list[str]
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
+    groups: Mapping[int, str] = field(default_factory=dict)
 
-    def markdown(self) -> str:
-        """For GitHub and Sphinx."""
-        marks = ["---", *["---:"] * (len(self.columns) - 1)]
-        texts = [
-            [f"**{said}**" if entry.bold and (said := _markdown(entry.text)) else _markdown(entry.text) for entry in row]
-            for row in self.rows
-        ]
-        header = [_markdown(column) for column in self.columns]
-        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in (header, *texts)]
-        table = "\n".join([lines[0], f"|{'|'.join(marks)}|", *lines[1:]])
-        title, notes = _markdown(self.title), _markdown(" ".join(self.notes))
-        return "\n\n".join(filter(None, (f"**{title}**" if title else "", table, notes))) + "\n"
-
-    def latex(self) -> str:
-        """For a paper that loads booktabs."""
-        texts = [[rf"\textbf{{{_tex(entry.text)}}}" if entry.bold else _tex(entry.text) for entry in row] for row in self.rows]
-        body = [" & ".join(row) + r" \\" for row in texts]
-        header = " & ".join(map(_tex, self.columns)) + r" \\"
-        lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule", header, r"\midrule", *body]
-        comments = [f"% {' '.join(line.split())}" for line in filter(None, (self.title, *self.notes))]
-        return "\n".join([*comments, *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-    def html(self) -> str:
-        """A ``table`` element and its notes."""
-        header = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
-        rows = ["".join(f"<td>{_html(entry)}</td>" for entry in row) for row in self.rows]
-        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-        title = f"<h2>{html.escape(self.title)}</h2>\n" if self.title else ""
-        notes = f"<p>{html.escape(' '.join(self.notes))}</p>" if self.notes else ""
-        table = f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-        return f'{title}<div class="wide">{table}</div>\n{notes}'
-
-    def terminal(self, width: int) -> Group:
-        """For rich to print: turned on its side where it is wider than the terminal and narrower so, and in as many tables,
-        one below the other, as it takes that no line is broken.
+    @classmethod
+    def of(cls, title: str, names: Mapping[str, Entry], columns: Sequence[Column], notes: Sequence[str]) -> "Layout":
+        """A table of columns.
 
         Args:
-            width: of the terminal, in characters.
+            title: what it shows.
+            names: the first entry of each row, by the row's name.
+            columns: the others.
+            notes: what must be known to read it.
         """
-        grid = [[Entry(column) for column in self.columns], *self.rows]
-        if _width(grid) > width and _width(turned := [list(column) for column in zip(*grid, strict=True)]) < _width(grid):
-            grid = turned
-        names, *columns = zip(*grid, strict=True)
-        parts: list[list[tuple[Entry, ...]]] = [[names]]
-        for column in columns:
-            if len(parts[-1]) > 1 and _width(list(zip(*parts[-1], column, strict=True))) > width:
-                parts.append([names])
-            parts[-1].append(column)
-        tables = [_for_rich(list(zip(*part, strict=True))) for part in parts]
-        tables[0].title, tables[-1].caption = self.title or None, " ".join(self.notes)
-        return Group(*tables)
+        rows = [[first, *(column.entry(name) for column in columns)] for name, first in names.items()]
+        return cls(title, ["", *(column.name for column in columns)], rows, list(notes))
 
-
-def _for_rich(grid: Sequence[Sequence[Entry]]) -> RichTable:
-    header, *rows = grid
-    table = RichTable(title_justify="left", caption_justify="left")
-    for place, column in enumerate(header):
-        table.add_column(Text(column.text), justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*(Text(entry.text, "bold" if entry.bold else "") for entry in row))
-    return table
-
-
-def _width(grid: Sequence[Sequence[Entry]]) -> int:
-    """Characters that a table takes if nothing is broken."""
-    return sum(max(len(entry.text) for entry in column) + 3 for column in zip(*grid, strict=True)) + 1
-
-
-def _html(entry: Entry) -> str:
-    text = html.escape(entry.text)
-    return f"<b>{text}</b>" if entry.bold else text
-
-
-def _tex(text: str) -> str:
-    """Text with LaTeX's own characters escaped."""
-    return " ".join(text.split()).translate(TEX)
-
-
-def _markdown(text: str) -> str:
-    """Text with Markdown's own characters escaped, of underscores those that are not inside a word."""
-    return re.sub(r"[\\|*`<\[\]~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))
+    def marked(self) -> "Layout":
+        """The same with a number behind each entry that has a footnote, and the footnotes among the notes."""
+        footnotes = list(dict.fromkeys(entry.note for row in self.rows for entry in row if entry.note))
+        marks = {note: str(place).translate(MARKS) for place, note in enumerate(footnotes, start=1)}
+        rows = [[Entry(f"{entry.text}{marks.get(entry.note, '')}", entry.bold) for entry in row] for row in self.rows]
+        return replace(self, rows=rows, notes=[*self.notes, *(f"{marks[note]} {note}" for note in footnotes)])

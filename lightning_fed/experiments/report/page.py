@@ -5,6 +5,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from lightning_fed.experiments.report.layout import Layout
+from lightning_fed.experiments.report.writers import html as written
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
@@ -39,7 +40,7 @@ def page(
     ]
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        *(table.html() for table in tables),
+        *map(written, tables),
         *(f"<p>{html.escape(note)}</p>" for note in notes),
         *(['<h2>Pictures</h2>\n<div class="pictures">', *shown, "</div>"] if shown else []),
         *(["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(commands))}</pre>"] if commands else []),

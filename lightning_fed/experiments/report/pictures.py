@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import cycle
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -10,7 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lightning_fed.experiments.report.comparison import Comparison
+from lightning_fed.experiments.report.pairing import cells_of
+from lightning_fed.experiments.report.tuning_table import Trials
 from lightning_fed.experiments.report.views import in_percent, measure_of
+from lightning_fed.experiments.sweep.tuning import chosen
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -86,8 +91,8 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
         reach = [group[column].max() for _, group in measured.groupby("method") if group[column].max() > 0]
         for method, group in measured.groupby("method", sort=False):
             color, dashes = styles[str(method)]
-            values = group.pivot(index="round", columns="seed", values=metric) * scale
-            places = group.pivot(index="round", columns="seed", values=column).mean(axis=1)
+            values = group.pivot(index="round", columns=["partition", "seed"], values=metric) * scale
+            places = group.pivot(index="round", columns=["partition", "seed"], values=column).mean(axis=1)
             mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
             end = ends[str(method)] * scale if str(method) in ends else mean.iloc[-1]
             if places.max() == 0:
@@ -143,6 +148,63 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(xlabel=f"{_called(column, percent)} of each client")
+        return figure
+
+
+def dots(comparison: Comparison) -> Figure:
+    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval.
+
+    Args:
+        comparison: what is compared.
+    """
+    measure, scale, styles = comparison.compared, comparison.scale, dict(zip(comparison.methods, _styles(), strict=False))
+    values, apart = comparison.values(measure), comparison.differences(measure)
+    with rc_context(STYLE):
+        figure, axes = _new(0.55 + 0.3 * len(apart))
+        axes.axvline(0, color="black", linewidth=0.8)
+        for place, (method, one) in enumerate(apart.items()):
+            of_partitions = cells_of((values[method] - values[comparison.baseline]).dropna()).mean(1) * scale
+            color, half = styles[method][0], None if isnan(one.error) else one.half_width * scale
+            axes.errorbar(one.mean * scale, place, xerr=half, fmt="D", color=color, markersize=3.5, capsize=2)
+            axes.plot(of_partitions, [place + 0.22] * len(of_partitions), "o", color=color, alpha=0.6, markersize=2.5)
+        axes.set_yticks(range(len(apart)), list(apart))
+        axes.set_ylim(len(apart) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        usual = comparison.metrics[comparison.baseline]
+        points = f"{measure_of(usual).replace('_', ' ')} minus that of {comparison.baseline}" + (
+            " (points)" if scale == 100 else ""
+        )
+        axes.set(xlabel=f"test {points}")
+        return figure
+
+
+def values_tried(tried: Trials) -> Figure:
+    """What methods were tuned in, methods as rows: a dot for each value, on the metric's axis, full where it was chosen.
+
+    Args:
+        tried: as :func:`.grouped` gives it.
+    """
+    best = chosen([trial for of in tried.values() for trial in of])
+    with rc_context(STYLE):
+        figure, axes = _new(0.6 + 0.42 * len(tried))
+        names = [", ".join(filter(None, (method, setting))) for setting, method in tried]
+        known = {key: [trial for trial in of if not isnan(trial.score)] for key, of in tried.items()}
+        metrics = [trial.metric for of in known.values() for trial in of]
+        percent = bool(metrics) and all(map(in_percent, metrics))
+        for place, ((key, of), (color, _)) in enumerate(zip(known.items(), _styles(), strict=False)):
+            for rank, trial in enumerate(sorted(of, key=lambda trial: trial.score)):
+                value = trial.score * (1 if trial.higher_is_better else -1) * (100 if percent else 1)
+                face = color if trial.cell.value == best.get(key) else "white"
+                axes.plot(value, place, "o", color=color, markerfacecolor=face, markersize=4)
+                text = trial.cell.value.partition("=")[2] if "," not in trial.cell.value else trial.cell.value
+                offset = 5 if rank % 2 else -10  # neighbours above and below
+                axes.annotate(text, (value, place), (0, offset), textcoords="offset points", ha="center", fontsize=6)
+        axes.set_yticks(range(len(tried)), names)
+        axes.set_ylim(len(tried) - 0.4, -0.6)
+        axes.margins(x=0.1)
+        axes.grid(visible=False, axis="y")
+        what = measure_of(metrics[0]).replace("_", " ") if len(set(metrics)) == 1 else "monitored metric"
+        axes.set(xlabel=f"validation {what}" + (" (%)" if percent else ""))
         return figure
 
 

@@ -10,14 +10,20 @@ import pandas as pd
 from rich.console import Console
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.clients_table import clients_tables
+from lightning_fed.experiments.report.comparison import Comparison, comparisons, unfinished
 from lightning_fed.experiments.report.files import read_commands
 from lightning_fed.experiments.report.folders import run_folders
 from lightning_fed.experiments.report.layout import Layout
+from lightning_fed.experiments.report.methods_table import methods_table
 from lightning_fed.experiments.report.page import page
-from lightning_fed.experiments.report.runs import load_clients, load_rounds, load_runs
-from lightning_fed.experiments.report.table import tables, unfinished
+from lightning_fed.experiments.report.runs import KEY, load_clients, load_rounds, load_runs
+from lightning_fed.experiments.report.seeds_table import seed_tables
+from lightning_fed.experiments.report.tuning_table import grouped, tuning_tables
 from lightning_fed.experiments.report.views import Cost, View, measure_of, stage_of
+from lightning_fed.experiments.report.writers import latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
+from lightning_fed.experiments.sweep.tuning import Trial, trials
 
 Format = Literal["md", "tex", "csv"]
 
@@ -30,24 +36,28 @@ class Report:
         folders: where the runs are.
         vary: keys in which they may differ although no sweep says so.
         runs: a row per run, see :func:`lightning_fed.experiments.report.load_runs`.
-        layouts: a table per setting.
+        compared: what is compared in each setting.
+        tables: all tables, in order.
         notes: what else must be said, such as runs that were left out.
         commands: what played the runs.
+        tried: what methods were tuned in.
         view: which round is reported.
     """
 
     folders: Sequence[Path]
     vary: Collection[str]
     runs: pd.DataFrame
-    layouts: list[Layout]
+    compared: list[Comparison]
+    tables: list[Layout]
     notes: list[str]
     commands: list[str]
+    tried: list[Trial]
     view: View
 
     def show(self, console: Console) -> None:
         """Print tables and notes."""
-        for layout in self.layouts:
-            console.print(layout.terminal(console.width))
+        for table in self.tables:
+            console.print(terminal(table, console.width))
         for note in self.notes:
             console.print(note, highlight=False, soft_wrap=True)
 
@@ -55,11 +65,11 @@ class Report:
         """All tables in Markdown or LaTeX, or the runs as CSV."""
         if format == "csv":
             return as_csv(self.runs)
-        return "\n".join(layout.markdown() if format == "md" else layout.latex() for layout in self.layouts)
+        return "\n".join(map(markdown if format == "md" else latex, self.tables))
 
     def write(self, output: Path) -> None:
         """Fill a folder with tables, pictures and ``report.html``."""
-        from lightning_fed.experiments.report.pictures import pictures  # matplotlib takes its time
+        from lightning_fed.experiments.report.pictures import dots, pictures, values_tried  # matplotlib takes its time
 
         output.mkdir(parents=True, exist_ok=True)
         rounds, clients = (self._finished(load(*self.folders, vary=self.vary)) for load in (load_rounds, load_clients))
@@ -70,18 +80,21 @@ class Report:
         drawn = {}
         rounds, clients, metric = self._of_one_metric(rounds, clients)
         ends = self.runs.groupby(["setting", "method"])[self.view.at].mean().to_dict()
-        for name, figure in pictures(rounds, clients, metric, ends):
+        apart = [one for one in self.compared if one.differences(one.compared)]
+        differences = ((f"differences{f'-{one.setting}' if one.setting else ''}", dots(one)) for one in apart)
+        tuned = [("tuning", values_tried(grouped(self.tried)))] if self.tried else []
+        for name, figure in (*differences, *pictures(rounds, clients, metric, ends), *tuned):
             figure.savefig(output / f"{file_name(name)}.pdf")
             png = io.BytesIO()
             figure.savefig(png, format="png")
             drawn[name.replace("_", " ")] = png.getvalue()
             (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
-        (output / "report.html").write_text(page(title, self.layouts, drawn, self.commands, self.notes))
+        (output / "report.html").write_text(page(title, self.tables, drawn, self.commands, self.notes))
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
         """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""
-        metrics = self.runs.set_index(["method", "setting", "seed"])["metric"]
+        metrics = self.runs.set_index(list(KEY))["metric"]
         usual = str(metrics.mode().iloc[0])
         column = usual if metrics.map(stage_of).nunique() == 1 else f"monitor/test_{measure_of(usual)}"
         if metrics.nunique() == 1:
@@ -91,9 +104,8 @@ class Report:
 
     def _finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of runs that are in the tables."""
-        key = ["method", "setting", "seed"]
-        finished = self.runs.loc[self.runs["rounds"] >= self.runs["planned"], key]
-        return table.merge(finished, on=key)
+        finished = self.runs.loc[self.runs["rounds"] >= self.runs["planned"], list(KEY)]
+        return table.merge(finished, on=list(KEY))
 
 
 def report_on(
@@ -112,13 +124,13 @@ def report_on(
     Args:
         folders: folders of runs, of sweeps, or above them.
         metric: see :func:`lightning_fed.experiments.report.load_runs`.
-        baseline: see :func:`lightning_fed.experiments.report.table.tables`.
+        baseline: see :func:`lightning_fed.experiments.report.methods_table.tables`.
         target: see :func:`lightning_fed.experiments.report.load_runs`.
-        pooled: see :func:`lightning_fed.experiments.report.table.tables`.
+        pooled: see :func:`lightning_fed.experiments.report.methods_table.tables`.
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
         at: see :class:`.View`.
         equal: see :func:`lightning_fed.experiments.report.load_runs`.
-        room: see :func:`lightning_fed.experiments.report.table.tables`.
+        room: see :func:`lightning_fed.experiments.report.methods_table.tables`.
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
     given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
@@ -126,8 +138,16 @@ def report_on(
     runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
-    layouts = tables(runs, options.baseline, options.pooled, published, options.at, options.equal, options.room)
-    return Report(folders, vary, runs, layouts, unfinished(runs), commands, View(options.at))
+    compared, clients = comparisons(runs, options), load_clients(*folders, vary=vary)
+    tables = list[Layout]()
+    for one in compared:
+        tables += [methods_table(one, published), *seed_tables(one), *clients_tables(one, clients)]
+    tried = list[Trial]()
+    for root, sweep in sweeps.items():
+        of_sweep = trials(sweep, root)
+        tables += tuning_tables(sweep, of_sweep)
+        tried += of_sweep
+    return Report(folders, vary, runs, compared, tables, unfinished(runs), commands, tried, View(options.at))
 
 
 def report_options(sweeps: Mapping[Path, Sweep], given: Mapping[str, Any]) -> ReportOptions:

@@ -14,6 +14,9 @@ from lightning_fed.experiments.report.files import read_clients, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
+KEY = ("method", "setting", "partition", "seed")
+"""Columns that say which run a row is of."""
+
 MONITOR = "monitor"
 """The metric that each run's method reports itself by."""
 
@@ -40,8 +43,9 @@ def load_runs(
             spent. Runs that send nothing have no part in saying how many bytes that is.
 
     Returns:
-        Columns: ``method``, ``setting``, ``seed``; ``model``, the method's class; ``rounds`` that were played, ``planned`` ones,
-        ``epochs`` per round, phase by phase; ``metric``, ``monitor``, that of the run's method, and ``lower_is_better`` of the
+        Columns: ``method``, ``setting``, the seeds ``partition`` and, of all else, ``seed``; ``model``, the method's class;
+        ``rounds`` that were played, ``planned`` ones, ``epochs`` per round, phase by phase; ``metric``, ``monitor``, that of the
+        run's method, and ``lower_is_better`` of the
         metric; of it ``last``, the value when last measured, ``selected``, that at the round ``selected_round`` that is best on
         validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
         ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
@@ -66,16 +70,19 @@ def load_runs(
 def read_runs(path: Path | str) -> pd.DataFrame:
     """The rows of :func:`load_runs` from the CSV file that they were written to."""
     texts = ("method", "setting", "epochs", "monitor")
-    return pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+    table = pd.read_csv(path, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+    if "partition" not in table:  # in files of earlier versions
+        table.insert(table.columns.get_loc("seed"), "partition", table["seed"])
+    return table
 
 
 def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
-    """A row per run and round: ``method``, ``setting``, ``seed``, and all of ``metrics.csv``."""
+    """A row per run and round: ``method``, ``setting``, ``partition``, ``seed``, and all of ``metrics.csv``."""
     return _stacked(run_folders(folders, vary), read_rounds)
 
 
 def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
-    """A row per run and client as last measured: ``method``, ``setting``, ``seed``, and all of ``clients.csv``."""
+    """A row per run and client as last measured: ``method``, ``setting``, ``partition``, ``seed``, and all of ``clients.csv``."""
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
 
 
@@ -108,7 +115,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
     seconds = rounds[[column for column in rounds if column.startswith("seconds/")]].sum().sum()
     lower = lower_is_better(metric, run.facts)
     row = {
-        **{"method": run.method, "setting": run.setting, "seed": run.seed},
+        **{"method": run.method, "setting": run.setting, "partition": run.partition, "seed": run.seed},
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
         "planned": int(run.settings["federation.rounds"]),
@@ -196,7 +203,7 @@ def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) 
     tables = []
     for run in runs:
         table = read(run.path)
-        for place, name in enumerate(("method", "setting", "seed")):
+        for place, name in enumerate(KEY):
             table.insert(place, name, getattr(run, name))
         tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=list(KEY))

@@ -112,3 +112,10 @@ def measured_in(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
 def up_to(rounds: pd.DataFrame, cost: Cost, budget: float) -> pd.DataFrame:
     """The rounds that a run finishes within a budget."""
     return rounds[rounds[COSTS[cost]] <= budget]
+
+
+def rough(number: float) -> str:
+    """Three digits and a power of ten; nothing is 0."""
+    if not number:
+        return "0"
+    return f"{number:.2e}".replace("e+0", "e").replace("e+", "e")

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import SEED, plain, read_yaml, within
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain, read_yaml, within
 
 Overrides = dict[str, Any]
 """Options of ``lightning-fed fit`` without their dashes, and their values."""
 
-RESERVED = {SEED, "federation.run_dir", "config", "ckpt_path"}
+RESERVED = {SEED, PARTITION_SEED, "data.partition_seed", "federation.run_dir", "config", "ckpt_path"}
 
-OF_SEED = "{seed}"
-"""What stands for a run's seed in the values of overrides: paths to something that has been made for each seed."""
+OF_SEED, OF_PARTITION = "{seed}", "{partition}"
+"""What stands for a run's seeds in the values of overrides: paths to something that has been made for each."""
 
+Seeds = list[int] | dict[str, list[int]]
+"""Of a sweep: whole numbers, or those of ``partition`` and of ``training``, of which every pair is played."""
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's."""
@@ -45,19 +47,29 @@ class Cell:
     Args:
         method: its name in the tables.
         setting: the point of the grid, as ``alpha=0.1``; empty without a grid.
-        seed: of everything random, the partition included.
+        seed: of everything random, the partition included unless that has a seed of its own.
         overrides: what it changes in the base configuration.
+        partition: the partition's own seed; None: it is drawn with ``seed``.
+        value: of what the method is tuned in, as ``lr=0.1``; empty if it is not.
     """
 
     method: str
     setting: str
     seed: int
     overrides: Overrides
+    partition: int | None = None
+    value: str = ""
 
     @property
     def name(self) -> str:
         """What it is called, and its folder in the sweep's."""
-        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), f"seed_{self.seed}")))
+        seeds = f"seed_{self.seed}" if self.partition is None else f"partition_{self.partition}_seed_{self.seed}"
+        return "/".join(filter(None, (file_name(self.setting), file_name(self.method), file_name(self.value), seeds)))
+
+    @property
+    def draw(self) -> tuple[int, int]:
+        """The seeds of its partition and of all else."""
+        return (self.seed if self.partition is None else self.partition), self.seed
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,12 @@ class Sweep:
     Args:
         base: an ordinary configuration of ``lightning-fed fit``.
         folder: where the runs go.
-        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed.
-        seeds: each gives the same partition to every method.
+        methods: overrides by the method's name in the tables. In a value ``{seed}`` is the run's seed, ``{partition}`` that of its
+            partition.
+        seeds: each gives the same partition to every method; or those of the partition and of everything else, crossed.
         grid: axes; an axis is an option and its values, or a name and named groups of overrides.
+        tune: for each method that is tuned, options and the values to try. Every combination is played with the first seeds, and
+            then all seeds with the one that is best on validation data.
         published: numbers to print beside ours.
         report: what its table shows, unless ``lightning-fed report`` is told something else.
         threads: torch threads of a run. Sums depend on it in their last bits, so it does not depend on the machine.
@@ -120,8 +135,9 @@ class Sweep:
     base: Path
     folder: Path
     methods: dict[str, Overrides]
-    seeds: list[int]
+    seeds: Seeds
     grid: dict[str, dict[str, Overrides]] = field(default_factory=dict)
+    tune: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     published: list[Published] = field(default_factory=list)
     report: ReportOptions = ReportOptions()
     threads: int = 1
@@ -133,28 +149,63 @@ class Sweep:
         return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
 
     @property
+    def draws(self) -> list[tuple[int | None, int]]:
+        """Seeds of the partition (None: the run's) and of the run. All partitions first: what holds on one need not on others."""
+        if isinstance(self.seeds, list):
+            return [(None, seed) for seed in self.seeds]
+        return [(partition, seed) for seed in self.seeds["training"] for partition in self.seeds["partition"]]
+
+    @property
     def cells(self) -> list[Cell]:
-        """All runs, seed by seed, so that a sweep that is stopped early has compared all methods."""
+        """All runs, before anything is tuned; see :meth:`cells_with`."""
+        return self.cells_with({})
+
+    def cells_with(self, chosen: Mapping[tuple[str, str], str]) -> list[Cell]:
+        """All runs, draw by draw, so that a sweep that is stopped early has compared all methods.
+
+        Args:
+            chosen: the value with which a method that is tuned is played, by setting and method.
+        """
         return [
-            Cell(method, setting, seed, _of_seed(overrides | point, seed))
-            for seed in self.seeds
-            for setting, point in self.settings.items()
-            for method, overrides in self.methods.items()
+            self._cell(setting, method, draw, chosen.get((setting, method), ""))
+            for draw in self.draws
+            for setting in self.settings
+            for method in self.methods
         ]
+
+    @property
+    def trials(self) -> list[Cell]:
+        """The runs that say with which values methods are played, on the first partition and training seed."""
+        return [
+            self._cell(setting, method, self.draws[0], value)
+            for setting in self.settings
+            for method in self.tune
+            for value in self.values(method)
+        ]
+
+    def values(self, method: str) -> dict[str, Overrides]:
+        """What is tried of a method, by name: every combination of its options' values."""
+        axes = [{label(option, value): {option: value} for value in values} for option, values in self.tune.get(method, {}).items()]
+        points = itertools.product(*(axis.items() for axis in axes)) if axes else ()
+        return {", ".join(name for name, _ in point): _merged(overrides for _, overrides in point) for point in points}
+
+    def _cell(self, setting: str, method: str, draw: tuple[int | None, int], value: str) -> Cell:
+        overrides = self.methods[method] | self.settings[setting] | self.values(method).get(value, {})
+        return Cell(method, setting, draw[1], _of_draw(overrides, *draw), draw[0], value)
 
     @property
     def varied(self) -> set[str]:
         """The keys in which the runs differ because the file says so."""
-        keys = {plain(key) for overrides in (*self.methods.values(), *self.settings.values()) for key in overrides}
-        return keys | {SEED}
+        given = (*self.methods.values(), *self.settings.values(), *self.tune.values())
+        keys = {plain(key) for overrides in given for key in overrides}
+        return keys | {SEED, plain(PARTITION_SEED)}
 
     @property
     def varied_by_seed(self) -> set[str]:
         """The keys in which runs of one method and setting differ."""
         groups = (*self.methods.values(), *self.settings.values())
-        return {SEED} | {
-            plain(key) for overrides in groups for key, value in overrides.items() if isinstance(value, str) and OF_SEED in value
-        }
+        given = [(key, value) for overrides in groups for key, value in overrides.items() if isinstance(value, str)]
+        return {SEED, plain(PARTITION_SEED)} | {plain(key) for key, value in given if OF_SEED in value or OF_PARTITION in value}
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -175,6 +226,7 @@ def read_sweep(path: Path) -> Sweep:
         methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
         seeds=_seeds(path, content["seeds"]),
         grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
+        tune=_tune(path, _mapping(path, "tune", content), list(map(str, methods))),
         published=[_published(path, entry) for entry in _listed(path, "published", content)],
         report=_report_options(path, _mapping(path, "report", content)),
         threads=content.get("threads", 1),
@@ -212,13 +264,22 @@ def _overrides(path: Path, key: str, value: Any) -> Overrides:
     return {str(option): setting for option, setting in value.items()}
 
 
-def _seeds(path: Path, value: Any) -> list[int]:
-    good = isinstance(value, list) and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
+def _seeds(path: Path, value: Any) -> Seeds:
+    """Seeds as they are given, checked."""
+    if isinstance(value, Mapping):
+        if value.keys() != {"partition", "training"}:
+            raise FederationError(f"{path}: seeds has {', '.join(map(str, value))}, expected partition and training.")
+        return {kind: _numbers(path, f"seeds.{kind}", value[kind]) for kind in ("partition", "training")}
+    return _numbers(path, "seeds", value)
+
+
+def _numbers(path: Path, key: str, value: Any) -> list[int]:
+    good = isinstance(value, list) and value and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
     if not good or len(set(value)) != len(value):
         raise FederationError(
-            f"{path}: seeds is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
+            f"{path}: {key} is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
         )
-    return value
+    return list(value)
 
 
 def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
@@ -226,9 +287,29 @@ def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
     if isinstance(values, Mapping) and values:
         return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
     if isinstance(values, list) and values:
-        short = axis.rpartition(".")[2]
-        return {f"{short}={_text(value)}": _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
+        return {label(axis, value): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
     raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of values, or names and their overrides.")
+
+
+def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """What is tried of each method: of an option with a list, of all of them."""
+    for_all = {option: values for option, values in content.items() if isinstance(values, list)}
+    own = {str(method): options for method, options in content.items() if not isinstance(options, list)}
+    for method, options in own.items():
+        if method not in methods or not isinstance(options, Mapping):
+            raise FederationError(
+                f"{path}: tune.{method} is {options!r}, expected an option and its values, or a method ({', '.join(methods)}) and "
+                "options with their values."
+            )
+    found = {}
+    for method in methods:
+        options = _overrides(path, f"tune.{method}", for_all | dict(own.get(method, {})))
+        for option, values in options.items():
+            if not isinstance(values, list) or not values or len({label(option, value) for value in values}) < len(values):
+                raise FederationError(f"{path}: tune.{option} is {values!r}, expected a list of different values.")
+        if options:
+            found[method] = options
+    return found
 
 
 def _published(path: Path, entry: Any) -> Published:
@@ -261,7 +342,7 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
 
 
 def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
-    names = [cell.name for cell in sweep.cells]
+    names = [cell.name for cell in (*sweep.cells, *sweep.trials)]
     if long := next((part for name in names for part in name.split("/") if len(part.encode()) > LONGEST_NAME), None):
         raise FederationError(
             f"{path}: {long[:40]}… would be the name of a folder, with {len(long)} characters: shorten the method's name, or give "
@@ -272,6 +353,10 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
     axes = list(sweep.grid.values())
     points = [{plain(key) for overrides in axis.values() for key in overrides} for axis in axes]
     groups = {f"method {name}": {plain(key) for key in overrides if key != "model"} for name, overrides in sweep.methods.items()}
+    for method, options in sweep.tune.items():
+        given = {*sweep.methods[method], *(key for point in sweep.settings.values() for key in point)}
+        if both := sorted(set(map(plain, options)) & set(map(plain, given))):
+            raise FederationError(f"{path}: tune and method {method} or the grid both set {both[0]}: leave it to one of them.")
     groups |= {f"axis {name}": keys for name, keys in zip(sweep.grid, points, strict=True)}
     for (one, keys), (axis, others) in itertools.product(groups.items(), zip(sweep.grid, points, strict=True)):
         if one != f"axis {axis}" and (both := sorted(key for key in keys if within(key, others))):
@@ -284,9 +369,16 @@ def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
             )
 
 
-def _of_seed(overrides: Overrides, seed: int) -> Overrides:
-    """Overrides of a run with this seed."""
-    return {key: value.replace(OF_SEED, str(seed)) if isinstance(value, str) else value for key, value in overrides.items()}
+def _of_draw(overrides: Overrides, partition: int | None, seed: int) -> Overrides:
+    """Overrides of a run with these seeds."""
+    named = {OF_SEED: str(seed), OF_PARTITION: str(seed if partition is None else partition)}
+    return {key: _replaced(value, named) if isinstance(value, str) else value for key, value in overrides.items()}
+
+
+def _replaced(text: str, by: Mapping[str, str]) -> str:
+    for name, value in by.items():
+        text = text.replace(name, value)
+    return text
 
 
 def _merged(groups: Iterable[Overrides]) -> Overrides:
@@ -296,12 +388,18 @@ def _merged(groups: Iterable[Overrides]) -> Overrides:
 def arguments(sweep: Sweep, cell: Cell, run_dir: Path) -> list[str]:
     """The arguments of ``lightning-fed`` that play a cell."""
     given = [f"--{option}={_text(value)}" for option, value in cell.overrides.items()]
-    return ["fit", "--config", str(sweep.base), *given, f"--{SEED}={cell.seed}", f"--federation.run_dir={run_dir}"]
+    seeds = [f"--{SEED}={cell.seed}"] + ([] if cell.partition is None else [f"--{PARTITION_SEED}={cell.partition}"])
+    return ["fit", "--config", str(sweep.base), *given, *seeds, f"--federation.run_dir={run_dir}"]
 
 
 def file_name(name: str) -> str:
     """A name without what file systems and shells dislike."""
     return re.sub(r"[^\w.=+-]+", "_", name)
+
+
+def label(option: str, value: Any) -> str:
+    """A value as a name, with the last part of its option's."""
+    return f"{option.rpartition('.')[2]}={_text(value)}"
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,15 +122,15 @@ class Attempt:
             return -signal.SIGTERM  # it was asked to end
 
 
-def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: SweepProgress, table: Path) -> None:
+def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: SweepProgress, changed: Callable[[], None]) -> None:
     """Play all jobs that are not finished. What becomes of them is in their folders.
 
     Args:
-        jobs: all cells of the sweep.
+        jobs: what to play.
         workers: how many to play at a time.
         facts: an result with the versions, commit and machine.
         progress: what is shown meanwhile.
-        table: where to write ``cells.csv``, whenever something has changed.
+        changed: called whenever something has: :func:`write_cells`.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
@@ -153,7 +153,7 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
                         playing.remove(attempt)
                         note_pace(paces, attempt)
                         progress.ended(attempt.job.cell.name, attempt.conclude(), attempt.job.rounds)
-                        write_cells(table, jobs)
+                        changed()
                     progress.left = time_left(waiting, playing, paces, workers)
                     progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
                     time.sleep(0.1)
@@ -162,7 +162,7 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
                 attempt.ask_to_end()
             for attempt in playing:
                 attempt.conclude()
-            write_cells(table, jobs)
+            changed()
         if caught:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()
 
@@ -201,7 +201,9 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     rows = []
     for job in jobs:
         result = job.folder.result or CellRecord("waiting", command=job.command)
-        row = {"method": job.cell.method, "setting": job.cell.setting, "seed": job.cell.seed, "status": job.folder.status}
+        partition, seed = job.cell.draw
+        row: dict[str, object] = {"method": job.cell.method, "setting": job.cell.setting, "value": job.cell.value}
+        row |= {"partition": partition, "seed": seed, "status": job.folder.status}
         row |= {"seconds": result.seconds, "folder": str(job.folder.path), "command": result.command, "error": result.error}
         rows.append({k: str(v) for k, v in row.items()} | {k: getattr(result, k) for k in ("versions", "commit", "machine")})
     text = io.StringIO()

@@ -21,6 +21,9 @@ WITHOUT_EFFECT = (
 
 SEED = "seed_everything"
 
+PARTITION_SEED = "data.init_args.partition_seed"
+"""As on the command line. Where it is null, the partition is drawn with :data:`SEED`."""
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from written_runs import write_run, write_sweep
+from written_runs import write_crossed, write_run, write_sweep
 
 from lightning_fed.experiments.report import load_clients, load_rounds
-from lightning_fed.experiments.report.pictures import WIDTH, pictures
+from lightning_fed.experiments.report.pictures import WIDTH, dots, pictures
 from lightning_fed.experiments.report.report import report_on
 
 VALUES = {"FedAvg": [0.80, 0.82, 0.84], "Standalone": [0.50, 0.51, 0.53]}
 METRIC = "after/test_accuracy/mean"
+OVER = ("over_rounds", "over_bytes", "over_flops")
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ class Page(HTMLParser):
 
 def test_a_folder_with_all_that_there_is_to_see(sweep: Path) -> None:
     report_on([sweep]).write(Path("out"))
-    drawn = {f"{name}.{kind}" for name in ("over_rounds", "over_bytes", "over_flops", "clients") for kind in ("png", "pdf")}
+    drawn = {f"{name}.{kind}" for name in ("differences", *OVER, "clients") for kind in ("png", "pdf")}
     tables = {"runs.csv", "rounds.csv", "clients.csv", "table.md", "table.tex", "report.html"}
     assert {path.name for path in Path("out").iterdir()} == drawn | tables
 
@@ -55,7 +56,7 @@ def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:
     text = Path("out/report.html").read_text()
     page = Page(text)
     assert page.open == []
-    assert len(page.asked) == 4
+    assert len(page.asked) == 5
     assert all(source.startswith("data:image/png;base64,") for source in page.asked)
     assert not re.search(r"https?://|@import|url\(", text)
     assert "lightning-fed fit --model=&lt;mine&gt;" in text
@@ -81,6 +82,19 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(sweep: Path) -
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (pytest.approx(40.0), pytest.approx(84.0))
     assert axes.get_ylabel() == "test accuracy (%)"
+
+
+def test_differences_have_a_dot_per_partition_and_an_interval() -> None:
+    values = {"FedAvg": [[0.60, 0.62], [0.70, 0.72], [0.40, 0.42]], "Standalone": [[0.5, 0.5]] * 3}
+    report = report_on([write_crossed(Path("sweep"), values)])
+    [axes] = dots(report.compared[0]).axes
+    [of_partitions] = [line for line in axes.lines if line.get_marker() == "o"]
+    assert of_partitions.get_xdata() == pytest.approx([11, 21, -9])
+    [bar] = [line for line in axes.collections if len(line.get_paths()) == 1]
+    low, high = bar.get_paths()[0].vertices[:, 0]
+    apart = report.compared[0].differences("last")["FedAvg"]
+    assert ((high + low) / 2, (high - low) / 2) == pytest.approx((100 * 23 / 300, 100 * apart.half_width))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["FedAvg"]
 
 
 def test_who_sends_nothing_is_a_line_across(sweep: Path) -> None:

@@ -10,9 +10,12 @@ from written_runs import write_run, write_sweep
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
+from lightning_fed.experiments.report.comparison import unfinished
 from lightning_fed.experiments.report.layout import Entry, Layout
-from lightning_fed.experiments.report.table import sized, tables, unfinished
-from lightning_fed.experiments.sweep.plan import Published
+from lightning_fed.experiments.report.methods_table import tables
+from lightning_fed.experiments.report.writers import html, latex, markdown, terminal
+from lightning_fed.experiments.sweep.plan import Published, ReportOptions
+from lightning_fed.formatting import sized
 
 VALUES = {"FedAvg": [0.80, 0.82, 0.84], "FedPer": [0.81, 0.80, 0.86], "Standalone": [0.50, 0.51, 0.53]}
 
@@ -53,11 +56,11 @@ def test_what_servers_computed_has_a_column_where_any_did(sweep: Path) -> None:
 
 
 def test_what_is_not_separated_says_so(sweep: Path) -> None:
-    rows = rows_of(tables(load_runs(sweep), baseline="FedAvg")[0])
+    rows = rows_of(tables(load_runs(sweep), ReportOptions(baseline="FedAvg"))[0])
     assert rows["FedPer"]["last, minus FedAvg"].text == "+0.33 ± 5.17, not separated"
     assert rows["Standalone"]["last, minus FedAvg"].text == "−30.67 ± 1.43"
     with pytest.raises(FederationError, match="no method 'FedProx' to be the baseline; there are FedAvg, FedPer, Standalone"):
-        tables(load_runs(sweep), baseline="FedProx")
+        tables(load_runs(sweep), ReportOptions(baseline="FedProx"))
 
 
 def test_of_one_seed_nothing_is_said_to_be_better() -> None:
@@ -75,7 +78,7 @@ def test_cost_to_a_target_is_a_median_over_those_who_reached_it(sweep: Path) -> 
 
 def test_published_numbers_stand_beside_ours(sweep: Path) -> None:
     entry = Published("FedAvg", 88.09, 0.29, source="a paper")
-    [layout] = tables(load_runs(sweep), pooled=True, published=[entry])
+    [layout] = tables(load_runs(sweep), ReportOptions(pooled=True), published=[entry])
     assert rows_of(layout)["FedAvg"]["published"].text == "88.09 ± 0.29"
     assert rows_of(layout)["FedPer"]["published"].text == ""
     assert layout.notes[-1] == "Published: a paper."
@@ -110,11 +113,11 @@ def test_a_table_per_point_of_the_grid() -> None:
     ]
 
 
-LAYOUT = Layout("a & b", ["", "x (%)"], [[Entry("one_two"), Entry("1 ± 2", bold=True)], [Entry("<b>"), Entry("")]], ["Read."])
+TABLE = Layout("a & b", ["", "x (%)"], [[Entry("one_two"), Entry("1 ± 2", bold=True)], [Entry("<b>"), Entry("")]], ["Read."])
 
 
 def test_markdown() -> None:
-    assert LAYOUT.markdown() == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| \\<b> | |\n\nRead.\n"
+    assert markdown(TABLE) == "**a & b**\n\n| | x (%) |\n|---|---:|\n| one_two | **1 ± 2** |\n| \\<b> | |\n\nRead.\n"
 
 
 STRANGE = ["_top_", "a|b", "*", r"\x{y}", "a~b^c", "[1]", "`<b>`", "$a_b$", "two\nlines"]
@@ -123,7 +126,7 @@ STRANGE = ["_top_", "a|b", "*", r"\x{y}", "a~b^c", "[1]", "`<b>`", "$a_b$", "two
 def test_names_with_signs_of_markdown_stay_what_they_are() -> None:
     """Read by another program than writes them, the one that makes the documentation's pages."""
     layout = Layout("|*|", ["", *STRANGE], [[Entry(name) for name in ["", *STRANGE]]], ["_a_"])
-    page = MarkdownIt().enable(["table", "strikethrough"]).parse(layout.markdown())
+    page = MarkdownIt().enable(["table", "strikethrough"]).parse(markdown(layout))
     texts = ["".join(child.content for child in token.children or ()) for token in page if token.type == "inline"]
     names = [" ".join(name.split()) for name in STRANGE]
     assert texts == ["|*|", "", *names, "", *names, "_a_"]
@@ -131,7 +134,7 @@ def test_names_with_signs_of_markdown_stay_what_they_are() -> None:
 
 
 def test_names_with_signs_of_latex_stay_what_they_are() -> None:
-    written = Layout("two\nlines", ["", *STRANGE], [[Entry("[1]"), *map(Entry, STRANGE)]]).latex()
+    written = latex(Layout("two\nlines", ["", *STRANGE], [[Entry("[1]"), *map(Entry, STRANGE)]]))
     cells = r"\_top\_ & a\textbar{}b & {*} & \textbackslash{}x\{y\} & a\textasciitilde{}b\textasciicircum{}c & {[}1{]} & "
     assert written.splitlines()[0] == "% two lines"
     assert "\n{[}1] & " + cells.replace("{]}", "]") in written
@@ -139,15 +142,15 @@ def test_names_with_signs_of_latex_stay_what_they_are() -> None:
 
 
 def test_latex() -> None:
-    lines = LAYOUT.latex().splitlines()
+    lines = latex(TABLE).splitlines()
     assert lines[:2] == ["% a & b", "% Read."]
     assert r" & x (\%) \\" in lines
     assert r"one\_two & \textbf{1 $\pm$ 2} \\" in lines
 
 
 def test_html_is_escaped() -> None:
-    assert "<td>&lt;b&gt;</td>" in LAYOUT.html()
-    assert "<b>1 ± 2</b>" in LAYOUT.html()
+    assert "<td>&lt;b&gt;</td>" in html(TABLE)
+    assert "<b>1 ± 2</b>" in html(TABLE)
 
 
 def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
@@ -155,7 +158,7 @@ def test_a_table_that_is_too_wide_is_turned(sweep: Path) -> None:
     for width, first in ((400, "last round"), (100, "FedAvg")):
         console = Console(width=width)
         with console.capture() as captured:
-            console.print(layout.terminal(width))
+            console.print(terminal(layout, width))
         header = captured.get().splitlines()[1]
         assert first in header
 
@@ -165,7 +168,7 @@ def test_a_table_that_is_still_too_wide_is_cut_between_columns() -> None:
     layout = Layout("title", ["", *(f"worst tenth of clients ({k})" for k in range(6))], rows, ["Read."])
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(layout.terminal(80))
+        console.print(terminal(layout, 80))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert (lines[0].strip(), lines[-1].strip()) == ("title", "Read.")
@@ -179,7 +182,7 @@ def test_sizes() -> None:
 
 
 def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_beside_it(sweep: Path) -> None:
-    [layout] = tables(load_runs(sweep, at="best"), at="best")
+    [layout] = tables(load_runs(sweep, at="best"), ReportOptions(at="best"))
     assert layout.columns[1:4] == ["best measured round, chosen on test data (%)", "last round (%)", "best on validation (%)"]
     assert "best, minus Standalone" in layout.columns
     assert "worst tenth of clients, last round (%)" in layout.columns
@@ -188,18 +191,18 @@ def test_the_best_round_is_said_to_be_chosen_on_test_data_and_the_last_stands_be
 
 
 def test_a_mean_over_rounds(sweep: Path) -> None:
-    [layout] = tables(load_runs(sweep, at="mean2"), at="mean2")
+    [layout] = tables(load_runs(sweep, at="mean2"), ReportOptions(at="mean2"))
     assert rows_of(layout)["FedAvg"]["mean of the last 2 measured rounds (%)"].text == "61.50 ± 1.50"  # of half and the whole
     with pytest.raises(FederationError, match="has no column mean3: write it with at mean3"):
-        tables(load_runs(sweep), at="mean3")
+        tables(load_runs(sweep), ReportOptions(at="mean3"))
 
 
 def test_at_equal_cost(sweep: Path) -> None:
-    [layout] = tables(load_runs(sweep, equal="flops"), equal="flops")
+    [layout] = tables(load_runs(sweep, equal="flops"), ReportOptions(equal="flops"))
     assert layout.columns[1:3] == ["at equal training FLOPs (2.00e3) (%)", "last round (%)"]
     assert "equal flops, minus Standalone" in layout.columns
     with pytest.raises(FederationError, match="has no column equal_bytes: write it with equal bytes"):
-        tables(load_runs(sweep), equal="bytes")
+        tables(load_runs(sweep), ReportOptions(equal="bytes"))
 
 
 def test_clients_means_of_different_measures_are_compared_and_named() -> None:
@@ -207,7 +210,7 @@ def test_clients_means_of_different_measures_are_compared_and_named() -> None:
         write_run(Path(f"runs/a{seed}"), [0.5 + seed / 100], "HOMLoRA", seed)
         write_run(Path(f"runs/b{seed}"), [0.5], "HETLoRA", seed)
         write_run(Path(f"runs/c{seed}"), [0.8 + seed / 100], "PerFedAvgLoRA", seed, monitor="after/test_adapted_accuracy/mean")
-    [layout] = tables(load_runs("runs"), baseline="HOMLoRA")
+    [layout] = tables(load_runs("runs"), ReportOptions(baseline="HOMLoRA"))
     row = rows_of(layout)["PerFedAvgLoRA"]
     assert (row["last round (%)"], row["last, minus HOMLoRA"].text) == (Entry("70.50 ± 0.71", bold=True), "+20.00 ± 0.00")
     assert layout.notes[0].startswith("after/test_accuracy/mean, of PerFedAvgLoRA after/test_adapted_accuracy/mean: mean ±")
@@ -218,7 +221,7 @@ def test_of_methods_with_different_headlines_none_is_the_best() -> None:
         write_run(Path(f"runs/a{seed}"), [0.6 + seed / 100], "FedAvg", seed)
         write_run(Path(f"runs/b{seed}"), [0.5 + seed / 90], "FedPer", seed)
         write_run(Path(f"runs/c{seed}"), [0.9], "FedHM", seed, monitor="global/test_accuracy")
-    [layout] = tables(load_runs("runs", metric="monitor"), baseline="FedAvg")
+    [layout] = tables(load_runs("runs", metric="monitor"), ReportOptions(baseline="FedAvg"))
     rows = rows_of(layout)
     measured = {name: row["measured"].text for name, row in rows.items()}
     assert (measured["FedPer"], measured["FedHM"]) == ("after/test_accuracy/mean", "global/test_accuracy")
@@ -228,3 +231,32 @@ def test_of_methods_with_different_headlines_none_is_the_best() -> None:
     [layout] = tables(load_runs("runs"))
     assert rows_of(layout)["FedHM"]["last round (%)"].text == "90.00 ± 0.00"
     assert "The monitored metric of FedHM is global/test_accuracy (metric: monitor shows it)." in layout.notes
+
+
+GROUPED = Layout(
+    "",
+    ["", "x"],
+    [
+        [Entry("a"), Entry("1", note="Once.")],
+        [Entry("b"), Entry("2", bold=True, note="Twice.")],
+        [Entry("c"), Entry("3", note="Once.")],
+    ],
+    ["Read."],
+    {0: "first", 2: "last & least"},
+)
+
+
+def test_groups_of_rows_and_footnotes_in_every_form() -> None:
+    assert markdown(GROUPED).splitlines()[2:] == [
+        *("| *first* | |", "| a | 1¹ |", "| b | **2²** |", "| *last & least* | |", "| c | 3¹ |", "", "Read. ¹ Once. ² Twice."),
+    ]
+    lines = latex(GROUPED).splitlines()
+    assert lines[:3] == ["% Read.", "% ¹ Once.", "% ² Twice."]
+    assert lines[7:10] == [r"\multicolumn{2}{l}{\textit{first}} \\", r"a & 1$^1$ \\", r"b & \textbf{2$^2$} \\"]
+    assert r"\multicolumn{2}{l}{\textit{last \& least}} \\" in lines
+    assert '<tr><th colspan="2"><i>last &amp; least</i></th></tr>\n<tr><td>c</td><td>3¹</td></tr>' in html(GROUPED)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal(GROUPED, 80))
+    said = captured.get()
+    assert said.index("first") < said.index("a ") < said.index("last & least") < said.index("3¹") < said.index("¹ Once.")

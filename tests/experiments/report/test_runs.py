@@ -23,7 +23,7 @@ def test_a_row_per_run() -> None:
     write_run(Path("runs/version_0"), [0.2, 0.8, 0.6], clients=accuracies)
     [row] = load_runs("runs", target=0.5).to_dict("records")
     assert row == {
-        **{"method": "FedAvg", "setting": "", "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
+        **{"method": "FedAvg", "setting": "", "partition": 0, "seed": 0, "model": "FedAvg", "rounds": 3, "planned": 3},
         **{"epochs": "1", "metric": "after/test_accuracy/mean", "monitor": "after/test_accuracy/mean"},
         "lower_is_better": False,
         **{"last": 0.6, "selected": 0.8, "selected_round": 2, "best": 0.8, "best_round": 2},
@@ -64,7 +64,7 @@ def test_a_row_per_round_and_per_client() -> None:
     write_sweep(Path("sweep"), {"FedAvg": [0.8, 0.6], "Standalone": [0.7, 0.7]})
     rounds, clients = load_rounds("sweep"), load_clients("sweep")
     assert (len(rounds), len(clients)) == (8, 8)
-    assert list(rounds.columns[:4]) == [*clients.columns[:3], "round"] == ["method", "setting", "seed", "round"]
+    assert list(rounds.columns[:5]) == [*clients.columns[:4], "round"] == ["method", "setting", "partition", "seed", "round"]
     assert rounds.query("method == 'FedAvg' and seed == 1")["after/test_accuracy/mean"].tolist() == [0.3, 0.6]
 
 

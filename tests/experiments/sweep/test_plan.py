@@ -37,7 +37,17 @@ def test_cells_are_methods_by_points_of_the_grid_by_seeds() -> None:
     assert sweep.cells[1].name == "alpha=0.1_small/local_only/seed_0"
     assert sweep.varied == {
         *("model", "federation.rounds", "data.partition.alpha", "model.backbone", "data.augment", "seed_everything"),
+        "data.partition_seed",
     }
+
+
+def test_seeds_of_partitions_and_of_training_are_crossed_all_partitions_first() -> None:
+    sweep = read_sweep(written(seeds={"partition": [5, 6], "training": [0, 1]}, grid={}, published=[]))
+    assert [cell.draw for cell in sweep.cells if cell.method == "FedAvg"] == [(5, 0), (6, 0), (5, 1), (6, 1)]
+    assert sweep.cells[0].name == "FedAvg/partition_5_seed_0"
+    assert arguments(sweep, sweep.cells[0], Path("there"))[-3:] == [
+        *("--seed_everything=0", "--data.init_args.partition_seed=5", "--federation.run_dir=there"),
+    ]
 
 
 def test_overrides_are_those_of_the_command_line() -> None:
@@ -54,12 +64,22 @@ def test_a_value_can_name_the_seed() -> None:
     sweep = read_sweep(written(methods={"LG": begun, "FedAvg": {"model": "FedAvg"}}, grid={}, published=[]))
     given = [cell.overrides.get("federation.init_from") for cell in sweep.cells]
     assert given == ["runs/fedavg/seed_0/version_0", None, "runs/fedavg/seed_1/version_0", None]
-    assert sweep.varied_by_seed == {"federation.init_from", "seed_everything"}
-    assert read_sweep(written()).varied_by_seed == {"seed_everything"}
+    seeds = {"seed_everything", "data.partition_seed"}
+    assert sweep.varied_by_seed == {"federation.init_from", *seeds}
+    assert read_sweep(written()).varied_by_seed == seeds
+
+
+def test_a_value_can_name_the_partition() -> None:
+    methods = {"A": {"federation.init_from": "runs/{partition}/{seed}"}}
+    crossed = {"partition": [5], "training": [0]}
+    for seeds, expected in ((crossed, "runs/5/0"), ([3], "runs/3/3")):
+        sweep = read_sweep(written(seeds=seeds, methods=methods, grid={}, published=[]))
+        assert sweep.cells[0].overrides["federation.init_from"] == expected
+        assert "federation.init_from" in sweep.varied_by_seed
 
 
 def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
-    sweep = read_sweep(written())
+    sweep = read_sweep(written(seeds={"partition": [5, 6], "training": [0, 1]}))
     Path("again.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
     assert read_sweep(Path("again.yaml")) == sweep
 
@@ -71,6 +91,9 @@ def test_what_is_written_beside_the_runs_is_the_same_sweep() -> None:
         ({"methods": None}, "'methods' is missing"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected different numbers"),
         ({"seeds": 3}, "seeds is 3, expected different numbers"),
+        ({"seeds": {"partition": [0]}}, "seeds has partition, expected partition and training"),
+        ({"seeds": {"partition": [0, 0], "training": [0]}}, r"seeds.partition is \[0, 0\], expected different numbers"),
+        ({"methods": {"A": {"data.init_args.partition_seed": 1}}}, "methods.A sets data.init_args.partition_seed, which the sweep"),
         ({"threads": 0}, "threads is 0"),
         ({"methods": {"FedAvg": "FedAvg"}}, "methods.FedAvg is 'FedAvg', expected options"),
         ({"methods": {"A": {"seed_everything": 1}}}, "methods.A sets seed_everything, which the sweep sets"),

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from lightning_fed.experiments.sweep import player
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
 from lightning_fed.experiments.sweep.plan import Cell
-from lightning_fed.experiments.sweep.player import CellJob, play, time_left
+from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.signals import Terminated
 
@@ -61,7 +62,7 @@ def played(jobs: list[CellJob], workers: int = 1) -> list[dict[str, str]]:
     """Play, and what ``cells.csv`` then says."""
     Path("sweep").mkdir(exist_ok=True)
     table = Path("sweep/cells.csv")
-    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), table)
+    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), partial(write_cells, table, jobs))
     return cells()
 
 

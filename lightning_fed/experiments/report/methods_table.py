@@ -1,0 +1,191 @@
+"""The table of methods: what they reached and cost."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan
+
+import pandas as pd
+
+from lightning_fed.experiments.report.comparison import Comparison, comparisons
+from lightning_fed.experiments.report.gap_closed import room_column
+from lightning_fed.experiments.report.layout import BLANK, Column, Entry, Layout
+from lightning_fed.experiments.report.pairing import best_group
+from lightning_fed.experiments.report.statistics import CONFIDENCE, Estimate, holm
+from lightning_fed.experiments.report.views import rough
+from lightning_fed.experiments.sweep.plan import Published, ReportOptions
+from lightning_fed.formatting import sized
+
+DEFAULT = ReportOptions()
+
+
+def tables(runs: pd.DataFrame, options: ReportOptions = DEFAULT, published: Sequence[Published] = ()) -> list[Layout]:
+    """A table per setting; see :func:`.comparisons`, which raises what this raises.
+
+    Args:
+        runs: as :func:`.load_runs` gives them, or its CSV file.
+        options: what is shown.
+        published: numbers of others, shown beside ours.
+    """
+    return [methods_table(comparison, published) for comparison in comparisons(runs, options)]
+
+
+def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -> Layout:
+    """What the methods of a setting came to: a row each. Arguments are those of :func:`tables`."""
+    methods, measures, options = comparison.methods, comparison.measures, comparison.options
+    theirs = {entry.method: entry for entry in published if entry.setting == comparison.setting}
+    apart = comparison.differences(comparison.compared)
+    columns = [Column("measured", lambda method: Entry(comparison.metrics[method]))] if comparison.mixed else []
+    columns += [_measure_column(comparison, measure) for measure in measures]
+    if len(methods) > 1:
+        columns.append(_difference_column(comparison, apart))
+    columns += [_cost_column(comparison, name, cost) for name, cost in _costs(comparison.runs).items()]
+    if theirs:
+        columns.append(Column("published", lambda method: Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK))
+    notes = _notes(comparison, apart, theirs.values())
+    if options.room:
+        room = room_column(comparison, options.room)
+        columns, notes = [*columns, room[0]], [*notes, room[1]]
+    table = Layout.of(comparison.setting, {method: Entry(_called(comparison, method)) for method in methods}, columns, notes)
+    majority = comparison.runs.drop_duplicates("partition")["majority"] * comparison.scale
+    if comparison.scale == 100.0 and majority.notna().any():
+        numbers = [Entry("majority label"), *([BLANK] if comparison.mixed else []), Entry(spread(majority))]
+        table.rows.append([*numbers, *[BLANK] * (len(table.columns) - len(numbers))])
+    return table
+
+
+def _called(comparison: Comparison, method: str) -> str:
+    """A method, and how many of the runs that others have it has."""
+    own, all_runs = len(comparison.methods[method]), len(comparison.runs.drop_duplicates(["partition", "seed"]))
+    return method if own == all_runs else f"{method} ({own} of {all_runs} {'runs' if comparison.crossed else 'seeds'})"
+
+
+def _measure_column(comparison: Comparison, measure: str) -> Column:
+    values = comparison.values(measure)
+    best = set[str]() if comparison.mixed else best_group(values, comparison.lower)
+    unit = " (%)" if comparison.scale == 100.0 else ""
+    name = f"{comparison.measures[measure]}{unit}"
+    return Column(name, lambda method: Entry(spread(values[method] * comparison.scale), method in best))
+
+
+def _cost_column(comparison: Comparison, name: str, cost: Callable[[pd.DataFrame], str]) -> Column:
+    return Column(name, lambda method: Entry(cost(comparison.methods[method])))
+
+
+def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) -> Column:
+    def entry(method: str) -> Entry:
+        if method not in apart:
+            return Entry("–" if method == comparison.baseline else "another measure")
+        one = apart[method]
+        own, shared = len(comparison.methods[method]), one.partitions * one.seeds
+        left_out = f"Over the {one.partitions} partitions × {one.seeds} training seeds of which all runs are there."
+        note = left_out if 0 < shared < own and comparison.crossed else ""
+        return Entry(difference_text(one, comparison.scale), note=note)
+
+    return Column(f"{comparison.compared.replace('_', ' ')}, minus {comparison.baseline}", entry)
+
+
+def _notes(comparison: Comparison, apart: Mapping[str, Estimate], theirs: Iterable[Published]) -> list[str]:
+    """What must be known to read the table."""
+    runs, shown = comparison.runs, comparison.measures
+    usual = runs["metric"].mode().iloc[0]
+    others = {method: metric for method, metric in comparison.metrics.items() if metric != usual}
+    what = ", ".join([usual, *(f"of {method} {metric}" for method, metric in others.items())])
+    notes = [f"{what}: {_over(comparison)}."]
+    if comparison.options.at == "best":
+        notes.append(
+            "Best measured round: the round of each run was chosen by its accuracy on the test data, as in the numbers that it is "
+            "compared with; it is too high for what a user would get."
+        )
+    if "selected" in shown:
+        notes.append("Best on validation: at the round that is best on validation data.")
+    if any(name.startswith("equal_") for name in shown):
+        notes.append("At equal cost: what each run had reached when it had spent no more than all of them have.")
+    if apart and len(runs) > len(comparison.methods):
+        notes += [_paired(comparison), *_corrected(apart), "Bold: the best mean of a column and what is not separated from it."]
+    if len(comparison.partitions) == 1:
+        notes.append(f"All runs have one partition ({comparison.partitions[0]}): nothing is known about others.")
+    if len(set(comparison.metrics.values())) == 1 and "monitor" in runs:
+        others_monitored = runs[(runs["monitor"] != usual) & (runs["monitor"].fillna("") != "")]
+        for monitor, group in others_monitored.groupby("monitor", sort=False):
+            notes.append(f"The monitored metric of {', '.join(group['method'].unique())} is {monitor} (metric: monitor shows it).")
+    sources = dict.fromkeys(entry.source for entry in theirs if entry.source)
+    return notes + ([f"Published: {', '.join(sources)}."] if sources else [])
+
+
+def _over(comparison: Comparison) -> str:
+    """What means are over."""
+    partitions, seeds = (", ".join(map(str, of)) for of in (comparison.partitions, comparison.seeds))
+    if comparison.crossed:
+        return f"mean ± standard deviation over partitions {partitions} × training seeds {seeds}"
+    return f"mean ± standard deviation over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds} alone"
+
+
+def _paired(comparison: Comparison) -> str:
+    """How differences are taken."""
+    how = "by seed, with Student's 95 % interval, which holds for a new partition"
+    if len(comparison.partitions) == 1:
+        how = "by training seed, with Student's 95 % interval, which holds for this partition"
+    elif comparison.crossed:
+        how = "by partition and training seed, with a 95 % interval that holds for new ones of both"
+    return f"Differences are paired {how}; not separated: 0 lies inside."
+
+
+def _corrected(apart: Mapping[str, Estimate]) -> list[str]:
+    """What is separated where many differences are looked at at once."""
+    known = {method: one.p_value for method, one in apart.items() if not isnan(one.error)}
+    if len(known) < 2:
+        return []
+    left = [method for method, p in zip(known, holm(list(known.values())), strict=True) if p < 1 - CONFIDENCE]
+    return [f"Separated after Holm's correction for {len(known)} differences: {'; '.join(left) or 'none'}."]
+
+
+def _costs(runs: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame], str]]:
+    """How each cost is written, by its header."""
+    written: dict[str, Callable[[pd.DataFrame], str]] = {
+        "rounds × epochs": lambda group: f"{group['rounds'].iloc[0]} × {group['epochs'].iloc[0] or '?'}",
+        "bytes sent": lambda group: sized(group["bytes"].mean()),
+        "training FLOPs": lambda group: rough(group["flops"].mean()),
+    }
+    if "server_flops" in runs and runs["server_flops"].any():  # files of earlier versions do not have it
+        written["server's FLOPs"] = lambda group: rough(group["server_flops"].mean())
+    written["seconds"] = lambda group: f"{group['seconds'].mean():.0f}"
+    if "target_round" in runs:
+        written |= {
+            "rounds to target": lambda group: reached(group["target_round"], "{:.0f}".format),
+            "bytes to target": lambda group: reached(group["target_bytes"], sized),
+            "FLOPs to target": lambda group: reached(group["target_flops"], rough),
+        }
+    return written
+
+
+def reached(values: pd.Series, write: Callable[[float], str]) -> str:
+    """The median of what it took to reach a target, and how many runs did."""
+    known = values.dropna()
+    if known.empty:
+        return "not reached"
+    said = write(known.median())
+    return said if len(known) == len(values) else f"{said} (in {len(known)} of {len(values)})"
+
+
+def spread(values: pd.Series) -> str:
+    """Mean ± standard deviation; of one value the value."""
+    known = values.dropna()
+    if known.empty:
+        return "–"
+    return f"{known.mean():.2f}" + (f" ± {known.std(ddof=1):.2f}" if len(known) > 1 else "")
+
+
+def difference_text(apart: Estimate, scale: float) -> str:
+    """A difference, its interval, and whether it is one."""
+    if isnan(apart.mean):
+        return "no seed in common"
+    said = f"{apart.mean * scale:+.2f}"
+    if not isnan(apart.error):
+        said += f" ± {apart.half_width * scale:.2f}"
+        said += "" if apart.separated else ", not separated"
+    return said.replace("-", "−")
+
+
+def _said_elsewhere(entry: Published) -> str:
+    numbers = [entry.mean] if entry.std is None else [entry.mean, entry.std]
+    places = max(len(f"{number:g}".partition(".")[2]) for number in numbers)  # YAML has 78.10 as 78.1
+    return " ± ".join(f"{number:.{places}f}" for number in numbers)

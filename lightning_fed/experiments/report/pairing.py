@@ -1,0 +1,42 @@
+"""Pairs of runs: what two methods came to on the same partitions, with the same training seeds."""
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from lightning_fed.experiments.report.statistics import Cells, Estimate, complete, estimate
+
+DRAW = ["partition", "seed"]
+"""What a method's runs in a setting differ in."""
+
+
+def cells_of(values: pd.Series) -> Cells:
+    """Values as a table without gaps; see :func:`.complete`.
+
+    Args:
+        values: of a method, by :data:`DRAW`; NaN where it is not known.
+    """
+    return complete(values.unstack("seed").to_numpy(float) if len(values) else values.to_numpy(float)[:, None])
+
+
+def difference(one: pd.Series, other: pd.Series) -> Estimate:
+    """Of ``one - other``, run by run, over what both have. Arguments are those of :func:`cells_of`."""
+    return estimate(cells_of((one - other).dropna()))
+
+
+def best_group(values: Mapping[str, pd.Series], lower: bool = False) -> set[str]:
+    """The one with the best mean and those that are not separated from it; nobody where of no difference anything can be said.
+
+    Args:
+        values: of each method, see :func:`cells_of`.
+        lower: small values are good.
+    """
+    known = {name: series.dropna() for name, series in values.items() if series.notna().any()}
+    if not known:
+        return set()
+    best = (min if lower else max)(known, key=lambda name: known[name].mean())
+    apart = {name: difference(known[best], series) for name, series in known.items() if name != best}
+    if all(math.isnan(one.error) for one in apart.values()):
+        return set()
+    return {best, *(name for name, one in apart.items() if not one.separated)}

@@ -1,0 +1,130 @@
+"""What partitions and training seeds do to a comparison: shares of the variance, rankings that flip, and how many it takes."""
+
+import numpy as np
+import pandas as pd
+
+from lightning_fed.experiments.report.comparison import Comparison
+from lightning_fed.experiments.report.layout import BLANK, Entry, Layout
+from lightning_fed.experiments.report.methods_table import difference_text
+from lightning_fed.experiments.report.pairing import cells_of
+from lightning_fed.experiments.report.statistics import (
+    MOST_PARTITIONS,
+    Cells,
+    Components,
+    components,
+    flips,
+    of_methods,
+    partitions_needed,
+)
+
+
+def seed_tables(comparison: Comparison) -> list[Layout]:
+    """From measure to measure where differences come from, and what it takes to separate each pair of methods. None where there is
+    no second method, or no second partition.
+
+    Args:
+        comparison: of a setting.
+    """
+    rows, groups = list[list[Entry]](), dict[int, str]()
+    for measure, called in comparison.measures.items():
+        if added := _rows(comparison, measure):
+            groups[len(rows)] = called
+            rows += added
+    if not rows:
+        return []
+    shares = ["from the partition", "from training", "from both"] if comparison.crossed else []
+    columns = ["", f"minus {comparison.baseline}", *shares, "other order on", "partitions needed"]
+    over = Layout(_titled("From partition to partition", comparison), columns, rows, _notes(comparison), groups)
+    return [over, _pairs(comparison)] if len(comparison.methods) > 2 else [over]
+
+
+def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
+    """Of each difference to the baseline: its interval, shares of its variance, flips, and what it takes."""
+    values, rows = comparison.values(measure), []
+    for method, apart in comparison.differences(measure).items():
+        cells = cells_of((values[method] - values[comparison.baseline]).dropna())
+        if len(cells) > 1:
+            row = [method, difference_text(apart, comparison.scale)]
+            row += _shares(components(cells)) if comparison.crossed else []
+            rows.append([*map(Entry, row), Entry(f"{flips(cells)} of {len(cells)}"), Entry(_needed(cells))])
+    return rows
+
+
+def _pairs(comparison: Comparison) -> Layout:
+    """How many partitions it takes to separate each pair."""
+    values = {method: of for method, of in comparison.values(comparison.compared).items() if method in _alike(comparison)}
+    names = list(values)
+    rows = []
+    for place, one in enumerate(names[:-1]):
+        needed = [_needed(cells_of((values[one] - values[other]).dropna())) for other in names[place + 1 :]]
+        rows.append([Entry(one), *[BLANK] * place, *map(Entry, needed)])
+    title = _titled(f"Partitions needed to separate two methods, {comparison.measures[comparison.compared]}", comparison)
+    return Layout(title, ["", *names[1:]], rows)
+
+
+def _alike(comparison: Comparison) -> set[str]:
+    return {comparison.baseline, *comparison.differences(comparison.compared)}
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """In words: what one partition alone would have said, where variance comes from, and how to read the table."""
+    values, notes = comparison.values(comparison.compared), []
+    for method in comparison.differences(comparison.compared):
+        cells = cells_of((values[method] - values[comparison.baseline]).dropna())
+        if len(cells) > 1 and (other := flips(cells)):
+            notes.append(
+                f"With one partition you would have concluded the opposite of {method} and {comparison.baseline} in {other} of "
+                f"{len(cells)} cases."
+            )
+    notes += _first(comparison)
+    if comparison.crossed:
+        notes += _of_results(comparison)
+        notes.append("From the partition, from training, from both: shares of the variance that a difference has from run to run.")
+    seeds = len(comparison.seeds) if comparison.crossed else 1
+    return [
+        *notes,
+        "Other order on: partitions on which the difference is on the other side of 0.",
+        f"Partitions needed: to separate the two in 80 of 100 sweeps with {seeds} training seed{'s' if seeds > 1 else ''} on each "
+        "partition, if difference and variances are as they were found here, without Holm's correction.",
+    ]
+
+
+def _first(comparison: Comparison) -> list[str]:
+    """On how many partitions the best method is the best one."""
+    if comparison.mixed:
+        return []
+    means = pd.DataFrame(comparison.values(comparison.compared)).dropna().groupby("partition").mean()
+    if len(means) < 2:
+        return []
+    means = -means if comparison.lower else means
+    best = means.mean().idxmax()
+    return [f"{best}, first on average, is first on {int((means.idxmax(axis=1) == best).sum())} of {len(means)} partitions."]
+
+
+def _of_results(comparison: Comparison) -> list[str]:
+    """Where the variance of the results themselves comes from, if all runs are there."""
+    tables = [of.unstack("seed").to_numpy(float) for of in comparison.values(comparison.compared).values()]
+    alike = all(table.shape == tables[0].shape and not np.isnan(table).any() for table in tables)
+    if not alike or min(len(tables), *tables[0].shape) < 2:
+        return []
+    found = {name: max(value, 0.0) for name, value in of_methods(np.array(tables)).items()}
+    total = sum(found.values())
+    said = ", ".join(f"{name} {value / total:.0%}" for name, value in found.items()) if total else "none"
+    return [f"Variance of a method's result from run to run: {said}."]
+
+
+def _shares(of: Components) -> list[str]:
+    known = [max(value, 0.0) for value in (of.partition, of.training, of.rest)]
+    total = sum(known)
+    return [f"{value / total:.0%}" if total > 0 else "–" for value in known]
+
+
+def _needed(cells: Cells) -> str:
+    if len(cells) < 2:
+        return "–"
+    needed = partitions_needed(float(cells.mean()), components(cells), cells.shape[1])
+    return f"> {MOST_PARTITIONS}" if needed is None else str(needed)
+
+
+def _titled(what: str, comparison: Comparison) -> str:
+    return f"{comparison.setting}: {what[0].lower()}{what[1:]}" if comparison.setting else what

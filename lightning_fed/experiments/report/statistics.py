@@ -1,0 +1,230 @@
+r"""What a comparison says of partitions and training seeds that were not played: arrays in, numbers out.
+
+A difference between two methods is known for partitions :math:`p = 1 \dots P` and training seeds :math:`t = 1 \dots T`. Both are
+random, and crossed: :math:`x_{pt} = \mu + a_p + b_t + e_{pt}`, with variances :math:`\sigma_a^2`, :math:`\sigma_b^2` and
+:math:`\sigma_e^2`. An interval for :math:`\mu` holds for a partition and a training seed that nobody has drawn yet. Neither
+SciPy nor statsmodels has it for so few.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+Cells = NDArray[np.float64]
+"""Shape (P, T): a row per partition, a column per training seed."""
+
+CONFIDENCE, POWER = 0.95, 0.8
+
+MOST_PARTITIONS = 1000
+"""How far it is looked how many partitions it takes."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and how far off it may be.
+
+    Args:
+        mean: over the cells.
+        error: its standard error; NaN where nothing is known of it.
+        df: degrees of freedom of the error.
+        partitions: how many the mean is over.
+        seeds: with how many training seeds each.
+    """
+
+    mean: float
+    error: float
+    df: float
+    partitions: int
+    seeds: int
+
+    @property
+    def half_width(self) -> float:
+        """Of the 95 % interval around the mean."""
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, self.df) * self.error)
+
+    @property
+    def separated(self) -> bool:
+        """Whether 0 lies outside the interval."""
+        return abs(self.mean) > self.half_width  # False for NaN
+
+    @property
+    def p_value(self) -> float:
+        """Of the two-sided test that what is estimated is 0; 1 where nothing is known."""
+        if math.isnan(self.error) or not self.error:
+            return float(math.isnan(self.error) or not self.mean)
+        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.df))
+
+
+@dataclass(frozen=True)
+class Components:
+    r"""Variances of what a cell is made of, without bias: what is little may come out below 0.
+
+    Args:
+        partition: :math:`\sigma_a^2`; with one training seed, or another one for each partition, with all else.
+        training: :math:`\sigma_b^2`; NaN where it is not known apart.
+        rest: :math:`\sigma_e^2`, what a training seed does on one partition and not on others; NaN where it is not known apart.
+    """
+
+    partition: float
+    training: float
+    rest: float
+
+
+def complete(cells: Cells) -> Cells:
+    """The cells without gaps: while one is missing, the partition or the training seed goes that lacks most of its own. Where no
+    two cells have either in common, each is a partition with a training seed of its own: shape (N, 1).
+
+    Args:
+        cells: NaN where a cell is missing.
+    """
+    known = ~np.isnan(cells)
+    if max(known.sum(0).max(initial=0), known.sum(1).max(initial=0)) <= 1:
+        return cells[known][:, None]
+    while not known.all():
+        lacking = [1 - known.mean(axis) for axis in (1, 0)]
+        axis = int(lacking[1].max() > lacking[0].max())
+        cells, known = (np.delete(of, int(lacking[axis].argmax()), axis) for of in (cells, known))
+    return cells
+
+
+def mean_squares(cells: Cells) -> tuple[float, float, float]:
+    r"""Of partitions, :math:`MS_P = \frac{T}{P-1} \sum_p (\bar x_{p\cdot} - \bar x)^2`, of training seeds, :math:`MS_T` likewise,
+    and of their interaction, :math:`MS_E`, with :math:`(P-1)(T-1)` degrees of freedom.
+
+    Args:
+        cells: at least two partitions and training seeds.
+    """
+    (P, T), mean = cells.shape, cells.mean()
+    rows, columns = cells.mean(1, keepdims=True), cells.mean(0, keepdims=True)
+    left = ((cells - rows - columns + mean) ** 2).sum() / ((P - 1) * (T - 1))
+    return T * ((rows - mean) ** 2).sum() / (P - 1), P * ((columns - mean) ** 2).sum() / (T - 1), left
+
+
+def error_of(ms_p: Any, ms_t: Any, ms_e: Any, partitions: Any, seeds: int) -> tuple[Any, Any]:
+    r"""Variance of the mean of P x T cells, and its degrees of freedom.
+
+    :math:`PT \cdot Var(\bar x) = T \sigma_a^2 + P \sigma_b^2 + \sigma_e^2 = E[MS_P + MS_T - MS_E]`. Satterthwaite's degrees of
+    freedom are the combination's square over :math:`MS_P^2/(P-1) + MS_T^2/(T-1) + MS_E^2/((P-1)(T-1))`. A variance that comes out
+    below 0 is taken as 0: without partitions' the combination is :math:`MS_T`, with T - 1 degrees of freedom, without training's
+    :math:`MS_P`, and without both the variance over all cells, with PT - 1.
+
+    Args:
+        ms_p: :math:`MS_P`.
+        ms_t: :math:`MS_T`.
+        ms_e: :math:`MS_E`.
+        partitions: :math:`P`.
+        seeds: :math:`T`, training seeds on each.
+    """
+    of_p, of_t = partitions - 1, seeds - 1
+    of_e = of_p * of_t
+    all_cells = (of_p * ms_p + of_t * ms_t + of_e * ms_e) / (of_p + of_t + of_e)
+    both = ms_p + ms_t - ms_e
+    squares = ms_p**2 / of_p + ms_t**2 / of_t + ms_e**2 / of_e
+    without_p, without_t = ms_p <= ms_e, ms_t <= ms_e
+    cases = [without_p & without_t, without_p, without_t]
+    square = np.select(cases, [all_cells, ms_t, ms_p], both)
+    df = np.select(cases, [of_p + of_t + of_e, of_t, of_p], both**2 / np.where(squares > 0, squares, 1.0))
+    return square / (partitions * seeds), df
+
+
+def estimate(cells: Cells) -> Estimate:
+    """The mean, and its error for new partitions and training seeds. With one training seed it is Student's, over partitions; with
+    one partition it is Student's, over training seeds, and holds for this partition alone.
+
+    Args:
+        cells: without gaps, see :func:`complete`.
+    """
+    P, T = cells.shape
+    if not cells.size:
+        return Estimate(math.nan, math.nan, math.nan, P, T)
+    if min(P, T) > 1:
+        variance, df = error_of(*mean_squares(cells), P, T)
+    elif cells.size > 1:
+        variance, df = cells.var(ddof=1) / cells.size, cells.size - 1
+    else:
+        variance, df = math.nan, math.nan
+    return Estimate(float(cells.mean()), float(np.sqrt(variance)), float(df), P, T)
+
+
+def components(cells: Cells) -> Components:
+    """Where the variance comes from, by the expected mean squares. Of one partition nothing is known but NaN.
+
+    Args:
+        cells: without gaps, see :func:`complete`.
+    """
+    P, T = cells.shape
+    if P < 2:
+        return Components(math.nan, math.nan, math.nan)
+    if T < 2:
+        return Components(float(cells.var(ddof=1)), math.nan, math.nan)
+    ms_p, ms_t, ms_e = mean_squares(cells)
+    return Components((ms_p - ms_e) / T, (ms_t - ms_e) / P, ms_e)
+
+
+def of_methods(values: NDArray[np.float64]) -> dict[str, float]:
+    r"""Components of several methods' results, without bias:
+    :math:`x_{mpt} = \mu_m + P_p + T_t + (PT)_{pt} + (mP)_{mp} + (mT)_{mt} + e_{mpt}`. They follow from the table of
+    means over the methods and from the differences between methods.
+
+    Args:
+        values: shape (M, P, T), at least two of each.
+
+    Returns:
+        ``partition``, ``training``, ``both`` (their interaction), the methods' interactions with them, ``method × partition`` and
+        ``method × training``, and the ``rest``.
+    """
+    M, P, T = values.shape
+    together = values.mean(0)
+    ms_p, ms_t, ms_pt = (M * square for square in mean_squares(together))
+    own = [mean_squares(of - together) for of in values]
+    ms_mp, ms_mt, ms_e = (sum(squares) / (M - 1) for squares in zip(*own, strict=True))
+    return {
+        "partition": (ms_p - ms_pt - ms_mp + ms_e) / (M * T),
+        "training": (ms_t - ms_pt - ms_mt + ms_e) / (M * P),
+        "both": (ms_pt - ms_e) / M,
+        "method × partition": (ms_mp - ms_e) / T,
+        "method × training": (ms_mt - ms_e) / P,
+        "rest": ms_e,
+    }
+
+
+def flips(cells: Cells) -> int:
+    """In how many partitions the mean difference is on the other side of 0 than over all.
+
+    Args:
+        cells: differences.
+    """
+    return int((cells.mean(1) * cells.mean() < 0).sum())
+
+
+def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
+    """With how many partitions a difference is found (two-sided, at 5 %) in 80 of 100 sweeps, if it and its variances are what they
+    were estimated to be. None: not with :data:`MOST_PARTITIONS`.
+
+    Args:
+        mean: the difference.
+        of: its variances.
+        seeds: training seeds on each partition.
+    """
+    P = np.arange(2, MOST_PARTITIONS + 1)
+    if math.isnan(of.training):
+        variance, df = of.partition / P, P - 1
+    else:
+        partition, training = max(of.partition, 0.0), max(of.training, 0.0)
+        variance, df = error_of(of.rest + seeds * partition, of.rest + P * training, of.rest + 0 * P, P, seeds)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        away = np.minimum(abs(mean) / np.sqrt(variance), 30.0)  # beyond, SciPy's distribution gives out, and power is 1
+    critical = stats.t.ppf((1 + CONFIDENCE) / 2, df)
+    enough = stats.nct.sf(critical, df, away) + stats.nct.cdf(-critical, df, away) >= POWER
+    return int(P[enough.argmax()]) if enough.any() else None
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrected for how many they are."""
+    return list(map(float, multipletests(p_values, method="holm")[1])) if p_values else []

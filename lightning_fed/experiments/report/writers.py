@@ -1,0 +1,125 @@
+"""A table written for Markdown, LaTeX, HTML and a terminal."""
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from lightning_fed.experiments.report.layout import Entry, Layout
+
+TEX = str.maketrans(
+    {sign: rf"\{sign}" for sign in "%&#_${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "*": "{*}"}  # the latter two mean something after a line's end
+    | {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "–": "--", "α": r"$\alpha$"}
+    | {mark: f"$^{number}$" for number, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
+"""How LaTeX writes what means something else to it, and signs that a plain font lacks."""
+
+
+def markdown(table: Layout) -> str:
+    """For GitHub and Sphinx."""
+    table = table.marked()
+    lines = [
+        [f"**{said}**" if entry.bold and (said := _markdown(entry.text)) else _markdown(entry.text) for entry in row]
+        for row in table.rows
+    ]
+    for place, name in sorted(table.groups.items(), reverse=True):
+        lines.insert(place, [f"*{_markdown(name)}*", *[""] * (len(table.columns) - 1)])
+    rows = [f"| {' | '.join(row)} |" for row in ([_markdown(column) for column in table.columns], *lines)]
+    header, *body = [re.sub(r"\|  (?=\|)", "| ", row) for row in rows]
+    grid = "\n".join([header, f"|{'|'.join(['---', *['---:'] * (len(table.columns) - 1)])}|", *body])
+    title, notes = _markdown(table.title), _markdown(" ".join(table.notes))
+    return "\n\n".join(filter(None, (f"**{title}**" if title else "", grid, notes))) + "\n"
+
+
+def latex(table: Layout) -> str:
+    """For a paper that loads booktabs."""
+    table = table.marked()
+    lines = [
+        " & ".join(rf"\textbf{{{_tex(entry.text)}}}" if entry.bold else _tex(entry.text) for entry in row) + r" \\"
+        for row in table.rows
+    ]
+    for place, name in sorted(table.groups.items(), reverse=True):
+        lines.insert(place, rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textit{{{_tex(name)}}}}} \\")
+    header = " & ".join(map(_tex, table.columns)) + r" \\"
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
+    comments = [f"% {' '.join(line.split())}" for line in filter(None, (table.title, *table.notes))]
+    return "\n".join([*comments, begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def html(table: Layout) -> str:
+    """A ``table`` element and its notes."""
+    table = table.marked()
+    header = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = [f"<tr>{''.join(f'<td>{_html(entry)}</td>' for entry in row)}</tr>" for row in table.rows]
+    for place, name in sorted(table.groups.items(), reverse=True):
+        rows.insert(place, f'<tr><th colspan="{len(table.columns)}"><i>{escape(name)}</i></th></tr>')
+    title = f"<h2>{escape(table.title)}</h2>\n" if table.title else ""
+    notes = f"<p>{escape(' '.join(table.notes))}</p>" if table.notes else ""
+    body = "\n".join(rows)
+    whole = f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return f'{title}<div class="wide">{whole}</div>\n{notes}'
+
+
+def terminal(table: Layout, width: int) -> Group:
+    """For rich to print: turned on its side where it is wider than the terminal and narrower so, and in as many tables, one below
+    the other, as it takes that no line is broken.
+
+    Args:
+        table: the table.
+        width: of the terminal, in characters.
+    """
+    table = table.marked()
+    grid, groups = [[Entry(column) for column in table.columns], *table.rows], table.groups
+    if (
+        not groups
+        and _width(grid) > width
+        and _width(turned := [list(column) for column in zip(*grid, strict=True)]) < _width(grid)
+    ):
+        grid = turned
+    names, *columns = zip(*grid, strict=True)
+    parts: list[list[tuple[Entry, ...]]] = [[names]]
+    for column in columns:
+        if len(parts[-1]) > 1 and _width(list(zip(*parts[-1], column, strict=True))) > width:
+            parts.append([names])
+        parts[-1].append(column)
+    tables = [_for_rich(list(zip(*part, strict=True)), groups) for part in parts]
+    tables[0].title, tables[-1].caption = table.title or None, " ".join(table.notes)
+    return Group(*tables)
+
+
+def _for_rich(grid: Sequence[Sequence[Entry]], groups: Mapping[int, str]) -> RichTable:
+    header, *rows = grid
+    table = RichTable(title_justify="left", caption_justify="left")
+    for place, column in enumerate(header):
+        table.add_column(Text(column.text), justify="right" if place else "left")
+    for place, row in enumerate(rows):
+        if place in groups:
+            table.add_section()
+            table.add_row(Text(groups[place], "italic"))
+        table.add_row(*(Text(entry.text, "bold" if entry.bold else "") for entry in row))
+    return table
+
+
+def _width(grid: Sequence[Sequence[Entry]]) -> int:
+    """Characters that a table takes if nothing is broken."""
+    return sum(max(len(entry.text) for entry in column) + 3 for column in zip(*grid, strict=True)) + 1
+
+
+def _html(entry: Entry) -> str:
+    text = escape(entry.text)
+    return f"<b>{text}</b>" if entry.bold else text
+
+
+def _tex(text: str) -> str:
+    """Text with LaTeX's own characters escaped."""
+    return " ".join(text.split()).translate(TEX)
+
+
+def _markdown(text: str) -> str:
+    """Text with Markdown's own characters escaped, of underscores those that are not inside a word."""
+    return re.sub(r"[\\|*`<\[\]~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))

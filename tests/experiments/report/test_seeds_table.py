@@ -1,0 +1,119 @@
+"""What is said of partitions and training seeds."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from written_runs import write_crossed, write_run, write_sweep
+
+from lightning_fed.experiments.report import load_runs
+from lightning_fed.experiments.report.comparison import comparisons
+from lightning_fed.experiments.report.layout import Layout
+from lightning_fed.experiments.report.methods_table import tables
+from lightning_fed.experiments.report.pairing import best_group, cells_of, difference
+from lightning_fed.experiments.report.seeds_table import seed_tables
+from lightning_fed.experiments.sweep.plan import ReportOptions
+
+BASE = np.array([[0.5, 0.5], [0.6, 0.6], [0.7, 0.7], [0.4, 0.4], [0.5, 0.5]])
+APART = np.array([0.06, -0.02, 0.05, 0.04, -0.01])[:, None]
+CROSSED = {"FedAvg": (BASE + APART).tolist(), "Standalone": BASE.tolist()}
+
+
+def blocks(folder: Path) -> list[Layout]:
+    [comparison] = comparisons(load_runs(folder), ReportOptions())
+    return seed_tables(comparison)
+
+
+def first_row(table: Layout) -> dict[str, str]:
+    return {column: entry.text for column, entry in zip(table.columns, table.rows[0], strict=True)}
+
+
+def test_shares_flips_and_power_of_a_difference() -> None:
+    """Only the partition matters: 0.024 ± 2.776 · 0.0365 / √5."""
+    [table] = blocks(write_crossed(Path("sweep"), CROSSED))
+    assert first_row(table) == {
+        **{"": "FedAvg", "minus Standalone": "+2.40 ± 4.53, not separated"},
+        **{"from the partition": "100%", "from training": "0%", "from both": "0%"},
+        **{"other order on": "2 of 5", "partitions needed": "21"},
+    }
+    assert table.groups[0] == "last round"
+    assert "With one partition you would have concluded the opposite of FedAvg and Standalone in 2 of 5 cases." in table.notes
+    assert "FedAvg, first on average, is first on 3 of 5 partitions." in table.notes
+    [shares] = [note for note in table.notes if note.startswith("Variance of a method's result")]
+    assert shares.startswith(
+        "Variance of a method's result from run to run: partition 95%, training 0%, both 0%, method × partition 5%"
+    )
+
+
+def test_every_measure_has_its_rows() -> None:
+    [table] = blocks(write_crossed(Path("sweep"), CROSSED))
+    assert list(table.groups.values()) == ["last round", "best on validation", "worst tenth of clients"]
+    assert len(table.rows) == 3
+
+
+def test_seeds_that_draw_a_partition_each_have_no_shares() -> None:
+    [table] = blocks(write_sweep(Path("sweep"), {"FedAvg": [0.6, 0.4, 0.7], "Standalone": [0.5, 0.5, 0.5]}))
+    assert table.columns == ["", "minus Standalone", "other order on", "partitions needed"]
+    assert first_row(table)["other order on"] == "1 of 3"
+    assert not any("Variance of" in note for note in table.notes)
+
+
+def test_each_pair_has_its_number_of_partitions() -> None:
+    more = CROSSED | {"FedPer": (BASE + 2 * APART.mean()).tolist()}
+    _, pairs = blocks(write_crossed(Path("sweep"), more))
+    assert pairs.columns == ["", "Standalone", "FedPer"]
+    assert [[entry.text for entry in row] for row in pairs.rows] == [["FedAvg", "21", "21"], ["Standalone", "", "2"]]
+
+
+def test_of_one_partition_nothing_is_said_of_others() -> None:
+    folder = write_crossed(Path("sweep"), {name: values[:1] for name, values in CROSSED.items()})
+    assert blocks(folder) == []
+    [table] = tables(load_runs(folder))
+    assert "All runs have one partition (0): nothing is known about others." in table.notes
+    assert any("which holds for this partition" in note for note in table.notes)
+
+
+def test_a_missing_run_is_said_and_its_partition_left_out() -> None:
+    values = np.array(CROSSED["FedAvg"])
+    values[1, 1] = math.nan
+    folder = write_crossed(Path("sweep"), CROSSED | {"FedAvg": values.tolist()})
+    [table] = tables(load_runs(folder))
+    entry = dict(zip(table.columns, table.rows[0], strict=True))
+    assert entry[""].text == "FedAvg (9 of 10 runs)"
+    assert entry["last, minus Standalone"].text.startswith("+3.50")  # without the second of them
+    assert entry["last, minus Standalone"].note == "Over the 4 partitions × 2 training seeds of which all runs are there."
+    assert first_row(blocks(folder)[0])["other order on"] == "1 of 4"
+
+
+def test_runs_from_the_command_line_pair_by_their_seeds_too() -> None:
+    for partition in (0, 1):
+        for seed in (0, 1):
+            write_run(Path(f"runs/a{partition}{seed}"), [0.6 + partition / 10], "FedAvg", seed, partition)
+            write_run(Path(f"runs/b{partition}{seed}"), [0.5 + partition / 10], "Standalone", seed, partition)
+    [table] = tables(load_runs("runs"))
+    assert table.notes[0].endswith("mean ± standard deviation over partitions 0, 1 × training seeds 0, 1.")
+    assert table.rows[0][-5].text == "+10.00 ± 0.00"
+
+
+def by_draw(values: dict[tuple[int, int], float]) -> pd.Series:
+    return pd.Series(values.values(), pd.MultiIndex.from_tuples(values, names=["partition", "seed"]), dtype=float)
+
+
+def test_pairs_are_runs_that_both_have() -> None:
+    one, other = by_draw({(0, 0): 5, (1, 1): 6, (2, 2): 9}), by_draw({(2, 2): 1, (1, 1): 4, (7, 7): 0})
+    apart = difference(one, other)
+    assert (apart.mean, apart.partitions, apart.seeds) == (5.0, 2, 1)
+    assert not apart.separated
+    assert math.isnan(difference(one, by_draw({(9, 9): 0})).mean)
+    assert cells_of(by_draw({(0, 0): 1, (0, 1): 2, (1, 0): 3, (1, 1): 4})).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_best_and_what_is_not_separated_from_it(lower: bool) -> None:
+    values = {"best": [0.90, 0.80, 0.70], "as good": [0.91, 0.75, 0.72], "worse": [0.80, 0.70, 0.61], "unknown": [math.nan] * 3}
+    found = {name: (-1 if lower else 1) * by_draw({(k, k): v for k, v in enumerate(of)}) for name, of in values.items()}
+    assert best_group(found, lower) == {"best", "as good"}
+    assert best_group({"one": by_draw({(0, 0): 1}), "two": by_draw({(0, 0): 0})}) == set()
+    assert best_group({"unknown": by_draw({(0, 0): math.nan})}) == set()
