@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State, WeightedMean
 from lightning_fed.methods.families.adapter_module import default_adam
-from lightning_fed.methods.families.lora import COMMON, LoRAModule
+from lightning_fed.methods.families.lora import COMMON, Change, LoRAModule
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.factorize import Spectrum
 from lightning_fed.options import Fraction, NonNegativeInt, PositiveInt
@@ -260,24 +260,6 @@ class SparseChange(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with the values added, in its own precision."""
         return weight.flatten().scatter_add(0, self.entries, self.values.to(weight.dtype)).view_as(weight)
-
-
-class Change(nn.Module):
-    """A parametrization that adds a constant to a weight.
-
-    Args:
-        weight: of any shape; it is not changed.
-    """
-
-    change: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("change", torch.zeros_like(weight), persistent=False)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The sum."""
-        return weight + self.change
 
 
 def masked_count(shape: torch.Size, density: float) -> int:

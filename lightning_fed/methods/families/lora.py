@@ -10,7 +10,7 @@ from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_fed.core import RANK, FederatedModule, FederationError, State
+from lightning_fed.core import RANK, FederatedModule, FederationError, State, widened
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.adapters import COMMON, Adapters
 from lightning_fed.models.factory import NETWORK
@@ -226,6 +226,24 @@ def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
                 raise FederationError(f"{name} belongs to no layer, and a peft adapter stores whole layers: export with merged.")
             found.append(module_name)
     return sorted(module for module in found if not covered(module))
+
+
+class Change(nn.Module):
+    """A parametrization that adds a constant to a weight, in float32 at least; the sum has the weight's own precision.
+
+    Args:
+        weight: of any shape; it is not changed.
+    """
+
+    change: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("change", torch.zeros_like(widened(weight)), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The sum."""
+        return (weight + self.change).to(weight.dtype)
 
 
 class LossOf(nn.Module):
