@@ -21,7 +21,8 @@ from lightning_fed.core import (
     WeightedMean,
     check_fits,
 )
-from lightning_fed.methods.families.lora import COMMON, Change, LoRAModule
+from lightning_fed.methods.families.lora import Change, LoRAModule
+from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.low_rank_sums import stacked
 from lightning_fed.options import PositiveInt
