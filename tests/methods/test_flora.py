@@ -65,7 +65,8 @@ def test_one_client_is_lora_that_begins_again() -> None:
     engine = Recording()
     federation = fit(method_of(FLoRA, r=1), new_texts(1, 60), rounds=2, engine=engine)
     learned = [update.state for _, update in engine.fits()]
-    assert learned[0][B].any() and learned[1][B].any()
+    assert learned[0][B].any()
+    assert learned[1][B].any()
     change = federation.run.model.matrices.change(federation.run.server.state, LAYER)
     assert change is not None
     torch.testing.assert_close(change, sum((one[B] @ one[A] for one in learned), torch.zeros(())))
