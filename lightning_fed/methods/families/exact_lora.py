@@ -1,7 +1,7 @@
 r"""Federated LoRA whose server merges what adapters add, :math:`\sum_k p_k s_k B_k A_k`, and not the factors each for itself."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -40,12 +40,18 @@ class Matrices:
     Args:
         shapes: ``(out, in)``, by name of the layer.
         rank: the largest.
-        scaling: s, of a rank.
+        lora_alpha: see :class:`ExactLoRA`.
+        scale: see :class:`ExactLoRA`.
     """
 
     shapes: Mapping[str, tuple[int, int]]
     rank: int
-    scaling: Callable[[int], float]
+    lora_alpha: float | None = None
+    scale: Scale = "common"
+
+    def scaling(self, rank: int) -> float:
+        """The scale of an adapter of a rank."""
+        return 1.0 if self.lora_alpha is None else self.lora_alpha / (self.rank if self.scale == "common" else rank)
 
     def names(self, layer: str) -> tuple[str, str]:
         """What the tensors of A and of B are called."""
@@ -146,13 +152,7 @@ class ExactLoRA(LoRAModule):
             raise FederationError(f"ranks is {list(ranks)}: give at least one, and none below 1; or leave it out, and give r.")
         super().__init__(backbone, num_classes, r=r if ranks is None else max(ranks), lora_alpha=lora_alpha, **kwargs)
         self.ranks = [r] if ranks is None else list(ranks)
-        self.lora_alpha = lora_alpha
-        self.scale: Scale = scale
-        self.matrices = Matrices({}, self.r, self.scaling_of)
-
-    def scaling_of(self, rank: int) -> float:
-        """S of an adapter of a rank."""
-        return 1.0 if self.lora_alpha is None else self.lora_alpha / (self.r if self.scale == "common" else rank)
+        self.matrices = Matrices({}, self.r, lora_alpha, scale)
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """The client's rank; None: the server's model."""
@@ -171,7 +171,7 @@ class ExactLoRA(LoRAModule):
         """The adapter, and room for a change of each matrix."""
         from peft.tuners.lora import Linear
 
-        self.scaling = self.scaling_of(self.rank())
+        self.scaling = self.matrices.scaling(self.rank())
         super().attach()
         layers, _ = self._adapted()
         for name, layer in layers.items():
@@ -184,7 +184,7 @@ class ExactLoRA(LoRAModule):
                 base = layer.get_base_layer()
                 register_parametrization(base, "weight", Change(base.weight))
         shapes = {f"backbone.{name}": (layer.out_features, layer.in_features) for name, layer in layers.items()}
-        self.matrices = Matrices(shapes, self.r, self.scaling_of)
+        self.matrices = replace(self.matrices, shapes=shapes)
 
     def load_payload(self, payload: State) -> None:
         """Take over how the frozen matrices have changed; one that is not named is the pretrained one.
