@@ -2,8 +2,8 @@
 
 Updates are random, of the shapes of a model with 7 billion parameters: query and value of 32 layers, 4096 x 4096, rank 16, 20
 participants. Each way of merging runs in a process of its own. Seconds are CPU time, the least of the repetitions: others may be
-using the machine. Memory is the largest resident set less what it was before the step. The dense ways form the matrices that the package
-never forms; they are timed on one matrix, and multiplied.
+using the machine. Memory is the largest resident set less what it was before the step. The dense ways form the matrices that the
+package never forms; they are timed on one matrix, and multiplied.
 
     python bench/lora_family.py [--repetitions 3] [--dense] [--layers 32] [--width 4096] [--rank 16] [--participants 20]
 """
@@ -94,10 +94,8 @@ def main() -> None:
         merge(updates)
         seconds.append(process_time() - begin)
     total = min(seconds) * (len(shapes) if one_matrix else 1)
-    print(
-        f"{args.way:32s}{total:10.1f} s{(peak() - before) / 2**20:10.0f} MiB{'   (of one matrix, times all)' * one_matrix}",
-        flush=True,
-    )
+    note = "   (of one matrix, times all)" if one_matrix else ""
+    print(f"{args.way:32s}{total:10.1f} s{(peak() - before) / 2**20:10.0f} MiB{note}", flush=True)
 
 
 def peak() -> int:
