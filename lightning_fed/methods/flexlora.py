@@ -128,7 +128,7 @@ class Decompose:
             if self.partition == "keep":
                 left, right = [*left, state[b][:, most:]], [*right, scaling * state[a][most:]]
             mean = stacked(left, right)
-            spectrum = product_spectrum(*mean)
+            spectrum = product_spectrum(*mean, self.matrices.rank)
             self.energy.add(spectrum, {rank: rank for rank in self.ranks})
             known = min(self.matrices.rank, spectrum.rank(torch.float64))
             first, second = self.start[a].clone(), torch.zeros_like(self.start[b])

@@ -82,6 +82,14 @@ def test_the_spectrum_of_a_product(rows: int, columns: int, rank: int) -> None:
     torch.testing.assert_close(spectrum.left * spectrum.values @ spectrum.right.T, product, rtol=0, atol=1e-12)
     for side in (spectrum.left, spectrum.right):
         torch.testing.assert_close(side.T @ side, torch.eye(kept, dtype=torch.float64), rtol=0, atol=1e-12)
+    first = product_spectrum(left, right, 1)
+    assert torch.equal(first.values, spectrum.values)
+    torch.testing.assert_close(first.left * first.values[:1] @ first.right.T, best_of_rank_one(product), rtol=0, atol=1e-12)
+
+
+def best_of_rank_one(matrix: Tensor) -> Tensor:
+    left, values, right = torch.linalg.svd(matrix)
+    return values[0] * left[:, :1] @ right[:1]
 
 
 def test_the_spectrum_of_a_product_that_lacks_ranks() -> None:
