@@ -123,11 +123,11 @@ class Decompose:
             a, b = self.matrices.names(layer)
             present = [len(factors[a]) for factors in came.factors]
             shares = came.shares() if self.partition == "none" else partitioned(came.weights, present)
-            left, right = came.terms(layer, self.matrices, shares)
+            left, right, scales = came.terms(layer, self.matrices, shares)
             scaling, most = self.matrices.scaling(self.matrices.rank), max(present)
             if self.partition == "keep":
-                left, right = [*left, state[b][:, most:]], [*right, scaling * state[a][most:]]
-            mean = stacked(left, right)
+                left, right, scales = [*left, state[b][:, most:]], [*right, state[a][most:]], [*scales, torch.tensor(scaling)]
+            mean = stacked(left, right, scales)
             spectrum = product_spectrum(*mean, self.matrices.rank)
             self.energy.add(spectrum, {rank: rank for rank in self.ranks})
             known = min(self.matrices.rank, spectrum.rank(torch.float64))

@@ -91,8 +91,7 @@ class Stack:
             return {}
         merged = came.mean | {START: state[START] + 1}
         for layer in self.matrices.shapes:
-            left, right = came.terms(layer, self.matrices, came.shares())
-            merged |= self.matrices.added(state, layer, *stacked(left, right))
+            merged |= self.matrices.added(state, layer, *stacked(*came.terms(layer, self.matrices, came.shares())))
         return merged
 
 

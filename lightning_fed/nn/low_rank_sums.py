@@ -8,12 +8,13 @@ from torch import Tensor
 from lightning_fed.nn.factorize import Spectrum
 
 
-def stacked(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    r""":math:`\sum_k B_k A_k = [B_1 \dots B_K] [A_1; \dots; A_K]`, exactly.
+def stacked(left: Sequence[Tensor], right: Sequence[Tensor], scales: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    r""":math:`\sum_k B_k \mathrm{diag}(c_k) A_k = [B_1 \dots B_K] [\mathrm{diag}(c_1) A_1; \dots; \mathrm{diag}(c_K) A_K]`.
 
     Args:
         left: the :math:`B_k`, ``(m, r_k)``.
-        right: the :math:`A_k`, ``(r_k, n)``, with whatever weighs a product in them.
+        right: the :math:`A_k`, ``(r_k, n)``.
+        scales: the :math:`c_k`, a number each, ``()`` or ``(r_k,)``; None: all are 1.
 
     Returns:
         ``(m, q)`` and ``(q, n)`` with :math:`q = \sum r_k`.
@@ -22,7 +23,12 @@ def stacked(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[Tensor, Te
     beside = left[0].new_empty(len(left[0]), sum(ranks))
     for place, factor in zip(beside.split(ranks, dim=1), left, strict=True):  # torch.cat takes three times as long along rows
         place.copy_(factor)
-    return beside, torch.cat(list(right))
+    if scales is None:
+        return beside, torch.cat(list(right))
+    below = right[0].new_empty(sum(ranks), right[0].shape[1])
+    for place, factor, scale in zip(below.split(ranks), right, scales, strict=True):
+        torch.mul(factor, scale.to(factor.dtype).view(-1, 1), out=place)
+    return beside, below
 
 
 def averaging_error(

@@ -68,7 +68,7 @@ def test_stacks_are_sums() -> None:
     """With the shares in one of the stacks; in both they would be squared."""
     left = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [0.0]])]
     right = [torch.tensor([[1.0, 0, 1]]), torch.tensor([[0.0, 2, 1]])]
-    outer, inner = stacked(left, [0.75 * right[0], 0.25 * right[1]])
+    outer, inner = stacked(left, right, [torch.tensor(0.75), torch.tensor([0.25])])
     assert torch.equal(outer @ inner, torch.tensor([[0.75, 1.5, 1.5], [1.5, 0, 1.5]]))
 
 

@@ -286,8 +286,8 @@ class Gathered:
         """The weights, of sum 1, in float64."""
         return list(torch.tensor(self.weights, dtype=torch.float64) / sum(self.weights))
 
-    def terms(self, layer: str, matrices: Matrices, shares: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The factors of a matrix, B as it came, and A with the client's share and its s in it.
+    def terms(self, layer: str, matrices: Matrices, shares: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The B and A of a matrix as they came, and what scales their products: the client's share, with its s in it.
 
         Args:
             layer: name of the matrix.
@@ -295,8 +295,5 @@ class Gathered:
             shares: of each update, a number or one for each of its ranks.
         """
         a, b = matrices.names(layer)
-        right = []
-        for factors, share in zip(self.factors, shares, strict=True):
-            scaled = matrices.scaling(len(factors[a])) * share
-            right.append(scaled.to(factors[a].dtype).view(-1, 1) * factors[a])
-        return [factors[b] for factors in self.factors], right
+        left, right = [factors[b] for factors in self.factors], [factors[a] for factors in self.factors]
+        return left, right, [matrices.scaling(len(a)) * share for a, share in zip(right, shares, strict=True)]
