@@ -181,7 +181,7 @@ class ExactLoRA(LoRAModule):
                     f"backbone.{name} is a {kind}, but {type(self).__name__} adapts linear layers: name such in target_modules."
                 )
             if self.has_changes:
-                base = layer.get_base_layer()
+                base: Any = layer.get_base_layer()
                 register_parametrization(base, "weight", Change(base.weight))
         shapes = {f"backbone.{name}": (layer.out_features, layer.in_features) for name, layer in layers.items()}
         self.matrices = replace(self.matrices, shapes=shapes)
