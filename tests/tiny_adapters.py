@@ -27,7 +27,7 @@ HEAD = (WIDTH * WIDTH + WIDTH) + (WIDTH * CLASSES + CLASSES)
 
 
 def method_of(method: type[LoRAModule], **options: Any) -> Any:
-    return method(**{"backbone": network, "num_classes": CLASSES, "r": 3, "optimizer": adam, "local_steps": 3} | options)
+    return method(**{"backbone": network, "num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3} | options)
 
 
 def fit(method: LoRAModule, data: InMemory | None = None, rounds: int = 2, **options: Any) -> Federation:

@@ -145,7 +145,7 @@ class FederatedModule(PhasedModule):
             )
         self.adapters = adapters
         self.frozen_backbones: list[FrozenBackbone[Any]] = []
-        self.freeze(self.backbone_factories)
+        self.add_frozen(self.backbone_factories)
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
         self.weighting = weighting or type(self).weighting

@@ -98,7 +98,7 @@ class FedET(EnsembleModule):
     ) -> None:
         super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
-        self.freeze(self.server_factories)
+        self.add_frozen(self.server_factories)
         self.diversity = diversity
         self.confidence: Confidence = confidence
         self.average = average

@@ -67,7 +67,7 @@ def test_one_client_trains_alone() -> None:
 def test_the_first_step_leaves_a_where_it_was() -> None:
     """Of gradient descent, while B is zero; and the mean of equal tensors is that tensor."""
     engine = Recording()
-    federation = fit(method_of(FedSALoRA, optimizer=sgd, local_steps=1), one_batch(3), rounds=2, engine=engine)
+    federation = fit(method_of(FedSALoRA, optimizer=sgd, steps=1), one_batch(3), rounds=2, engine=engine)
     first, second = (engine.fits(r)[0][0].broadcast.state for r in (1, 2))
     assert same(first, second)
     assert not same(federation.run.server.state, second)

@@ -107,7 +107,7 @@ class CentralizedFFA(CentralizedLoRA, FFALoRA):
 
 def test_a_step_each_is_one_step_on_everybodys_data() -> None:
     """Of gradient descent, on all data of a client, weighted by how many these are; round after round."""
-    options: dict[str, Any] = {"optimizer": sgd, "local_steps": 1}
+    options: dict[str, Any] = {"optimizer": sgd, "steps": 1}
     many = fit(method_of(FFALoRA, weighting="examples", **options), one_batch(3), rounds=3, trainer=double)
     pooled = fit(method_of(CentralizedFFA, **options), one_batch(3), rounds=3, trainer=double)
     assert len({client.num_train for client in many.run.clients}) == 3
@@ -118,7 +118,7 @@ def test_a_step_each_is_one_step_on_everybodys_data() -> None:
 
 def test_one_client_trains_on() -> None:
     """Two rounds of three steps are one of six."""
-    one, two = (fit(method_of(FFALoRA, local_steps=6 // r), one_batch(1), r, trainer=double) for r in (1, 2))
+    one, two = (fit(method_of(FFALoRA, steps=6 // r), one_batch(1), r, trainer=double) for r in (1, 2))
     assert_close(two.run.server.state, one.run.server.state, atol=1e-12)
 
 

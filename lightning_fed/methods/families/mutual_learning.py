@@ -44,7 +44,7 @@ class MutualLearningModule(FederatedModule):
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
-        self.freeze(self.shared_factory)
+        self.add_frozen(self.shared_factory)
         self.shared_optimizer = shared_optimizer or self.optimizer
         self.check_task()
 
