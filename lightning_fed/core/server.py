@@ -234,6 +234,15 @@ class Server:
         """Everything a checkpoint must hold, besides what is :attr:`client_state` for each client."""
         return {**self.state, **{f"{UPDATE}{name}": tensor for name, tensor in self.update.state_dict().items()}}
 
+    def expected_state(self, stored: State) -> State:
+        """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to go on from it. Default: those that
+        the server has now, before the first round.
+
+        Args:
+            stored: what the checkpoint has; nothing about it has been checked.
+        """
+        return self.state_dict()
+
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`."""
         own = {name: tensor for name, tensor in state.items() if not name.startswith(UPDATE)}

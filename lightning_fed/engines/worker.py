@@ -101,6 +101,7 @@ class Worker:
         """Train a client's model: an update, and what stays with the client."""
         metrics = self.before_training(module, turn)
         data = self._data_of(turn)
+        module.rounds_before = turn.round - 1  # phases may depend on it
         metrics |= self.train(module, data, module.phases(), turn.round - 1)
         module.after_training(self.after_training(module, data))
         self.activity = ""

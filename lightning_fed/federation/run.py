@@ -343,7 +343,8 @@ class Run:
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         """Bring server, store and history to where the checkpoint is."""
         persistent = [phase.name for phase in self.model.phases() if phase.persistent]
-        check_goes_on(checkpoint, self.identity, self.threads, self.made_with, self.server.state_dict(), persistent)
+        expected = self.server.expected_state(checkpoint.server)
+        check_goes_on(checkpoint, self.identity, self.threads, self.made_with, expected, persistent)
         self.server.load_state_dict(checkpoint.server)
         for store, records in ((self.store, checkpoint.clients), (self.client_state, checkpoint.client_state)):
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.tensors import widened
+
 
 class SparseChange(nn.Module):
     """A parametrization that adds trainable values to some entries of a weight. The other entries have no gradient, not even one of
@@ -29,7 +31,7 @@ class SparseChange(nn.Module):
 
 
 class Change(nn.Module):
-    """A parametrization that adds a constant to a weight.
+    """A parametrization that adds a constant to a weight, in float32 at least; the sum has the weight's own precision.
 
     Args:
         weight: of any shape; it is not changed.
@@ -39,10 +41,10 @@ class Change(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.register_buffer("change", torch.zeros_like(weight), persistent=False)
+        self.register_buffer("change", torch.zeros_like(widened(weight)), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.change
+        return (weight + self.change).to(weight.dtype)
 
 
 def masked_count(shape: torch.Size, density: float) -> int:

@@ -34,7 +34,7 @@ def check_goes_on(
         identity: what must agree: method, seed, number of clients, and the fingerprint of their data.
         threads: torch threads of this run.
         settings: those of this run.
-        server: the server's state in this run, before its first round.
+        server: what the server's state must look like; see :meth:`.Server.expected_state`.
         persistent: names of the phases whose optimizers clients keep from round to round.
 
     Raises:

@@ -238,18 +238,21 @@ def a_partly_frozen_network_with_batch_norm_is_trained(subject: Subject, folder:
 
 
 def an_update_looks_like_the_broadcast_or_a_part_of_it(subject: Subject, folder: Path) -> None:
-    """In names, and in shapes not larger; where a payload varies, that part of it which does not."""
+    """In names, and in shapes not larger; where a payload varies, neither has anything of the module but what is shared."""
     federation, engine, _ = subject.recorded
     varies, shared = federation.run.model.dynamic_payload, federation.run.model.shared_names()
+    own = federation.run.model.state_dict().keys()
     for turn, update in engine.fits():
         where = f"client {update.client} in round {turn.round}"
         if varies:
-            _assert_names(turn.broadcast.state.keys() & shared, shared, f"The broadcast to {where}")
-            _assert_names(update.state.keys() & shared, shared, f"The update of {where}")
+            for what, state in (("The broadcast to", turn.broadcast.state), ("The update of", update.state)):
+                besides = sorted(state.keys() & own - shared)
+                assert not besides, f"{what} {where} has {listed(besides)}, which is not shared."
             continue
-        _assert_names(update.state.keys(), turn.broadcast.state.keys(), f"The update of {where}")
-        for key, sent in turn.broadcast.state.items():
-            mine, its = tuple(update.state[key].shape), tuple(sent.shape)
+        besides = sorted(update.state.keys() - turn.broadcast.state.keys())
+        assert not besides, f"The update of {where} has {listed(besides)} besides what was sent."
+        for key, came in update.state.items():
+            mine, its = tuple(came.shape), tuple(turn.broadcast.state[key].shape)
             fits = len(mine) == len(its) and all(size <= most for size, most in zip(mine, its, strict=True))
             assert fits, f"The update of {where} has {key} of shape {mine}, which is no part of the broadcast's {its}."
 

@@ -1,0 +1,154 @@
+"""FlexLoRA (Bai, Chen, Qian, Yao & Li, NeurIPS 2024, https://arxiv.org/abs/2402.11505)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, Server, State
+from lightning_fed.methods.families.exact_lora import ExactLoRA, ExactServer, Gathered, Matrices
+from lightning_fed.models.transformer import TransformerFactory
+from lightning_fed.nn.factorize import Energy
+from lightning_fed.nn.low_rank_sums import product_spectrum, stacked
+from lightning_fed.options import PositiveInt
+
+Partition = Literal["none", "keep", "drop"]
+
+
+class FlexLoRA(ExactLoRA):
+    r"""Adapters of different ranks: the server averages what they add, and sends each client the best factors of its rank.
+
+    The server's change of a matrix is :math:`\Delta W = \sum_k p_k s_k B_k A_k`. With :math:`\Delta W = U \Sigma V^\top` a client
+    of rank :math:`r_k` gets :math:`B = U_{r_k} \Sigma_{r_k} / s_k` and :math:`A = V_{r_k}^\top`, trains them and sends them back.
+    Ranks that :math:`\Delta W` does not have start as LoRA's do: A random and the same for everybody, B zero; in the first round
+    these are all. The frozen matrices never move, and moments begin anew with the factors. What is decomposed are the stacked
+    factors, by QR: no matrix of the network's size is formed.
+
+    What lies behind the ranks of those who take part is lost: it is weighted as if they had zeros there. ``partition`` is raFLoRA's
+    cure (Wu, Hu, Min & Wang 2026, https://arxiv.org/abs/2602.13486): the ranks between one of the clients' ranks and the next are
+    averaged over those who have them, :math:`p_k = n_k / \sum_{j: r_j \ge i} n_j` for rank i.
+
+    Monitored: accuracy of the global model :math:`W_0 + \Delta W`, of which nothing is cut, on everybody's test data.
+    ``server/energy_rank_…`` is the part :math:`\lVert B A \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a rank keeps, over all
+    matrices together. Updates are weighted by training examples.
+
+    Args:
+        backbone: builds the network, given the number of classes.
+        num_classes: number of classes; None: as many as the data have.
+        partition: ``none``: FlexLoRA. raFLoRA: what is behind the ranks of everybody who takes part in a round stays as the server
+            has it (``keep``), or is lost (``drop``), which its abstract leaves open.
+        **kwargs: see :class:`.ExactLoRA`.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    monitor_model = "global"
+    moves_base = False
+
+    def __init__(
+        self, backbone: TransformerFactory, num_classes: PositiveInt | None = None, partition: Partition = "none", **kwargs: Any
+    ) -> None:
+        super().__init__(backbone, num_classes, persistent=False, **kwargs)
+        self.partition: Partition = partition
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Averages products, and decomposes their mean."""
+        return FlexLoRAServer(self.shared_state(), self.matrices, self.rank_of(clients), self.weighting, self.partition)
+
+
+class FlexLoRAServer(ExactServer):
+    """Keeps the mean of the products as stacked factors, its best factors of the largest rank, and the head.
+
+    Args:
+        state: the adapter and the head as they are before the first round.
+        matrices: what is adapted.
+        ranks: of the clients, by id.
+        weighting: how updates are weighted.
+        partition: see :class:`FlexLoRA`.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        matrices: Matrices,
+        ranks: Mapping[int, int],
+        weighting: Literal["examples", "uniform"],
+        partition: Partition,
+    ) -> None:
+        self.decompose = Decompose(matrices, set(ranks.values()), state, partition)
+        super().__init__(state, matrices, ranks, weighting, self.decompose)
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The best factors of the client's rank: what is behind them does not travel."""
+        sent = super().broadcast(client)
+        changes = self.matrices.change_names()
+        return Broadcast({name: tensor for name, tensor in sent.state.items() if name not in changes}, sent.model_size)
+
+    def global_models(self) -> dict[str, Broadcast]:
+        """``global``, the whole mean: the change of the matrices, and an adapter that adds nothing."""
+        nothing = {b: torch.zeros_like(self.state[b]) for _, b in map(self.matrices.names, self.matrices.shapes)}
+        return {"global": Broadcast(self.state | nothing)}
+
+    def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
+        """Merge a round's updates; returns ``server/energy_rank_…``."""
+        super().aggregate(updates)
+        return {f"server/energy_rank_{rank:g}": share for rank, share in self.decompose.energy.shares().items()}
+
+
+class Decompose:
+    """A ``combine``: the mean of the products as stacks, and its best factors of the largest rank; all else is averaged.
+
+    Args:
+        matrices: what is adapted.
+        ranks: that clients have.
+        start: the adapter of the largest rank before the first round, whose A stands where there is nothing to decompose.
+        partition: see :class:`FlexLoRA`.
+    """
+
+    def __init__(self, matrices: Matrices, ranks: Iterable[int], start: State, partition: Partition) -> None:
+        self.matrices = matrices
+        self.ranks = sorted(ranks)
+        self.start = start
+        self.partition: Partition = partition
+        self.energy = Energy()
+        """What the ranks keep of the last mean."""
+
+    def __call__(self, updates: Iterable[tuple[State, float]], state: State) -> State:
+        """The new state; empty if no update comes."""
+        came = Gathered.of(updates, self.matrices)
+        if not came.factors:
+            return {}
+        merged, self.energy = dict(came.mean), Energy()
+        for layer in self.matrices.shapes:
+            a, b = self.matrices.names(layer)
+            present = [len(factors[a]) for factors in came.factors]
+            shares = came.shares() if self.partition == "none" else partitioned(came.weights, present)
+            left, right, scales = came.terms(layer, self.matrices, shares)
+            scaling, most = self.matrices.scaling(self.matrices.rank), max(present)
+            if self.partition == "keep":
+                left, right, scales = [*left, state[b][:, most:]], [*right, state[a][most:]], [*scales, torch.tensor(scaling)]
+            mean = stacked(left, right, scales)
+            spectrum = product_spectrum(*mean, self.matrices.rank)
+            self.energy.add(spectrum, {rank: rank for rank in self.ranks})
+            known = min(self.matrices.rank, spectrum.rank(torch.float64))
+            first, second = self.start[a].clone(), torch.zeros_like(self.start[b])
+            first[:known] = spectrum.right[:, :known].T
+            second[:, :known] = spectrum.left[:, :known] * spectrum.values[:known] / scaling
+            merged |= {a: first, b: second} | self.matrices.added({}, layer, *mean)
+        return merged
+
+
+def partitioned(weights: Sequence[float], ranks: Sequence[int]) -> list[Tensor]:
+    r"""RaFLoRA's weights: of rank i of client k :math:`n_k / \sum_{j: r_j \ge i} n_j`, in float64.
+
+    Args:
+        weights: n.
+        ranks: r.
+
+    >>> [share.tolist() for share in partitioned([1, 3], [1, 2])]
+    [[0.25], [0.75, 1.0]]
+    """
+    counts = torch.tensor(weights, dtype=torch.float64)
+    have = torch.arange(max(ranks)) < torch.tensor(ranks)[:, None]
+    totals = (counts[:, None] * have).sum(dim=0)
+    return [count / totals[:rank] for count, rank in zip(counts, ranks, strict=True)]

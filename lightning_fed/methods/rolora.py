@@ -1,0 +1,90 @@
+"""RoLoRA (Chen, Guo, Ju, Dalal, Zhu & Khisti, NeurIPS 2025, https://arxiv.org/abs/2502.01755)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from torch import nn
+
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, Phase, Server, ServerUpdate, State
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.models.adapters import adapter_names
+
+
+class RoLoRA(LoRAModule):
+    r"""The halves of the adapter learn in turns: B in odd rounds, A in even ones; the other one rests and is everybody's.
+
+    The server averages what has learned, with equal weights: with the other factor in common the mean of the factors is the mean of
+    the products, in every round, and yet both learn. The factor that rests has no optimizer, which with momentum or weight decay
+    would move it, and is not sent back; moments of both stay with the client. The head, where there is one, learns in every round.
+
+    B comes first: while it is zero, A has no gradient. Monitored: accuracy after aggregation. Arguments as in :class:`.LoRAModule`.
+    """
+
+    has_trained = False
+    """Whether it has, since the last broadcast came: then one factor is sent, else both are shared."""
+
+    def resting_names(self) -> set[str]:
+        """The factor that does not learn in this round."""
+        return {f"backbone.{name}" for name in adapter_names(self.backbone, resting(self.rounds_before + 1))}
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The other factor, and the head."""
+        names = self.shared_names() - self.resting_names()
+        return [p for name, p in self.named_parameters() if name in names]
+
+    def phases(self) -> list[Phase]:
+        """As in LoRA, named by the factor that learns: each has moments of its own."""
+        learning = "B" if resting(self.rounds_before + 1) == "A" else "A"
+        return [replace(phase, name=learning) for phase in super().phases()]
+
+    def load_broadcast(self, broadcast: Broadcast) -> None:
+        """Take over what the server sent, both factors."""
+        super().load_broadcast(broadcast)
+        self.has_trained = False
+
+    def after_training(self, reviewed: State) -> None:
+        """What is sent now is what has learned."""
+        self.has_trained = True
+
+    def update_state(self) -> State:
+        """All that is shared; after training without the factor that rested."""
+        rested = self.resting_names() if self.has_trained else set()
+        return {name: tensor for name, tensor in super().update_state().items() if name not in rested}
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Averages the factor that has learned, and keeps the other."""
+        factors = {factor: {f"backbone.{name}" for name in adapter_names(self.backbone, factor)} for factor in ("A", "B")}
+        return RoLoRAServer(self.shared_state(), self.weighting, factors)
+
+
+class RoLoRAServer(Server):
+    """Sends both factors, gets one.
+
+    Args:
+        state: the adapter and the head.
+        weighting: how updates are weighted.
+        factors: names of the tensors of A and of B.
+    """
+
+    def __init__(self, state: State, weighting: Literal["examples", "uniform"], factors: dict[str, set[str]]) -> None:
+        super().__init__(state, weighting, holds_model=True, update=ReplacesWhatCame())
+        self.factors = factors
+
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """What was sent without the factor that rests."""
+        rests = self.factors[resting(self.round)]
+        return {name: tensor for name, tensor in sent.state.items() if name not in rests}
+
+
+class ReplacesWhatCame(ServerUpdate):
+    """What did not come stays as it is."""
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """The old state with the new tensors in it."""
+        return state | combined
+
+
+def resting(round: int) -> Literal["A", "B"]:
+    """Which factor does not learn in a round, from 1."""
+    return "A" if round % 2 else "B"
