@@ -22,7 +22,7 @@ from lightning_fed.core import (
     check_fits,
 )
 from lightning_fed.methods.families.lora import LoRAModule
-from lightning_fed.models.adapters import COMMON
+from lightning_fed.models.adapters import COMMON, adapted_layers
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.low_rank_sums import stacked
 from lightning_fed.nn.sparse_change import Change
