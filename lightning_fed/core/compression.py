@@ -48,12 +48,12 @@ class Compression:
         if not 0 < self.share <= 1:
             raise FederationError(f"compression.share is {self.share}: give the share of entries that topk sends, in (0, 1].")
 
-    def compress_update(self, state: State, received: State, owed: Mapping[str, Tensor]) -> tuple[State, State]:
+    def compress_update(self, state: State, sent_down: State, owed: Mapping[str, Tensor]) -> tuple[State, State]:
         """What a client sends. Draws from torch's random stream.
 
         Args:
             state: its update.
-            received: what it received.
+            sent_down: what it received.
             owed: what it did not send before, by name.
 
         Returns:
@@ -63,7 +63,7 @@ class Compression:
             return state, {}
         sent, left = State(), State()
         for name, tensor in state.items():
-            like = _like(tensor, received.get(name))
+            like = _like(tensor, sent_down.get(name))
             change = tensor if like is None else tensor - like
             if self.up != "topk":
                 sent |= _rounded(name, change, self.up, tensor)
@@ -77,12 +77,12 @@ class Compression:
                 left[name] = flat.index_fill(0, places, 0).view_as(change)
         return sent, left
 
-    def expand_update(self, sent: State, received: State) -> State:
+    def expand_update(self, sent: State, sent_down: State) -> State:
         """The update that arrives.
 
         Args:
             sent: what :meth:`compress_update` made.
-            received: what its sender received.
+            sent_down: what its sender received.
 
         Raises:
             FederationError: for what no client makes.
@@ -95,13 +95,13 @@ class Compression:
             if kind in (SCALE, INDEX):
                 continue
             if kind == TOPK:
-                like = received.get(name)
+                like = sent_down.get(name)
                 if like is None:
                     raise FederationError(f"Entries of {name!r} arrived, which was not sent before.")
                 found[name] = like + _scattered(name, tensor, sent.get(f"{INDEX}{name}"), like)
             elif kind:
                 change = _expanded(name, kind, tensor, sent)
-                like = _like(change, received.get(name))
+                like = _like(change, sent_down.get(name))
                 found[name] = change if like is None else like + change
             else:
                 found[name] = tensor
@@ -125,10 +125,10 @@ NONE = Compression()
 """Messages as they are."""
 
 
-def _like(tensor: Tensor, received: Tensor | None) -> Tensor | None:
+def _like(tensor: Tensor, sent_down: Tensor | None) -> Tensor | None:
     """What a tensor is a change of."""
-    fits = received is not None and received.shape == tensor.shape and received.dtype == tensor.dtype
-    return received if fits and tensor.is_floating_point() else None
+    fits = sent_down is not None and sent_down.shape == tensor.shape and sent_down.dtype == tensor.dtype
+    return sent_down if fits and tensor.is_floating_point() else None
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -113,10 +113,10 @@ class Interpolating(FederatedModule):
     def build(self) -> None:
         super().build()
         self.turns = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.steps = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.counted = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
 
     def shared_names(self) -> set[str]:
-        return super().shared_names() | {"steps"}
+        return super().shared_names() | {"counted"}
 
     def private_names(self) -> set[str]:
         return super().private_names() | {"turns"}
@@ -125,7 +125,7 @@ class Interpolating(FederatedModule):
     def after_training(self, reviewed: State) -> None:
         assert self.client is not None
         self.turns += 1
-        self.steps += self.client.num_clients
+        self.counted += self.client.num_clients
 
 
 METHODS = Prototypes, MutualLearning, Interpolating
@@ -206,7 +206,7 @@ def test_what_is_frozen_travels_or_stays_as_the_method_says() -> None:
     federation = new_federation(3, evaluate_every=0)
     federation.fit(Interpolating(Net, CLASSES, sgd), new_data(3, 100))
     assert {client: state["turns"].item() for client, state in private_states(federation).items()} == {0: 3, 1: 3, 2: 3}
-    assert federation.run.server.state_dict()["steps"].item() == 9  # three rounds, three clients known to each
+    assert federation.run.server.state_dict()["counted"].item() == 9  # three rounds, three clients known to each
 
 
 def test_a_client_knows_how_many_there_are_and_its_labels_when_it_is_built() -> None:
