@@ -38,7 +38,7 @@ class FedProx(KeepsGlobalParameters):
 
     def phases(self) -> list[Phase]:
         """FedAvg's, on another loss."""
-        return [Phase("local", list(self.parameters()), self.proximal_loss, self.optimizer, self.epochs)]
+        return [self.local_phase("local", list(self.parameters()), self.proximal_loss)]
 
     def proximal_loss(self, batch: Any) -> Tensor:
         """The loss of a batch plus the proximal term."""

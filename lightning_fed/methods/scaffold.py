@@ -91,7 +91,7 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     def phases(self) -> list[Phase]:
         """FedAvg's, with corrected gradients."""
-        return [Phase("local", list(self.parameters()), self.corrected_loss, self.optimizer, self.epochs)]
+        return [self.local_phase("local", list(self.parameters()), self.corrected_loss)]
 
     def corrected_loss(self, batch: Any) -> Tensor:
         """The loss of a batch, whose gradient is corrected by a term of value zero: so it is right at any precision."""
