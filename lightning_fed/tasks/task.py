@@ -200,7 +200,6 @@ class Binary(Task):
         "accuracy": lambda outputs: of_classes.BinaryAccuracy(),
         "f1": lambda outputs: of_classes.BinaryF1Score(),
         "auroc": lambda outputs: AUROC(),
-        "average_precision": lambda outputs: of_classes.BinaryAveragePrecision(),
     }
     always = ("accuracy",)
 
