@@ -19,6 +19,7 @@ from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.public import PublicShare
 from lightning_fed.data.tabular.hospitals import TCGABRCA, HeartDisease
+from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.data.tabular.scikit_learn import Diabetes, DigitAttributes
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
@@ -68,6 +69,7 @@ __all__ = [
     "QuestionAnswering",
     "QuestionFiles",
     "SQuAD",
+    "ScaledColumns",
     "SharedTensors",
     "ShuffledBatches",
     "Table",
