@@ -70,7 +70,7 @@ class MeanSpearman(tm.SpearmanCorrCoef):
 class AUROC(BinaryAUROC):
     """The area under the ROC curve; NaN where all examples are of one class, of which torchmetrics says 0."""
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Tensor:  # type: ignore[override]
         targets = dim_zero_cat(self.target)
         return super().compute() if targets.min() < targets.max() else torch.tensor(torch.nan, device=targets.device)
 
