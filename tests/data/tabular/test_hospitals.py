@@ -8,29 +8,13 @@ import numpy as np
 import pytest
 import torch
 from tiny_files import REAL, real
+from tiny_hospitals import SIZES, heart_files
 from torch import Tensor
 
 from lightning_fed.data import IID, TCGABRCA, HeartDisease
 from lightning_fed.data.tabular.hospitals import Hospitals, held_out
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError
-
-SIZES = {"cleveland": 12, "hungarian": 9, "switzerland": 6, "va": 8}
-
-
-def heart_files(folder: Path, **changed: list[str]) -> str:
-    """Patients of which the last of each hospital lacks the cholesterol; of the others only what is left out anyway."""
-    for seed, (name, size) in enumerate(SIZES.items()):
-        draw = np.random.default_rng(seed).integers
-        lines = []
-        for k in range(size):
-            known = [draw(30, 80), draw(0, 2), draw(1, 5), draw(90, 200), draw(100, 400), draw(0, 2), draw(0, 3)]
-            rest = [draw(70, 200), draw(0, 2), 1.5, "?", "?", "?", 3 if name == "switzerland" else k % 3]
-            lines.append(",".join(map(str, [*known, *rest])))
-        fields = lines[-1].split(",")
-        lines[-1] = ",".join([*fields[:4], "?", *fields[5:]])
-        (folder / f"processed.{name}.data").write_text("\n".join(changed.get(name, lines)) + "\n")
-    return str(folder)
 
 
 def rows_of(data: Hospitals, client: int, part: int) -> tuple[Tensor, Tensor]:
