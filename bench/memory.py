@@ -79,7 +79,7 @@ def texts_for(clients: int) -> tuple[Any, Any]:
         partition=IID(),
         batch_size=4,
     )
-    options: dict[str, Any] = {"r": 8, "client_r": 16, "local_steps": 1}
+    options: dict[str, Any] = {"r": 8, "client_r": 16, "steps": 1}
     return PF2LoRA(partial(TransformerClassifier, config=network), **options), data
 
 

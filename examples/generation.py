@@ -123,8 +123,8 @@ def new_method(name: str, backbone: Any) -> AdapterModule:
     """HOMLoRA or PF2LoRA with the ranks of PF2LoRA's paper; learning rates are for this small network."""
     adam = partial(torch.optim.AdamW, lr=5e-3)
     if name == "HOMLoRA":
-        return HOMLoRA(backbone, 1, r=4, optimizer=adam, local_steps=10)
-    return PF2LoRA(backbone, 1, r=4, client_r=2, client_lr=0.1, optimizer=adam, local_steps=10)
+        return HOMLoRA(backbone, 1, r=4, optimizer=adam, steps=10)
+    return PF2LoRA(backbone, 1, r=4, client_r=2, client_lr=0.1, optimizer=adam, steps=10)
 
 
 def scores_of(federation: Federation) -> dict[str, float]:

@@ -271,16 +271,16 @@ class HETLoRARegression(HETLoRA, Regression):
         return server
 
 
-def new_method(name: str, problem: Problem, seed: int = 0, local_steps: int = 10) -> Regression:
+def new_method(name: str, problem: Problem, seed: int = 0, steps: int = 10) -> Regression:
     """A method with the paper's ranks and rates, and plain gradient descent.
 
     Args:
         name: ``PF2LoRA`` or ``HETLoRA``.
         problem: what it is measured against.
         seed: of where the common adapter starts; what clients draw is up to the federation's.
-        local_steps: between two averages.
+        steps: between two averages.
     """
-    shared: dict[str, Any] = {"num_classes": SIZE, "target_modules": ["linear"], "train_head": False, "local_steps": local_steps}
+    shared: dict[str, Any] = {"num_classes": SIZE, "target_modules": ["linear"], "train_head": False, "steps": steps}
     if name == "PF2LoRA":
         options: dict[str, Any] = {"r": 4, "client_r": 2, "client_lr": 0.002, "batches": 1}
         module: Regression = PF2LoRARegression(LinearMap, optimizer=partial(torch.optim.SGD, lr=0.005), **options, **shared)
@@ -393,11 +393,11 @@ def bounds_of(method: str, problem: Problem) -> dict[str, float]:
 
 
 def play(
-    method: str, setting: Setting, seed: int = 0, rounds: int = 200, local_steps: int = 10, run_dir: Path | None = None
+    method: str, setting: Setting, seed: int = 0, rounds: int = 200, steps: int = 10, run_dir: Path | None = None
 ) -> tuple[Federation, RankFigure]:
     """One run; nothing is written without a ``run_dir``."""
     problem = draw(setting, seed)
-    title = f"{method}, {setting} setting, seed {seed}, averaged every {local_steps} steps"
+    title = f"{method}, {setting} setting, seed {seed}, averaged every {steps} steps"
     recovery = RankFigure(problem, bounds_of(method, problem), title)
     federation = Federation(
         rounds=rounds,
@@ -409,7 +409,7 @@ def play(
         callbacks=[recovery],
         trainer=partial(L.Trainer, accelerator="cpu", devices=1),
     )
-    federation.fit(new_method(method, problem, seed, local_steps), problem.data())
+    federation.fit(new_method(method, problem, seed, steps), problem.data())
     return federation, recovery
 
 
@@ -440,12 +440,12 @@ def main() -> None:
     for setting in SETTINGS if options.setting == "both" else (options.setting,):
         ranks = " / ".join(str(rank90(truth)) for truth in draw(setting, options.seed).truths)
         noise = " / ".join(f"{SIZE * std**2:.2f}" for std in NOISE)
-        print(f"\n{setting} setting, seed {options.seed}, {options.rounds} rounds of {options.local_steps} steps")
+        print(f"\n{setting} setting, seed {options.seed}, {options.rounds} rounds of {options.steps} steps")
         print(f"rank of W* (90 % of singular values): {ranks}; loss of W*: {noise}; clients are separated by /")
         print(f"{'method':8} {'averaging':9} {'joint distance':>14} {'cannot beat':>12} {'rank':>10} {'test loss':>18}")
         for method in METHODS:
             start, folder = perf_counter(), options.run_dir / setting / method.lower()
-            federation, recovery = play(method, setting, options.seed, options.rounds, options.local_steps, folder)
+            federation, recovery = play(method, setting, options.seed, options.rounds, options.steps, folder)
             print(report(method, recovery))
             if isinstance(federation.run.server, HETLoRAServer):
                 print(f"{'':8} ranks that the server allots: {' / '.join(map(str, federation.run.server.ranks.values()))}")

@@ -109,7 +109,7 @@ def test_the_lines_that_load_exports_do() -> None:
     transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)).save_pretrained("bert")
     texts = new_texts(2, 60)
     texts.tokenizer = save_tokenizer(Path("tokenizer"))
-    lora = HOMLoRA(partial(TransformerClassifier, name="bert"), CLASSES, local_steps=1)
+    lora = HOMLoRA(partial(TransformerClassifier, name="bert"), CLASSES, steps=1)
     federation = new_federation(1, "texts")
     federation.fit(lora, texts)
     federation.export(lora, texts, "adapter")

@@ -114,19 +114,19 @@ def made_small(path: Path) -> dict[str, Any]:
             "root": write_glue(config["data"]["init_args"]["task"], Path("glue").absolute()),
             "tokenizer": save_tokenizer(Path("tokenizer").absolute()),
         }
-        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["steps"] = 1
         config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
     elif like == "SQuAD":
         root = write_squad(Path("squad").absolute(), config["data"]["init_args"]["version"])
         tokenizer = save_tokenizer(Path("tokenizer").absolute())
         own = {"num_clients": 2, "root": root, "tokenizer": tokenizer, "max_length": 12, "stride": 2}
         config["data"]["init_args"] |= small | own
-        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["steps"] = 1
         config["model"]["init_args"]["backbone"]["init_args"] = {"config": TINY_TRANSFORMER}
     elif like in WRITTEN:
         root, tokenizer = WRITTEN[like](Path("texts").absolute()), save_word_tokenizer(Path("tokenizer").absolute())
         config["data"]["init_args"] |= small | {"num_clients": 2, "root": root, "tokenizer": tokenizer, "metrics": ["bleu"]}
-        config["model"]["init_args"]["local_steps"] = 1
+        config["model"]["init_args"]["steps"] = 1
         config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
     elif like in OWN:
         config["data"]["init_args"] |= small | OWN[like]()

@@ -148,7 +148,7 @@ def new_method(name: str, **options: Any) -> FederatedModule:
     method = getattr(lightning_fed.methods, name)
     if issubclass(method, AdapterModule):
         adam, network = partial(torch.optim.AdamW, lr=0.02), tiny_vit if name in ON_IMAGES else tiny_transformer
-        return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "local_steps": 2} | options)
+        return method(**{"num_classes": CLASSES, "backbone": network, "optimizer": adam, "steps": 2} | options)
     plain = name == "SCAFFOLD"  # which is for plain SGD
     options = {"num_classes": CLASSES, "optimizer": sgd if plain else momentum} | options
     options = ON_TINY_DATA.get(name, {}) | options

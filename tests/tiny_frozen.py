@@ -47,7 +47,7 @@ def new_case(name: str) -> tuple[FederatedModule, InMemory]:
     """A method and its data."""
     if name == "projection":
         return projected(), new_data(4, 120)
-    return FrozenA(tiny_transformer, CLASSES, local_steps=2), new_texts(4, 100)
+    return FrozenA(tiny_transformer, CLASSES, steps=2), new_texts(4, 100)
 
 
 def frozen(module: FederatedModule) -> State:

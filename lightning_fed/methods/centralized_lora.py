@@ -6,7 +6,7 @@ from lightning_fed.methods.families.lora import LoRAModule
 class CentralizedLoRA(LoRAModule):
     """One adapter, trained on everybody's data pooled; nothing travels.
 
-    A round is ``local_steps`` steps on batches from all clients' training data, so that with equal rounds, steps and batch size it
+    A round is ``steps`` steps on batches from all clients' training data, so that with equal rounds, steps and batch size it
     does as many steps as one client of a federated method does, not as all of them together. It is measured on each client's test
     data (``after/…``) and on everybody's (``global/…``). Monitored: the former. Arguments as in
     :class:`lightning_fed.methods.families.lora.LoRAModule`.

@@ -67,7 +67,7 @@ class FedHMLoRA(LoRAModule):
         lora_alpha: scaling is ``lora_alpha / max(ranks)`` for every rank; None: 1, as in the authors' code.
         lora_dropout: dropout before the adapter.
         optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It starts afresh in each turn: the factors do, too.
-        local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
+        steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
@@ -83,7 +83,7 @@ class FedHMLoRA(LoRAModule):
         weights: Literal["paper", "uniform"] = "paper",
         temperature: PositiveFloat = 1.0,
         optimizer: OptimizerCallable = default_adam,
-        local_steps: NonNegativeInt | None = None,
+        steps: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
         if min(ranks, default=0) < 1:
@@ -94,7 +94,7 @@ class FedHMLoRA(LoRAModule):
             r=max(ranks),
             target_modules=None,
             optimizer=optimizer,
-            local_steps=local_steps,
+            steps=steps,
             persistent=False,
             **kwargs,
         )

@@ -45,7 +45,7 @@ class PF2LoRA(LoRAModule):
             always 1 with ``hypergradient: none``.
         **kwargs: see :class:`.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
             the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
-            for most of GLUE, 10 ``local_steps``.
+            for most of GLUE, 10 ``steps``.
     """
 
     scales_gradients = False

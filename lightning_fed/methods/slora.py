@@ -55,7 +55,7 @@ class SLoRA(LoRAModule):
             with the B and A of its start, so that the change of stages leaves the function as it is. The broadcast then holds
             what that takes, too, and a model has one more matrix per adapted layer.
         optimizer: of all that is trained. Default: Adam, lr 2e-3.
-        local_steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
+        steps: optimizer steps per round; None: ``epochs`` epochs, by default one.
         **kwargs: see :class:`.LoRAModule`. ``target_modules`` are linear layers; None: query, key, value and
             output of attention, where the network knows their names.
     """
@@ -72,10 +72,10 @@ class SLoRA(LoRAModule):
         density: Fraction = 0.01,
         base: Base = "original",
         optimizer: OptimizerCallable = default_adam,
-        local_steps: NonNegativeInt | None = None,
+        steps: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer=optimizer, local_steps=local_steps, persistent=False, **kwargs)
+        super().__init__(backbone, num_classes, optimizer=optimizer, steps=steps, persistent=False, **kwargs)
         if not 0 < density <= 1:
             raise FederationError(f"density is {density}: give the share of entries that the masks select, in (0, 1].")
         self.sparse_rounds = sparse_rounds

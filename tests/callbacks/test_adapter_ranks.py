@@ -89,7 +89,7 @@ def test_everybodys_ranks_are_written_and_drawn() -> None:
 def test_when_they_are_drawn(every: int, evaluate_every: int, rounds: tuple[int, ...]) -> None:
     federation = new_federation(5, "runs", logger=True, evaluate_every=evaluate_every)
     federation.callbacks[:] = [AdapterRanks(every)]
-    federation.fit(new_method("HOMLoRA", local_steps=1), data_for("HOMLoRA", num_clients=2, size=40))
+    federation.fit(new_method("HOMLoRA", steps=1), data_for("HOMLoRA", num_clients=2, size=40))
     assert drawn() == list(rounds)
 
 
@@ -105,7 +105,7 @@ def test_no_model_is_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
         counts.append(0)
         federation = new_federation(2, f"runs-{run}", logger=True)
         federation.callbacks[:] = [*callbacks]
-        federation.fit(new_method("PF2LoRA", local_steps=1), data_for("PF2LoRA", num_clients=3, size=60))
+        federation.fit(new_method("PF2LoRA", steps=1), data_for("PF2LoRA", num_clients=3, size=60))
     assert counts[0] == counts[1] > 0
 
 

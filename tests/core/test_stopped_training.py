@@ -71,7 +71,7 @@ def assert_ends_the_same(name: str, folder: Path, places: slice = slice(None, -1
 @pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
 def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> None:
     """Inside of its first epoch, and of a later one; with a schedule and in other precisions, below, anywhere."""
-    longer = {"local_steps": 5} if issubclass(getattr(lightning_fed.methods, name), AdapterModule) else {}
+    longer = {"steps": 5} if issubclass(getattr(lightning_fed.methods, name), AdapterModule) else {}
     assert_ends_the_same(name, tmp_path, slice(0, -1, 3), **longer)
 
 
@@ -83,7 +83,7 @@ def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> Non
     ),
 )
 def test_with_a_schedule(name: str, interval: str, tmp_path: Path) -> None:
-    longer = {"head_epochs": 1} if name == "FedRep" else {"local_steps": 5}
+    longer = {"head_epochs": 1} if name == "FedRep" else {"steps": 5}
     schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7)
     assert_ends_the_same(name, tmp_path, lr_scheduler=schedule, lr_interval=interval, **longer)
 

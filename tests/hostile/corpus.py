@@ -137,8 +137,8 @@ class Bases:
             public = {"public": of("PublicShare", share=0.1)} if issubclass(method, PublicDistillation) else {}
             return self.write(name, digits(**public), of(name, backbone=MLP, **own))
         if name in ON_IMAGES:
-            return self.write(name, digits(), of(name, backbone=VIT, local_steps=1))
-        return self.write(name, self.texts(), of(name, backbone=CLASSIFIER, local_steps=1))
+            return self.write(name, digits(), of(name, backbone=VIT, steps=1))
+        return self.write(name, self.texts(), of(name, backbone=CLASSIFIER, steps=1))
 
     def texts(self) -> dict[str, Any]:
         """Texts of two classes."""
@@ -175,9 +175,9 @@ class Bases:
         }
         models = {
             "AGNews": of("FedAvg", backbone=TEXT),
-            "SQuAD": of("HOMLoRA", backbone=of("TransformerQA", config=TINY_TRANSFORMER), local_steps=1),
-            "E2E": of("HOMLoRA", backbone=of("TransformerLM", config=TINY_GPT2, max_new_tokens=2), local_steps=1),
-            **dict.fromkeys(("TextFiles", "GLUE"), of("HOMLoRA", backbone=CLASSIFIER, local_steps=1)),
+            "SQuAD": of("HOMLoRA", backbone=of("TransformerQA", config=TINY_TRANSFORMER), steps=1),
+            "E2E": of("HOMLoRA", backbone=of("TransformerLM", config=TINY_GPT2, max_new_tokens=2), steps=1),
+            **dict.fromkeys(("TextFiles", "GLUE"), of("HOMLoRA", backbone=CLASSIFIER, steps=1)),
             **{name: of("FedAvg", backbone=of("MLP", inputs=count, hidden=[4])) for name, count in INPUTS.items()},
         }
         return {name: self.write(f"data_{name}", block, models[name]) for name, block in data.items()}

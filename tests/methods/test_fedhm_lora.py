@@ -451,6 +451,6 @@ def test_the_command_exports_merged_weights(tmp_path: Path) -> None:
     tiny_vit(10).network.save_pretrained(tmp_path / "vit")
     options = ["--data=Digits", "--data.num_clients=2", "--federation.rounds=1"]
     options += ["--model=FedHMLoRA", "--model.backbone=VisionTransformer", f"--model.backbone.name={tmp_path / 'vit'}"]
-    main(["fit", *options, "--model.local_steps=1", "--model.ranks=[2]", "--federation.progress=false"])
+    main(["fit", *options, "--model.steps=1", "--model.ranks=[2]", "--federation.progress=false"])
     main(["export", *options, "--model.ranks=[2]", "--output=merged", "--merged=true"])
     assert VisionTransformer(10, name="merged").head.out_features == 10

@@ -105,7 +105,7 @@ def test_what_lies_behind_every_rank_is_kept_and_in_fedhm_replaced() -> None:
 @pytest.mark.slow
 def test_a_run_that_is_continued_ends_as_one_that_was_not_stopped() -> None:
     data, options = new_data(3, 90), {"participation": 0.7, "evaluate_every": 1}
-    model = partial(FedHMLoRADelta, tiny_vit, CLASSES, ranks=RANKS, optimizer=adam, local_steps=2)
+    model = partial(FedHMLoRADelta, tiny_vit, CLASSES, ranks=RANKS, optimizer=adam, steps=2)
     straight, parts = (new_federation(4, folder, **options) for folder in ("straight", "parts"))
     straight.fit(model(), data)
     new_federation(2, "parts", **options).fit(model(), data)

@@ -41,7 +41,7 @@ class Ranks(FederationCallback):
 
 
 def method_of(**options: Any) -> HETLoRA:
-    options = {"r_min": 2, "r_max": 6, "optimizer": adam, "local_steps": 2} | options
+    options = {"r_min": 2, "r_max": 6, "optimizer": adam, "steps": 2} | options
     return HETLoRA(tiny_transformer, CLASSES, **options)
 
 

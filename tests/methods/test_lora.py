@@ -85,7 +85,7 @@ class NotingCentralized(CentralizedLoRA, Noting):
 
 
 def noting(method: type[Noting] = Noting, **options: Any) -> Any:
-    module = method(**{"backbone": still, "num_classes": CLASSES, "r": 3, "optimizer": adam, "local_steps": 3} | options)
+    module = method(**{"backbone": still, "num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3} | options)
     module.seen = []
     return module
 
@@ -106,7 +106,7 @@ def assert_close(one: State, other: State, atol: float) -> None:
 
 
 def test_clients_with_the_same_data_are_as_one() -> None:
-    options: dict[str, Any] = {"num_classes": CLASSES, "r": 3, "optimizer": adam, "local_steps": 3}
+    options: dict[str, Any] = {"num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3}
     many = fit(HOMLoRA(still, **options), official(3, 3), trainer=double)
     one = fit(HOMLoRA(still, **options), official(1, 1), trainer=double)
     assert [client.num_train for client in many.run.clients] == [40, 40, 40]
@@ -142,7 +142,7 @@ def test_moments_go_on_in_the_next_round() -> None:
 
 
 def test_two_rounds_are_one_of_twice_as_many_steps() -> None:
-    one, two = (fit(noting(local_steps=6 // rounds), official(1, 1), rounds=rounds, trainer=double) for rounds in (1, 2))
+    one, two = (fit(noting(steps=6 // rounds), official(1, 1), rounds=rounds, trainer=double) for rounds in (1, 2))
     assert_close(two.run.server.state_dict(), one.run.server.state_dict(), atol=1e-9)
 
 
@@ -251,7 +251,7 @@ def test_the_model_of_a_client_acts_as_merged_weights() -> None:
 
 
 def test_central_training_is_homlora_with_one_client_that_has_all_data() -> None:
-    options: dict[str, Any] = {"num_classes": CLASSES, "r": 3, "optimizer": adam, "local_steps": 3}
+    options: dict[str, Any] = {"num_classes": CLASSES, "r": 3, "optimizer": adam, "steps": 3}
     central = fit(CentralizedLoRA(still, **options), official(1, 4), trainer=double)
     single = fit(HOMLoRA(still, **options), official(1, 1), trainer=double)
     several = fit(HOMLoRA(still, **options), official(1, 4), trainer=double)
@@ -269,7 +269,7 @@ def test_nobodys_test_data_are_trained_on() -> None:
     """In enough steps that everything else is."""
     texts, labels = unique_texts(120)
     data = InMemory(texts, labels, CLASSES, num_clients=3, partition=Chunks(), batch_size=16, test_share=0.3)
-    method = noting(NotingCentralized, local_steps=7)
+    method = noting(NotingCentralized, steps=7)
     federation = fit(method, data, rounds=1)
     splits = [federation.run.data.client(client).splits for client in range(3)]
     train, val, test = ({tuple(row) for parts in splits for row in texts["input_ids"][parts[which]].tolist()} for which in range(3))

@@ -181,7 +181,7 @@ def fit(**options: Any) -> Federation:
     """With dropout, which neither adapting for a measurement nor measuring has."""
     federation = new_federation(1, evaluate_every=0)
     options = {"adaptation_lr": STEP, "hessian": "first_order", "optimizer": partial(adam, lr=0.002)} | options
-    federation.fit(PerFedAvgLoRA(tiny_transformer, CLASSES, r=3, local_steps=2, **options), new_texts(3, 240, batch_size=6))
+    federation.fit(PerFedAvgLoRA(tiny_transformer, CLASSES, r=3, steps=2, **options), new_texts(3, 240, batch_size=6))
     return federation
 
 

@@ -131,7 +131,7 @@ def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any
 @pytest.mark.parametrize("config", [gpt2, deberta], ids=["gpt2", "deberta"])
 def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
     federation = new_federation(1, evaluate_every=0)
-    method = PF2LoRA(partial(TransformerClassifier, config=config), CLASSES, r=3, optimizer=adam, local_steps=2)
+    method = PF2LoRA(partial(TransformerClassifier, config=config), CLASSES, r=3, optimizer=adam, steps=2)
     federation.fit(method, new_texts(2, 60))
     start = federation.run.model.shared_state()
     for name, tensor in federation.run.server.state_dict().items():
@@ -322,8 +322,8 @@ def test_without_a_private_step_it_is_homlora_on_the_outer_batches(hypergradient
         "r": 3,
         "optimizer": adam,
     }
-    ours = PF2LoRA(**options, local_steps=2, client_lr=0.0, hypergradient=hypergradient, batches=count)
-    theirs = (HOMLoRA if count == 1 else OuterBatches)(**options, local_steps=2)
+    ours = PF2LoRA(**options, steps=2, client_lr=0.0, hypergradient=hypergradient, batches=count)
+    theirs = (HOMLoRA if count == 1 else OuterBatches)(**options, steps=2)
     theirs.batches_per_step = count
     states = []
     for method in (ours, theirs):
@@ -349,7 +349,7 @@ def recorded() -> tuple[Federation, Recording]:
     """Two rounds of four clients; the private adapter has the shapes of the common one, so that tensors can be compared."""
     engine = Recording()
     federation = new_federation(2, engine=engine, evaluate_every=0)
-    method = PF2LoRA(lively, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, local_steps=3)
+    method = PF2LoRA(lively, CLASSES, r=3, client_r=3, client_lr=0.1, optimizer=adam, steps=3)
     federation.fit(method, new_texts(4, 160))
     return federation, engine
 
@@ -373,7 +373,7 @@ def test_the_private_share_is_logged_for_each_layer_and_grows_with_the_step() ->
     shares = []
     for client_lr in (0.0, 0.01, 1.0):
         federation = new_federation(1)
-        federation.fit(PF2LoRA(lively, CLASSES, r=3, client_lr=client_lr, optimizer=adam, local_steps=3), new_texts(3, 60))
+        federation.fit(PF2LoRA(lively, CLASSES, r=3, client_lr=client_lr, optimizer=adam, steps=3), new_texts(3, 60))
         row, module = federation.run.history[-1], federation.client_module(0)
         columns = {f"adapter/private_share/{layer}" for layer in module.private_shares()}
         assert {name for name in row if "private_share" in name} == {*columns, "adapter/private_share/mean"}
@@ -438,7 +438,7 @@ def test_traffic_is_the_common_adapter_and_the_head() -> None:
 
 def test_a_frozen_head_does_not_travel() -> None:
     federation = new_federation(1, evaluate_every=0)
-    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, train_head=False, local_steps=1), new_texts(2, 80))
+    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, train_head=False, steps=1), new_texts(2, 80))
     assert federation.run.history[0]["traffic/up_parameters"] == 2 * 2 * 3 * (8 + 8)
 
 
@@ -447,7 +447,7 @@ def test_the_average_of_one_client_is_that_client(steps: int) -> None:
     engine = Recording()
     federation = new_federation(1, engine=engine, evaluate_every=0)
     data: InMemory = new_texts(1, 60)
-    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, optimizer=adam, local_steps=steps), data)
+    federation.fit(PF2LoRA(tiny_transformer, CLASSES, r=3, optimizer=adam, steps=steps), data)
     [update] = [u for u, turn in zip(engine.updates, engine.turns, strict=True) if turn.verb == "fit"]
     assert same(federation.run.server.state_dict(), update.state)
 
@@ -458,7 +458,7 @@ def test_neither_clipping_nor_the_optimizer_touch_the_private_adapter() -> None:
     plain = partial(torch.optim.SGD, lr=0.1)
     for options in ({}, {"gradient_clip": 1e-3}, {"optimizer": partial(adam, weight_decay=0.5)}):
         federation = new_federation(1, evaluate_every=0)
-        method = PF2LoRA(lively, CLASSES, r=3, client_lr=0.5, local_steps=1, **{"optimizer": plain} | options)
+        method = PF2LoRA(lively, CLASSES, r=3, client_lr=0.5, steps=1, **{"optimizer": plain} | options)
         torch.manual_seed(0)
         method.configure_model()
         with torch.no_grad():

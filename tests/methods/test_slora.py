@@ -50,7 +50,7 @@ def pretrained() -> VisionTransformer:
 
 def method_of(**options: Any) -> SLoRA:
     """Every method has a copy of one network, so that its pretrained weights can be compared."""
-    options = {"optimizer": adam, "local_steps": 2, "density": 0.25, "r": 3, "sparse_rounds": 2} | options
+    options = {"optimizer": adam, "steps": 2, "density": 0.25, "r": 3, "sparse_rounds": 2} | options
     return SLoRA(lambda classes: copy.deepcopy(pretrained()), CLASSES, **options)
 
 
@@ -290,7 +290,7 @@ class WeightedHOMLoRA(HOMLoRA):
 def test_without_sparse_rounds_it_is_homlora() -> None:
     method = method_of(sparse_rounds=0)
     federation = fit(rounds=2, method=method)
-    options: dict[str, Any] = {"optimizer": adam, "local_steps": 2, "r": 3, "persistent": False}
+    options: dict[str, Any] = {"optimizer": adam, "steps": 2, "r": 3, "persistent": False}
     other = WeightedHOMLoRA(lambda classes: copy.deepcopy(pretrained()), CLASSES, target_modules=".*[qkvo]_proj", **options)
     expected = fit(rounds=2, method=other)
     kept = {name: federation.run.server.state[name] for name in expected.run.server.state}

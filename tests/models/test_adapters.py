@@ -80,7 +80,7 @@ def test_who_runs_on_adapters_and_who_refuses_them_in_a_line() -> None:
 def test_fedavg_over_them_is_homlora(backbone: Any, engine: Engine) -> None:
     federations = []
     for method in (
-        HOMLoRA(backbone, CLASSES, r=4, lora_alpha=8, optimizer=adamw, local_steps=3),
+        HOMLoRA(backbone, CLASSES, r=4, lora_alpha=8, optimizer=adamw, steps=3),
         FedAvg(
             backbone,
             CLASSES,

@@ -91,7 +91,7 @@ class Convolutional(nn.Module):
 
 def fit(method: type, backbone: Any, texts: bool = False, rounds: int = 1, engine: Any = None, **options: Any) -> Federation:
     if issubclass(method, AdapterModule):
-        options = {"local_steps": 1} | options
+        options = {"steps": 1} | options
     federation = new_federation(rounds, engine=engine)
     new = new_texts if texts else new_data
     public = {"public": new(1, 24)} if issubclass(method, PublicDistillation) else {}  # type: ignore[attr-defined]

@@ -193,7 +193,7 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
     options = {"r_min": 2, "r_max": 4} if name == "HETLoRA" else {"r": 2}
     backbone = partial(tiny_lm, config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3)
     adam = partial(torch.optim.AdamW, lr=0.01)  # larger steps overshoot from some initial weights
-    method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, local_steps=3, **options)
+    method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, steps=3, **options)
     federation = new_federation(2)
     federation.fit(method, tiny_e2e(tmp_path))
     prefix = "adapted_" if name == "PerFedAvgLoRA" else ""
@@ -217,7 +217,7 @@ def test_a_method_that_trains_the_whole_network_answers_and_is_measured_as_in_fi
     ours, theirs = new_federation(1), new_federation(1)
     no_steps = {"lora_epochs": 0, "global_epochs": 0} if name == "FedDecomp" else {"epochs": 0, "fine_tuning": FineTuning(epochs=0)}
     ours.fit(getattr(lightning_fed.methods, name)(network, 1, **no_steps), data)
-    theirs.fit(HOMLoRA(network, 1, r=2, local_steps=0), data)
+    theirs.fit(HOMLoRA(network, 1, r=2, steps=0), data)
     assert ours.run.metric == theirs.run.metric == "bleu"
     for client, result in theirs.run.results.items():
         assert ours.run.results[client] == pytest.approx({n: v for n, v in result.items() if not n.startswith("rank/")}, rel=1e-5)
@@ -325,7 +325,7 @@ def test_runs_are_repeatable(tmp_path: Path) -> None:
     data, ends = tiny_e2e(tmp_path), []
     for _ in range(2):
         federation = new_federation(1)
-        federation.fit(HOMLoRA(partial(tiny_lm, max_new_tokens=4), 1, r=2, local_steps=2), data)
+        federation.fit(HOMLoRA(partial(tiny_lm, max_new_tokens=4), 1, r=2, steps=2), data)
         ends.append((federation.run.server.state_dict(), federation.run.history[0]["after/test_rouge_l/mean"]))
     assert same(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1]

@@ -172,7 +172,7 @@ def new_squad(version: Any = "1.1", **options: Any) -> SQuAD:
     "name", mostly_slow(["PF2LoRA", "HOMLoRA", "HETLoRA", "PerFedAvgLoRA", "CentralizedLoRA"], often={"PF2LoRA", "HETLoRA"})
 )
 def test_every_lora_method_answers_questions(name: str) -> None:
-    method = getattr(lightning_fed.methods, name)(tiny_qa, optimizer=partial(torch.optim.AdamW, lr=0.02), local_steps=2)
+    method = getattr(lightning_fed.methods, name)(tiny_qa, optimizer=partial(torch.optim.AdamW, lr=0.02), steps=2)
     federation = new_federation(2)
     history = federation.fit(method, new_squad("2.0", max_length=9))
     metrics = {"f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_f1", "no_answer_exact_match"}
@@ -191,7 +191,7 @@ def test_a_method_that_trains_the_whole_network_is_measured_as_in_fine_tuning() 
     network, data = tiny_qa(), new_squad("1.1")
     ours, theirs = new_federation(1), new_federation(1)
     ours.fit(FedAvg(network, 2, epochs=0), data)
-    theirs.fit(HOMLoRA(network, 2, local_steps=0), data)
+    theirs.fit(HOMLoRA(network, 2, steps=0), data)
     assert ours.run.metric == theirs.run.metric == "f1"
     for client, result in theirs.run.results.items():
         assert ours.run.results[client] == {name: value for name, value in result.items() if not name.startswith("rank/")}
@@ -202,7 +202,7 @@ def test_it_learns_to_answer() -> None:
     network = partial(
         TransformerQA, config=TINY_TRANSFORMER | {"hidden_size": 32, "intermediate_size": 32, "initializer_range": 0.2}
     )
-    method = HOMLoRA(network, metric="exact_match", optimizer=partial(torch.optim.AdamW, lr=0.03), local_steps=None, epochs=20)
+    method = HOMLoRA(network, metric="exact_match", optimizer=partial(torch.optim.AdamW, lr=0.03), steps=None, epochs=20)
     client = new_squad(max_length=20).client(0)
     trainer = new_trainer(max_epochs=20, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     before = trainer.test(method, client, verbose=False)[0]

@@ -39,7 +39,7 @@ class AdapterModule(FederatedModule):
         num_classes: number of classes; None: as many as the data have.
         train_head: train and average the head, and what else was drawn; otherwise it stays as it was drawn.
         optimizer: of all that is trained.
-        local_steps: optimizer steps per round; None: ``epochs`` epochs.
+        steps: optimizer steps per round; None: ``epochs`` epochs.
         persistent: whether the optimizer's moments stay with the client between its turns; else each turn begins with none.
         **kwargs: see :class:`.FederatedModule`. ``metric`` is one that the network has, such as ``f1`` or ``matthews`` of a
             classifier, or one of those in ``metrics``; None: the network's first.
@@ -55,14 +55,14 @@ class AdapterModule(FederatedModule):
         num_classes: PositiveInt | None = None,
         train_head: bool = True,
         optimizer: OptimizerCallable = default_adamw,
-        local_steps: NonNegativeInt | None = 10,
+        steps: NonNegativeInt | None = 10,
         persistent: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, **kwargs)
         self.frozen_backbones = [FrozenBackbone(backbone, transformer_of)]
         self.train_head = train_head
-        self.local_steps = local_steps
+        self.steps = steps
         self.persistent = persistent
 
     # ------------------------------------------------------------------------------------------------------------ networks
@@ -88,8 +88,8 @@ class AdapterModule(FederatedModule):
         return [p for name, p in self.named_parameters() if name in shared]
 
     def phases(self) -> list[Phase]:
-        """``local_steps`` steps, or ``epochs`` epochs, on what is trained."""
-        epochs = self.epochs if self.local_steps is None else None
+        """``steps`` steps, or ``epochs`` epochs, on what is trained."""
+        epochs = self.epochs if self.steps is None else None
         return [
-            Phase("local", self.trainable(), self.client_loss, self.optimizer, epochs, self.local_steps, persistent=self.persistent)
+            Phase("local", self.trainable(), self.client_loss, self.optimizer, epochs, self.steps, persistent=self.persistent)
         ]

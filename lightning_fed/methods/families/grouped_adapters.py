@@ -34,7 +34,7 @@ class GroupTuning(AdapterModule):
         sizes: client ``k`` has entry ``k mod len(list)``.
         num_classes: number of classes; None: as many as the data have.
         optimizer: of all that is trained. Default: Adam, lr 2e-3.
-        local_steps: optimizer steps per round; None: ``epochs`` epochs.
+        steps: optimizer steps per round; None: ``epochs`` epochs.
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
 
@@ -46,10 +46,10 @@ class GroupTuning(AdapterModule):
         sizes: Sequence[int],
         num_classes: PositiveInt | None = None,
         optimizer: OptimizerCallable = default_adam,
-        local_steps: NonNegativeInt | None = None,
+        steps: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, optimizer=optimizer, local_steps=local_steps, **kwargs)
+        super().__init__(backbone, num_classes, optimizer=optimizer, steps=steps, **kwargs)
         if not sizes:
             raise FederationError(f"{type(self).__name__} got an empty list of sizes (hidden, ranks): give at least one.")
         self.sizes = list(sizes)
