@@ -10,6 +10,7 @@ import yaml
 from often import mostly_slow
 from tiny import TINY_TRANSFORMER, TINY_VIT, assert_same_end, final_checkpoint
 from tiny_files import write_arrays, write_csv, write_dataset, write_images
+from tiny_hospitals import breast_files, heart_files
 from tiny_texts import TINY_GPT2, save_tokenizer, save_word_tokenizer, write_e2e, write_glue, write_squad, write_webnlg
 
 import lightning_fed.data
@@ -95,7 +96,10 @@ OWN = {
 """Data of one's own, of two clients."""
 
 
-BEYOND_CLASSES = {"Diabetes": "rmse", "DigitAttributes": "f1"}
+HOSPITALS = {"HeartDisease": heart_files, "TCGABRCA": breast_files}
+"""Data of hospitals, each of which is a client."""
+
+BEYOND_CLASSES = {"Diabetes": "rmse", "DigitAttributes": "f1", "TCGABRCA": "c_index"}
 """Small data of which something else than one class is predicted, and the monitored metric."""
 
 
@@ -126,6 +130,10 @@ def made_small(path: Path) -> dict[str, Any]:
         config["model"]["init_args"]["backbone"]["init_args"] |= {"name": None, "config": TINY_GPT2, "max_new_tokens": 3}
     elif like in OWN:
         config["data"]["init_args"] |= small | OWN[like]()
+    elif like in HOSPITALS:
+        Path("hospitals").mkdir(exist_ok=True)
+        config["data"]["init_args"] |= small | {"num_clients": 2, "root": HOSPITALS[like](Path("hospitals"))}
+        config["model"]["init_args"]["steps"] = 2
     elif like in BEYOND_CLASSES:
         config["data"]["init_args"] |= {"num_clients": 2}
     else:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.server import Combine, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
+    from lightning_fed.nn.server_optimizers import ServerAdagrad, ServerAdam, ServerOptimizer, ServerSGD, ServerYogi
     from lightning_fed.tensors import State, check_fits, pack_bits, unpack_bits, widened
 
 _HOMES = {
@@ -64,6 +65,7 @@ _HOMES = {
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
     "core.server": ("Combine", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
+    "nn.server_optimizers": ("ServerAdagrad", "ServerAdam", "ServerOptimizer", "ServerSGD", "ServerYogi"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
     "tensors": ("State", "check_fits", "pack_bits", "unpack_bits", "widened"),
@@ -93,7 +95,12 @@ __all__ = [
     "RoundState",
     "RunOnServer",
     "Server",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerOptimizer",
+    "ServerSGD",
     "ServerUpdate",
+    "ServerYogi",
     "State",
     "Vectors",
     "WeightedMean",

@@ -25,6 +25,7 @@ from lightning_fed.models import Adapters, Backbone, Backbones, Transformer, bac
 from lightning_fed.models.frozen import FrozenBackbone, is_frozen
 from lightning_fed.models.pretrained import with_weights
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
+from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, TaskName
 from lightning_fed.tensors import State, check_dtypes, check_fits
@@ -58,6 +59,8 @@ class FederatedModule(PhasedModule):
         steps: optimizer steps per round, instead of epochs.
         persistent: whether the optimizer's state (moments) stays with the client between its turns; else each begins with none.
         weighting: how the server weights updates, by training ``examples`` or ``uniform``; None: as the method does.
+        server_optimizer: how the server steps to the mean of the parameters that it was sent, with momentum, say
+            (:class:`.ServerSGD`); for methods whose server averages. None: it takes the mean.
         gradient_clip: largest gradient norm of a step; None does not clip.
         loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
             the module, and what it has of parameters is trained. None: the task's.
@@ -117,6 +120,7 @@ class FederatedModule(PhasedModule):
         steps: NonNegativeInt | None = None,
         persistent: bool = False,
         weighting: Literal["examples", "uniform"] | None = None,
+        server_optimizer: ServerOptimizer | None = None,
         gradient_clip: PositiveFloat | None = None,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
@@ -155,6 +159,7 @@ class FederatedModule(PhasedModule):
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
         self.weighting = weighting or type(self).weighting
+        self.server_optimizer = server_optimizer
         self.client: ClientInfo | None = None
         self.frozen_names: frozenset[str] = frozenset()
         self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
@@ -395,6 +400,14 @@ class FederatedModule(PhasedModule):
         :attr:`weighting`. It is a whole model, to be measured as such, if nothing stays with the clients.
         """
         return Server(self.update_state(), self.weighting, holds_model=self.shares_whole_model)
+
+    def new_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """The server of a run: :meth:`configure_server`'s, with the ``server_optimizer`` if there is one."""
+        server = self.configure_server(clients)
+        if self.server_optimizer is not None:
+            parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+            server.optimize_with(self.server_optimizer, parameters, type(self).__name__)
+        return server
 
     @property
     def has_private_state(self) -> bool:

@@ -1,13 +1,14 @@
 """What the server keeps, what it sends, and how it merges what comes back."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
+from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.tensors import State
 
 ServerVerb = Literal["predict_public", "train_on_public", "evaluate"]
@@ -80,6 +81,33 @@ class ServerUpdate:
         """Continue from :meth:`state_dict`."""
 
 
+class OptimizerUpdate(ServerUpdate):
+    """A step of an optimizer for each parameter; all else is replaced.
+
+    Args:
+        optimizer: of the steps.
+        parameters: the initial ones, by name.
+    """
+
+    def __init__(self, optimizer: ServerOptimizer, parameters: State) -> None:
+        self.optimizer = optimizer
+        self.moments = {name: optimizer.initial(parameter) for name, parameter in parameters.items()}
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """See :meth:`ServerUpdate.__call__`."""
+        steps = {name: self.optimizer.step(state[name], combined[name], own) for name, own in self.moments.items()}
+        self.moments = {name: own for name, (_, own) in steps.items()}
+        return combined | {name: weight for name, (weight, _) in steps.items()}
+
+    def state_dict(self) -> State:
+        """``<what>/<parameter>`` of all that is held."""
+        return {f"{what}/{name}": tensor for name, own in self.moments.items() for what, tensor in own.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.moments = {name: {what: state[f"{what}/{name}"] for what in own} for name, own in self.moments.items()}
+
+
 class Server:
     r"""Federated averaging: one state, sent to everybody, replaced by the mean of the updates.
 
@@ -127,6 +155,27 @@ class Server:
         self.combine = combine
         self.privacy = privacy or Privacy()
         self.update = update or ServerUpdate()
+
+    def optimize_with(self, optimizer: ServerOptimizer, parameters: Collection[str], method: str) -> None:
+        """Step to the mean of the updates as an optimizer does, from before the first round on.
+
+        Args:
+            optimizer: of the steps.
+            parameters: names of those of the method's module; those that the state has are optimized.
+            method: whose server it is, for an error.
+
+        Raises:
+            FederationError: if the server merges in a way of its own, or averages no parameters.
+        """
+        given = f"{method} got server_optimizer={type(optimizer).__name__}, but"
+        require(
+            type(self).aggregate is Server.aggregate and type(self.update) is ServerUpdate,
+            f"{given} its server does not replace its state by the mean of the updates: leave server_optimizer out, or choose "
+            "another method, such as FedAvg.",
+        )
+        own = {name: tensor for name, tensor in self.state.items() if name in parameters}
+        require(len(own) > 0, f"{given} its clients send no parameters: leave server_optimizer out.")
+        self.update = OptimizerUpdate(optimizer, own)
 
     def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
         """Where to keep something for each client: called once, before the first round and before a run is continued."""

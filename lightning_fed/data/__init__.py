@@ -18,6 +18,8 @@ from lightning_fed.data.partition.similarity import BySimilarity
 from lightning_fed.data.partition.ways_and_shots import NWayKShot
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.public import PublicShare
+from lightning_fed.data.tabular.hospitals import TCGABRCA, HeartDisease
+from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.data.tabular.scikit_learn import Diabetes, DigitAttributes
 from lightning_fed.data.text.ag_news import AGNews
 from lightning_fed.data.text.classification import TextClassification, TextFiles
@@ -37,6 +39,7 @@ __all__ = [
     "GLUE",
     "IID",
     "MNIST",
+    "TCGABRCA",
     "AGNews",
     "ArrayFiles",
     "BatchTransform",
@@ -54,6 +57,7 @@ __all__ = [
     "FederatedDataModule",
     "GivenShares",
     "HFDataset",
+    "HeartDisease",
     "ImageFiles",
     "ImageFolder",
     "InMemory",
@@ -65,6 +69,7 @@ __all__ = [
     "QuestionAnswering",
     "QuestionFiles",
     "SQuAD",
+    "ScaledColumns",
     "SharedTensors",
     "ShuffledBatches",
     "Table",

@@ -129,6 +129,16 @@ class FederatedDataModule(L.LightningDataModule):
         """
         raise NotImplementedError(f"{type(self).__name__} must override load().")
 
+    def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
+        """What becomes of the inputs once it is known who holds what, such as a scale that the training examples say. Default: they
+        are as they were loaded.
+
+        Args:
+            inputs: of all examples, those of the training set first.
+            splits: the places of each client's examples.
+        """
+        return inputs
+
     def column(self, name: str) -> NDArray[Any]:
         """What else is known of each example, by name: whose it is, say. It is what a natural partition asks for. Default: nothing.
 
@@ -157,7 +167,6 @@ class FederatedDataModule(L.LightningDataModule):
         labels = torch.cat([train_labels, test_labels])
         check_labels(type(self).__name__, self.num_labels, count(train_images) + count(test_images), labels)
         images = join(train_images, test_images) if count(test_images) else train_images
-        refuse_no_numbers(images)
         groups, num_train = labels.numpy(), len(train_labels)  # one per example, of which the training set has so many
         example = images[EXAMPLE].numpy() if isinstance(images, dict) and EXAMPLE in images else None
         if example is not None:
@@ -167,6 +176,8 @@ class FederatedDataModule(L.LightningDataModule):
         if example is not None:  # an example may have several rows
             splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
         self._splits = splits
+        images = self.prepare(images, splits)
+        refuse_no_numbers(images)
         self._transform().check_channels(images)
         self._data = SharedTensors(images, labels)
         if self.public is not None:

@@ -91,7 +91,7 @@ class Run:
         torch.set_num_threads(self.threads)
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
-            self.server = model.configure_server(self.clients)
+            self.server = model.new_server(self.clients)
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())

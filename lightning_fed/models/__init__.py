@@ -4,6 +4,7 @@ from lightning_fed.models.adapters import Adapters
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.language_model import TransformerLM
+from lightning_fed.models.linear import LinearModel
 from lightning_fed.models.mlp import MLP, SoftmaxMLP
 from lightning_fed.models.pretrained import backbone_of
 from lightning_fed.models.question_answering import TransformerQA
@@ -29,6 +30,7 @@ __all__ = [
     "FedAvgCNN",
     "FedProtoCNN",
     "LeNet5",
+    "LinearModel",
     "ResNet8",
     "ResNet10",
     "ResNet18",

@@ -1,6 +1,7 @@
 """Layers that methods share."""
 
 from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.cox import CoxLoss
 from lightning_fed.nn.divergence import divergence
 from lightning_fed.nn.factorize import Energy, FactorizedConv2d, FactorizedLinear, Spectrum, factorize, frobenius_decay
 from lightning_fed.nn.joint_optimizer import JointOptimizer, jointly
@@ -12,6 +13,7 @@ from lightning_fed.nn.static_batch_norm import StatisticsPass, running_statistic
 
 __all__ = [
     "BufferDict",
+    "CoxLoss",
     "Energy",
     "FactorizedConv2d",
     "FactorizedLinear",

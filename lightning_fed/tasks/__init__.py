@@ -1,6 +1,19 @@
-"""What is predicted: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
+"""What is predicted: one class of several, yes or no, several labels, numbers, or risks. Each has a usual loss and metrics."""
 
-from lightning_fed.tasks.metrics import F1, Matthews
-from lightning_fed.tasks.task import TASKS, Multiclass, Multilabel, Regression, Task, TaskName
+from lightning_fed.tasks.metrics import AUROC, F1, ConcordanceIndex, Matthews
+from lightning_fed.tasks.task import TASKS, Binary, Multiclass, Multilabel, Regression, Survival, Task, TaskName
 
-__all__ = ["F1", "TASKS", "Matthews", "Multiclass", "Multilabel", "Regression", "Task", "TaskName"]
+__all__ = [
+    "AUROC",
+    "F1",
+    "TASKS",
+    "Binary",
+    "ConcordanceIndex",
+    "Matthews",
+    "Multiclass",
+    "Multilabel",
+    "Regression",
+    "Survival",
+    "Task",
+    "TaskName",
+]

@@ -5,7 +5,8 @@ import warnings
 import torch
 import torchmetrics as tm
 from torch import Tensor
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix
+from torchmetrics.utilities.data import dim_zero_cat
 
 
 class F1(MulticlassConfusionMatrix):
@@ -64,3 +65,54 @@ class MeanSpearman(tm.SpearmanCorrCoef):
 
     def compute(self) -> Tensor:
         return super().compute().mean()
+
+
+class AUROC(BinaryAUROC):
+    """The area under the ROC curve; NaN where all examples are of one class, of which torchmetrics says 0."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        targets = dim_zero_cat(self.target)
+        return super().compute() if targets.min() < targets.max() else torch.tensor(torch.nan, device=targets.device)
+
+
+PAIRS_AT_ONCE = 2**22
+"""How many pairs of examples are compared at a time."""
+
+
+class ConcordanceIndex(tm.Metric):
+    """Harrell's C: of all pairs of examples of which it is known who had the event first, the share in which that one has the
+    higher risk; equal risks count a half. NaN without such a pair.
+
+    It is known if the one had an event and the other was seen longer, or as long and without one. Two events at one time do not
+    count.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+    risks: list[Tensor]
+    targets: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("risks", default=[], dist_reduce_fx="cat")
+        self.add_state("targets", default=[], dist_reduce_fx="cat")
+
+    def update(self, risks: Tensor, targets: Tensor) -> None:
+        """Take a batch.
+
+        Args:
+            risks: ``(B,)``.
+            targets: ``(B, 2)``: whether there was an event, and when, or until when not.
+        """
+        self.risks.append(risks.detach())
+        self.targets.append(targets.detach())
+
+    def compute(self) -> Tensor:
+        risks, (event, time) = dim_zero_cat(self.risks), dim_zero_cat(self.targets).unbind(dim=1)
+        right, pairs = (torch.zeros((), dtype=torch.float64, device=risks.device) for _ in range(2))
+        for rows in torch.split(event.nonzero().flatten(), max(1, PAIRS_AT_ONCE // max(1, len(risks)))):
+            begin, risk = time[rows, None], risks[rows, None]
+            known = (time > begin) | ((time == begin) & (event == 0))
+            right += (known & (risk > risks)).sum() + 0.5 * (known & (risk == risks)).sum()
+            pairs += known.sum()
+        return (right / pairs).float()

@@ -1,4 +1,4 @@
-"""What is learned: one class of several, several labels at once, or numbers. Each has its usual loss and its metrics."""
+"""What is learned: one class of several, yes or no, several labels, numbers, or risks. Each has its usual loss and its metrics."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -13,12 +13,13 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
 
 from lightning_fed.errors import FederationError
-from lightning_fed.tasks.metrics import F1, Matthews, MeanPearson, MeanSpearman
+from lightning_fed.nn.cox import CoxLoss
+from lightning_fed.tasks.metrics import AUROC, F1, ConcordanceIndex, Matthews, MeanPearson, MeanSpearman
 
 Measures = Mapping[str, Callable[[int], Metric]]
 """Metrics by name, given the number of outputs."""
 
-TaskName = Literal["multiclass", "multilabel", "regression"]
+TaskName = Literal["multiclass", "binary", "multilabel", "regression", "survival"]
 
 if TYPE_CHECKING:
     Loss = Callable[[Tensor, Tensor], Tensor]
@@ -189,6 +190,32 @@ class Multiclass(Task):
         return cross_entropy(outputs, targets)
 
 
+class Binary(Task):
+    """Yes or no: one logit ``(B, 1)``, targets ``(B,)`` or ``(B, 1)`` of 0 and 1. Metrics get probabilities; yes is predicted above
+    0.5. ``auroc`` is no number where all examples are of one class.
+    """
+
+    name = "binary"
+    measures: ClassVar[Measures] = {
+        "accuracy": lambda outputs: of_classes.BinaryAccuracy(),
+        "f1": lambda outputs: of_classes.BinaryF1Score(),
+        "auroc": lambda outputs: AUROC(),
+    }
+    always = ("accuracy",)
+
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy, the mean over a batch."""
+        return binary_cross_entropy_with_logits(outputs, targets)
+
+    def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return compared(outputs, targets)
+
+    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities, and targets as integers."""
+        outputs, targets = compared(outputs, targets)
+        return outputs.sigmoid(), targets.long()
+
+
 class Multilabel(Task):
     """Any number of labels at once: logits ``(B, L)``, targets ``(B, L)`` of 0 and 1. Metrics get probabilities; a label counts as
     predicted from 0.5 on. ``f1`` is the mean over the labels, ``accuracy`` the share of labels that are right, ``exact_match`` that
@@ -203,6 +230,11 @@ class Multilabel(Task):
         "average_precision": of_classes.MultilabelAveragePrecision,
     }
     always = ("f1", "accuracy")
+
+    def configure_metrics(self, outputs: int, network: MeasuredNetwork | None = None) -> MetricCollection:
+        if outputs == 1:
+            raise FederationError("task is 'multilabel', but there is one label: give task 'binary', of one label yes or no.")
+        return super().configure_metrics(outputs, network)
 
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each label, the mean over all."""
@@ -238,6 +270,32 @@ class Regression(Task):
         return compared(outputs.squeeze(1) if outputs.dim() == 2 and outputs.shape[1] == 1 else outputs, targets)
 
 
+class Survival(Task):
+    """Time to an event, such as a death: one risk ``(B, 1)`` per example, the larger, the earlier; targets ``(B, 2)``: whether
+    there was an event (1), or the example was only seen so long without one (0), and the time. ``c_index`` is no number without a
+    pair of examples of which it is known who was first.
+    """
+
+    name = "survival"
+    measures: ClassVar[Measures] = {"c_index": lambda outputs: ConcordanceIndex()}
+    always = ("c_index",)
+    partial_likelihood = CoxLoss()
+
+    def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cox's partial likelihood of the batch; ties are Breslow's. See :class:`lightning_fed.nn.CoxLoss`."""
+        loss: Tensor = self.partial_likelihood(outputs, targets)
+        return loss
+
+    def prepared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Risks ``(B,)``, and targets as they are."""
+        if outputs.shape[1:] not in ((), (1,)) or targets.shape != (len(outputs), 2):
+            raise FederationError(
+                f"The network gave outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(targets.shape)}: a risk per "
+                "example is expected (num_classes 1), and of the targets event (0 or 1) and time."
+            )
+        return outputs.flatten(), targets
+
+
 def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Targets in the shape and type of the outputs.
 
@@ -252,8 +310,8 @@ def compared(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs, targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Multilabel, Regression)}
-"""The tasks by the names that torchmetrics has for two of them."""
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Multiclass, Binary, Multilabel, Regression, Survival)}
+"""The tasks by their names, which torchmetrics has for three of them."""
 
 
 def own_copy(loss: Loss | None) -> Loss | None:

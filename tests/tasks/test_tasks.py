@@ -190,7 +190,7 @@ def test_unknown_metrics_are_refused() -> None:
         built(new_method("HOMLoRA", metric="bleu"))
     with pytest.raises(FederationError, match=r"metrics has 'mine', which is no torchmetrics\.Metric"):
         FedAvg(Net, CLASSES, metrics={"mine": print})
-    with pytest.raises(FederationError, match="task is 'ranking': give one of multiclass, multilabel, regression"):
+    with pytest.raises(FederationError, match="task is 'ranking': give one of multiclass, binary,"):
         FedAvg(Net, CLASSES, task="ranking")
 
 

@@ -1,0 +1,97 @@
+"""Columns of numbers, brought to a common scale and completed by what the training rows say."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fed.data.batches import INPUT, Inputs, SharedTensors
+from lightning_fed.data.client import ClientDataModule
+from lightning_fed.data.federated import FederatedDataModule
+from lightning_fed.data.split import Split, union
+from lightning_fed.errors import require
+
+Scope = Literal["client", "all", "none"]
+"""Whose training rows say what the scale of a column is."""
+
+Impute = Literal["mean", "median", "none"]
+"""What stands for a number that is missing."""
+
+EPSILON = 1e-9
+"""Added to a standard deviation, as in FLamby."""
+
+
+class ScaledColumns(FederatedDataModule):
+    """Data whose inputs are rows of numbers that can be completed, and standardised: (x − mean) / std of each column. Means,
+    medians and standard deviations (with n − 1) are those of training rows, never of what is tested on. A column that is constant
+    there is only centred.
+
+    Args:
+        standardize: whose training rows: each ``client``'s own, those of ``all``, which a client of a real federation does not see,
+            or ``none``. With ``client`` the pooled data, which the server tests on and centralised methods train on, are
+            standardised over everybody's rows, as FLamby has them.
+        impute: what a missing number becomes: the ``mean`` or the ``median`` of its column over the same training rows, over
+            everybody's where the client has none or nothing is standardised. ``none``: missing numbers are refused.
+        **kwargs: see :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, standardize: Scope = "none", impute: Impute = "none", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, value, known in (("standardize", standardize, get_args(Scope)), ("impute", impute, get_args(Impute))):
+            require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
+        self.standardize: Scope = standardize
+        self.impute: Impute = impute
+        self._of_all: Inputs | None = None  # the pooled data's, where they are not the clients'
+
+    def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
+        """The rows, completed and standardised."""
+        if self.standardize == self.impute == "none":
+            return inputs
+        rows = inputs[INPUT] if isinstance(inputs, dict) else inputs
+        assert isinstance(rows, Tensor)
+        train = rows[torch.from_numpy(union(list(splits)).train)]
+        everybody = self._finished(rows, train, train)
+        if self.standardize != "client":
+            return _with_rows(inputs, everybody)
+        held = np.concatenate([part for split in splits for part in split])
+        require(
+            len(np.unique(held)) == len(held),
+            "Clients share examples, which have no one scale then: set standardize to all or none, or choose a disjoint partition.",
+        )
+        own = everybody.clone()
+        for split in splits:
+            places = torch.from_numpy(np.concatenate(split))
+            own[places] = self._finished(rows[places], rows[torch.from_numpy(split.train)], train)
+        self._of_all = _with_rows(inputs, everybody)
+        return _with_rows(inputs, own)
+
+    def pooled(self) -> ClientDataModule:
+        data = super().pooled()
+        return data if self._of_all is None else replace(data, data=SharedTensors(self._of_all, data.data.labels))
+
+    def _finished(self, rows: Tensor, train: Tensor, everybody: Tensor) -> Tensor:
+        """Rows by what training rows say; everybody's say what a client's do not."""
+        if self.impute != "none":
+            usual = torch.where(self._usual(train).isnan(), self._usual(everybody), self._usual(train))
+            lacking = [self.column_title(place) for place in usual.isnan().nonzero().flatten().tolist()]
+            require(not lacking, f"No training row has a number in the column {', '.join(lacking[:1])}: leave it out.")
+            rows, train = (torch.where(part.isnan(), usual, part) for part in (rows, train))
+        if self.standardize == "none":
+            return rows
+        deviation = train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
+        return (rows - train.mean(dim=0)) / torch.where(deviation > 0, deviation + EPSILON, 1.0)
+
+    def _usual(self, rows: Tensor) -> Tensor:
+        """The mean or median of each column without what is missing; NaN where all is."""
+        return rows.nanmean(dim=0) if self.impute == "mean" else rows.nanquantile(0.5, dim=0)
+
+    def column_title(self, place: int) -> str:
+        """What a column of the inputs is called, for errors. Default: its number."""
+        return str(place)
+
+
+def _with_rows(inputs: Inputs, rows: Tensor) -> Inputs:
+    return inputs | {INPUT: rows} if isinstance(inputs, dict) else rows

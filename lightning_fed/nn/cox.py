@@ -1,0 +1,50 @@
+"""Cox's partial likelihood (Cox, JRSS B 1972), the loss of risks that are learned from times to an event."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.errors import require
+
+Ties = Literal["breslow", "efron", "order"]
+"""What is done about several events at one time."""
+
+
+class CoxLoss(nn.Module):
+    r"""The negative log partial likelihood of a batch, its mean over the examples, those without an event among them:
+    :math:`\frac1B \sum_{i: e_i} \left(\log \sum_{j: t_j \ge t_i} e^{s_j} - s_i\right)`.
+
+    It depends on differences of risks alone. An example that has no competitor, the last to be seen, has a term and a gradient of
+    exactly 0, and so have all examples of a batch without events: optimizers that divide by the size of a gradient (Adam) would
+    make a step of a rounding error. A batch of B needs memory for :math:`B^2` numbers.
+
+    Args:
+        ties: with several events at one time, ``breslow`` lets each compete with all of them, ``efron`` with a share that becomes
+            less from one to the next, and ``order`` with those that come before it in the batch, as FLamby's loss does.
+    """
+
+    def __init__(self, ties: Ties = "breslow") -> None:
+        super().__init__()
+        require(ties in get_args(Ties), f"CoxLoss got ties={ties!r}: give one of {', '.join(get_args(Ties))}.")
+        self.ties = ties
+
+    def forward(self, risks: Tensor, targets: Tensor) -> Tensor:
+        """The loss.
+
+        Args:
+            risks: ``(B,)``, the larger, the earlier an event is expected.
+            targets: ``(B, 2)``: whether there was an event (1; 0: the example was only seen so long without one), and when.
+        """
+        event, time = targets[:, 0] > 0, targets[:, 1]
+        later, same = time > time[:, None], time == time[:, None]  # (i, j): j is seen longer than i, as long as i
+        first = torch.ones_like(same).tril()  # j is not behind i in the batch
+        weights = (later | (same & first if self.ties == "order" else same)).to(risks.dtype)
+        if self.ties == "efron":
+            tied = same & event & event[:, None]
+            place = (tied & first).sum(dim=1) - 1  # of an event among those of its time
+            share = 1 - place / tied.sum(dim=1).clamp(min=1)
+            weights = torch.where(tied, share[:, None].to(risks.dtype), weights)
+        differences = risks - risks[:, None]
+        terms = torch.where(weights > 0, differences + weights.log(), -torch.inf).logsumexp(dim=1)
+        return torch.where(event, terms, 0.0).mean()
