@@ -5,6 +5,7 @@ import pandas as pd
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.layout import Column, Entry, Layout
 from lightning_fed.experiments.report.methods_table import spread
+from lightning_fed.experiments.report.runs import KEY
 from lightning_fed.experiments.report.views import measure_of
 
 MOST_CLIENTS = 30
@@ -23,7 +24,7 @@ def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout
         column = f"test/{measure_of(metric)}"
     if not {"name", column} <= set(clients.columns):
         return []
-    known = clients[(clients["setting"] == comparison.setting) & clients["name"].notna()]
+    known = clients.merge(comparison.runs[list(KEY)], on=list(KEY)).dropna(subset=["name"])
     names = [str(name) for name in known["name"].unique()]
     if not 0 < len(names) <= MOST_CLIENTS:
         return []

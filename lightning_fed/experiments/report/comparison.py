@@ -6,8 +6,8 @@ from functools import cached_property
 import pandas as pd
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.report.pairing import DRAW, difference
-from lightning_fed.experiments.report.statistics import Estimate
+from lightning_fed.experiments.report.pairing import DRAW, cells_of
+from lightning_fed.experiments.report.statistics import Cells, Estimate, estimate
 from lightning_fed.experiments.report.views import View, in_percent, lower_is_better, rough, stage_of
 from lightning_fed.experiments.sweep.plan import ReportOptions
 from lightning_fed.formatting import sized
@@ -79,11 +79,20 @@ class Comparison:
         """Of each method, by partition and seed."""
         return {method: group[measure] for method, group in self.methods.items()}
 
+    @property
+    def alike(self) -> list[str]:
+        """Methods that have the baseline's kind of metric, the baseline among them."""
+        stage = stage_of(self.metrics[self.baseline])
+        return [method for method, metric in self.metrics.items() if stage_of(metric) == stage]
+
+    def cells(self, measure: str, method: str, other: str) -> Cells:
+        """Differences between two methods, by partition and seed, as far as both have them."""
+        return cells_of((self.methods[method][measure] - self.methods[other][measure]).dropna())
+
     def differences(self, measure: str) -> dict[str, Estimate]:
-        """To the baseline, of each method that has the same kind of metric."""
-        values, stage = self.values(measure), stage_of(self.metrics[self.baseline])
-        alike = [method for method, metric in self.metrics.items() if stage_of(metric) == stage and method != self.baseline]
-        return {method: difference(values[method], values[self.baseline]) for method in alike}
+        """To the baseline, of each method that is like it."""
+        others = [method for method in self.alike if method != self.baseline]
+        return {method: estimate(self.cells(measure, method, self.baseline)) for method in others}
 
     @property
     def partitions(self) -> list[int]:
@@ -97,7 +106,7 @@ class Comparison:
 
     @property
     def crossed(self) -> bool:
-        """Whether partitions have seeds of their own; else each seed draws one."""
+        """Whether partitions have seeds of their own; else each seed draws one, and moves both."""
         return not self.runs["partition"].equals(self.runs["seed"])
 
 

@@ -124,6 +124,8 @@ def _paired(comparison: Comparison) -> str:
     how = "by seed, with Student's 95 % interval, which holds for a new partition"
     if len(comparison.partitions) == 1:
         how = "by training seed, with Student's 95 % interval, which holds for this partition"
+    elif comparison.crossed and len(comparison.seeds) == 1:
+        how = "by partition, with Student's 95 % interval, which holds for a new partition with this training seed"
     elif comparison.crossed:
         how = "by partition and training seed, with a 95 % interval that holds for new ones of both"
     return f"Differences are paired {how}; not separated: 0 lies inside."

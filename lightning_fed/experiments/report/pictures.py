@@ -1,6 +1,6 @@
 """Pictures of a comparison, as wide as a column of a paper."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from math import isnan
 from typing import Any
@@ -12,10 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lightning_fed.experiments.report.comparison import Comparison
-from lightning_fed.experiments.report.pairing import cells_of
-from lightning_fed.experiments.report.tuning_table import Trials
 from lightning_fed.experiments.report.views import in_percent, measure_of
-from lightning_fed.experiments.sweep.tuning import chosen
+from lightning_fed.experiments.sweep.tuning import Trial, chosen
 
 WIDTH, HEIGHT = 3.35, 2.4
 """Inches: a column of a two-column paper, 85 mm."""
@@ -158,12 +156,12 @@ def dots(comparison: Comparison) -> Figure:
         comparison: what is compared.
     """
     measure, scale, styles = comparison.compared, comparison.scale, dict(zip(comparison.methods, _styles(), strict=False))
-    values, apart = comparison.values(measure), comparison.differences(measure)
+    apart = comparison.differences(measure)
     with rc_context(STYLE):
         figure, axes = _new(0.55 + 0.3 * len(apart))
         axes.axvline(0, color="black", linewidth=0.8)
         for place, (method, one) in enumerate(apart.items()):
-            of_partitions = cells_of((values[method] - values[comparison.baseline]).dropna()).mean(1) * scale
+            of_partitions = comparison.cells(measure, method, comparison.baseline).mean(1) * scale
             color, half = styles[method][0], None if isnan(one.error) else one.half_width * scale
             axes.errorbar(one.mean * scale, place, xerr=half, fmt="D", color=color, markersize=3.5, capsize=2)
             axes.plot(of_partitions, [place + 0.22] * len(of_partitions), "o", color=color, alpha=0.6, markersize=2.5)
@@ -178,7 +176,7 @@ def dots(comparison: Comparison) -> Figure:
         return figure
 
 
-def values_tried(tried: Trials) -> Figure:
+def values_tried(tried: Mapping[tuple[str, str], Sequence[Trial]]) -> Figure:
     """What methods were tuned in, methods as rows: a dot for each value, on the metric's axis, full where it was chosen.
 
     Args:

@@ -19,11 +19,11 @@ from lightning_fed.experiments.report.methods_table import methods_table
 from lightning_fed.experiments.report.page import page
 from lightning_fed.experiments.report.runs import KEY, load_clients, load_rounds, load_runs
 from lightning_fed.experiments.report.seeds_table import seed_tables
-from lightning_fed.experiments.report.tuning_table import grouped, tuning_tables
-from lightning_fed.experiments.report.views import Cost, View, measure_of, stage_of
+from lightning_fed.experiments.report.tuning_table import tuning_tables
+from lightning_fed.experiments.report.views import View, measure_of, stage_of
 from lightning_fed.experiments.report.writers import latex, markdown, terminal
 from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, file_name
-from lightning_fed.experiments.sweep.tuning import Trial, trials
+from lightning_fed.experiments.sweep.tuning import Trial, grouped, trials
 
 Format = Literal["md", "tex", "csv"]
 
@@ -108,32 +108,15 @@ class Report:
         return table.merge(finished, on=list(KEY))
 
 
-def report_on(
-    folders: Sequence[Path],
-    metric: str | None = None,
-    baseline: str | None = None,
-    target: float | None = None,
-    pooled: bool | None = None,
-    vary: Collection[str] = (),
-    at: str | None = None,
-    equal: Cost | None = None,
-    room: Sequence[str] | None = None,
-) -> Report:
+def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any) -> Report:
     """Read the runs below some folders and compare them, where nothing else is said as their sweep's ``report`` says.
 
     Args:
         folders: folders of runs, of sweeps, or above them.
-        metric: see :func:`lightning_fed.experiments.report.load_runs`.
-        baseline: see :func:`lightning_fed.experiments.report.methods_table.tables`.
-        target: see :func:`lightning_fed.experiments.report.load_runs`.
-        pooled: see :func:`lightning_fed.experiments.report.methods_table.tables`.
         vary: see :func:`lightning_fed.experiments.report.folders.run_folders`.
-        at: see :class:`.View`.
-        equal: see :func:`lightning_fed.experiments.report.load_runs`.
-        room: see :func:`lightning_fed.experiments.report.methods_table.tables`.
+        **given: of :class:`.ReportOptions`; None: as the sweeps say.
     """
     sweeps = dict(run.sweep for run in run_folders(folders, vary) if run.sweep)
-    given = {"metric": metric, "baseline": baseline, "target": target, "pooled": pooled, "at": at, "equal": equal, "room": room}
     options = report_options(sweeps, {key: value for key, value in given.items() if value is not None})
     runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]

@@ -6,7 +6,6 @@ import pandas as pd
 from lightning_fed.experiments.report.comparison import Comparison
 from lightning_fed.experiments.report.layout import BLANK, Entry, Layout
 from lightning_fed.experiments.report.methods_table import difference_text
-from lightning_fed.experiments.report.pairing import cells_of
 from lightning_fed.experiments.report.statistics import (
     MOST_PARTITIONS,
     Cells,
@@ -32,52 +31,51 @@ def seed_tables(comparison: Comparison) -> list[Layout]:
             rows += added
     if not rows:
         return []
-    shares = ["from the partition", "from training", "from both"] if comparison.crossed else []
+    shares = ["from the partition", "from training", "from both"] if _has_shares(comparison) else []
     columns = ["", f"minus {comparison.baseline}", *shares, "other order on", "partitions needed"]
     over = Layout(_titled("From partition to partition", comparison), columns, rows, _notes(comparison), groups)
-    return [over, _pairs(comparison)] if len(comparison.methods) > 2 else [over]
+    return [over, _pairs(comparison)] if len(comparison.alike) > 2 else [over]
 
 
 def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
     """Of each difference to the baseline: its interval, shares of its variance, flips, and what it takes."""
-    values, rows = comparison.values(measure), []
+    rows = []
     for method, apart in comparison.differences(measure).items():
-        cells = cells_of((values[method] - values[comparison.baseline]).dropna())
+        cells = comparison.cells(measure, method, comparison.baseline)
         if len(cells) > 1:
-            row = [method, difference_text(apart, comparison.scale)]
-            row += _shares(components(cells)) if comparison.crossed else []
-            rows.append([*map(Entry, row), Entry(f"{flips(cells)} of {len(cells)}"), Entry(_needed(cells))])
+            shares = _shares(components(cells)) if _has_shares(comparison) else []
+            row = [method, difference_text(apart, comparison.scale), *shares, f"{flips(cells)} of {len(cells)}", _needed(cells)]
+            rows.append(list(map(Entry, row)))
     return rows
 
 
 def _pairs(comparison: Comparison) -> Layout:
     """How many partitions it takes to separate each pair."""
-    values = {method: of for method, of in comparison.values(comparison.compared).items() if method in _alike(comparison)}
-    names = list(values)
-    rows = []
+    names, rows = comparison.alike, []
     for place, one in enumerate(names[:-1]):
-        needed = [_needed(cells_of((values[one] - values[other]).dropna())) for other in names[place + 1 :]]
+        needed = [_needed(comparison.cells(comparison.compared, one, other)) for other in names[place + 1 :]]
         rows.append([Entry(one), *[BLANK] * place, *map(Entry, needed)])
     title = _titled(f"Partitions needed to separate two methods, {comparison.measures[comparison.compared]}", comparison)
     return Layout(title, ["", *names[1:]], rows)
 
 
-def _alike(comparison: Comparison) -> set[str]:
-    return {comparison.baseline, *comparison.differences(comparison.compared)}
+def _has_shares(comparison: Comparison) -> bool:
+    """Whether partitions and training can be told apart."""
+    return comparison.crossed and len(comparison.seeds) > 1
 
 
 def _notes(comparison: Comparison) -> list[str]:
     """In words: what one partition alone would have said, where variance comes from, and how to read the table."""
-    values, notes = comparison.values(comparison.compared), []
-    for method in comparison.differences(comparison.compared):
-        cells = cells_of((values[method] - values[comparison.baseline]).dropna())
+    notes = []
+    for method in comparison.alike:
+        cells = comparison.cells(comparison.compared, method, comparison.baseline)
         if len(cells) > 1 and (other := flips(cells)):
             notes.append(
                 f"With one partition you would have concluded the opposite of {method} and {comparison.baseline} in {other} of "
                 f"{len(cells)} cases."
             )
     notes += _first(comparison)
-    if comparison.crossed:
+    if _has_shares(comparison):
         notes += _of_results(comparison)
         notes.append("From the partition, from training, from both: shares of the variance that a difference has from run to run.")
     seeds = len(comparison.seeds) if comparison.crossed else 1

@@ -6,18 +6,7 @@ from math import isnan
 from lightning_fed.experiments.report.layout import Entry, Layout
 from lightning_fed.experiments.report.views import in_percent
 from lightning_fed.experiments.sweep.plan import Sweep
-from lightning_fed.experiments.sweep.tuning import Trial, at_edges, chosen, inequality
-
-Trials = dict[tuple[str, str], list[Trial]]
-"""What was tried, by setting and method."""
-
-
-def grouped(tried: Sequence[Trial]) -> Trials:
-    """What was tried in each setting of each method."""
-    found: Trials = {}
-    for trial in tried:
-        found.setdefault((trial.cell.setting, trial.cell.method), []).append(trial)
-    return found
+from lightning_fed.experiments.sweep.tuning import Trial, at_edges, chosen, grouped, inequality
 
 
 def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:

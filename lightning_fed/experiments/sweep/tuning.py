@@ -47,12 +47,17 @@ def trials(sweep: Sweep, root: Path) -> list[Trial]:
     return [_trial(cell, CellFolder(root / cell.name), sweep.report.at) for cell in sweep.trials]
 
 
+def grouped(tried: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    """What was tried, by setting and method."""
+    found: dict[tuple[str, str], list[Trial]] = {}
+    for trial in tried:
+        found.setdefault((trial.cell.setting, trial.cell.method), []).append(trial)
+    return found
+
+
 def chosen(tried: Sequence[Trial]) -> dict[tuple[str, str], str]:
     """The best value of each setting and method of which all runs have come to their end, and one of them has finished."""
-    groups: dict[tuple[str, str], list[Trial]] = {}
-    for trial in tried:
-        groups.setdefault((trial.cell.setting, trial.cell.method), []).append(trial)
-    over = {key: of for key, of in groups.items() if all(trial.status in OVER for trial in of)}
+    over = {key: of for key, of in grouped(tried).items() if all(trial.status in OVER for trial in of)}
     known = {key: [trial for trial in of if not math.isnan(trial.score)] for key, of in over.items()}
     return {key: max(of, key=lambda trial: trial.score).cell.value for key, of in known.items() if of}
 
