@@ -116,9 +116,10 @@ def test_without_compression_nothing_changes() -> None:
     assert_same(*federations)
 
 
-@pytest.mark.parametrize("down", ["none", "int8"])
-@pytest.mark.parametrize("up", UP[1:])
-@pytest.mark.parametrize("engine", [InProcess(), Processes(workers=2)], ids=["here", "workers"])
+WAYS = [(engine, up, down) for engine in (InProcess(), Processes(workers=2)) for up in UP[1:] for down in ("none", "int8")]
+
+
+@pytest.mark.parametrize(("engine", "up", "down"), mostly_slow(WAYS, [way for way in WAYS if way[1:] == ("topk", "int8")]))
 def test_a_run_on_any_engine_and_through_a_stop(engine: Engine, up: Any, down: Any) -> None:
     options: dict[str, Any] = {"compression": Compression(up, down, share=0.2), "participation": 0.7}
     whole = new_federation(3, **options)

@@ -111,7 +111,9 @@ def test_what_travels_is_adapters_and_head() -> None:
     assert {f"backbone.{name}" for name in adapter_names(module.backbone, "A")} == {n for n in factors if "lora_A" in n}
 
 
-@pytest.mark.parametrize("engine", [InProcess(), Processes(workers=2), Processes(workers=3)], ids=["here", "two", "three"])
+@pytest.mark.parametrize(
+    "engine", [Processes(workers=2), pytest.param(Processes(workers=3), marks=pytest.mark.slow)], ids=["two", "three"]
+)
 def test_networks_of_a_list_are_frozen_alike_on_every_engine(engine: Engine) -> None:
     def play(engine: Engine) -> Any:
         federation = new_federation(2, participation=0.7, engine=engine)
