@@ -161,9 +161,9 @@ class Worker:
     def _load(self, module: FederatedModule, broadcast: Broadcast, private: State | None) -> None:
         """Make a module that of its client: all that it does not share with everybody of its architecture."""
         assert module.client is not None
-        private = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
-        if private:
-            module.load_private_state(private)
+        own = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
+        if own or private == {}:
+            module.load_private_state(own)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
             module.load_private_state(self.clients.of(module.client).private_state())

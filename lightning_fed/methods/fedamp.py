@@ -27,7 +27,7 @@ from lightning_fed.core import (
 )
 from lightning_fed.models import Backbones
 from lightning_fed.nn import BufferDict, half_squared_distance, proximal_step
-from lightning_fed.nn.simplex import on_simplex
+from lightning_fed.nn.proximal import on_simplex
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 MODEL = "model/"

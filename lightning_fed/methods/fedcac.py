@@ -27,7 +27,7 @@ from lightning_fed.core import (
     unpack_bits,
 )
 from lightning_fed.models import Backbones
-from lightning_fed.nn.floor import floor_of
+from lightning_fed.nn.rank import floor_of
 from lightning_fed.options import ClosedUnitInterval, PositiveInt
 
 CRITICAL = "critical"

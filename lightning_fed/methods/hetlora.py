@@ -13,7 +13,7 @@ from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationEr
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.nn.floor import floor_of
+from lightning_fed.nn.rank import floor_of
 from lightning_fed.options import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.factorize import layer_weights, roll_up, unroll
-from lightning_fed.nn.floor import floor_of
+from lightning_fed.nn.rank import floor_of
 
 Variant = Literal["paper", "official"]
 

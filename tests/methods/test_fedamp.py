@@ -22,7 +22,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAMP, Standalone
 from lightning_fed.methods.fedamp import MODEL, CloudServer
 from lightning_fed.models import CNN1
-from lightning_fed.nn.simplex import on_simplex
+from lightning_fed.nn.proximal import on_simplex
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.tensors import State, count_bytes, count_floats
 

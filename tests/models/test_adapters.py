@@ -76,7 +76,9 @@ def test_who_runs_on_adapters_and_who_refuses_them_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("backbone", [still_transformer, tiny_transformer], ids=["still", "dropout"])
-@pytest.mark.parametrize("engine", [InProcess(), Processes(workers=2)], ids=["one process", "two workers"])
+@pytest.mark.parametrize(
+    "engine", [InProcess(), pytest.param(Processes(workers=2), marks=pytest.mark.slow)], ids=["here", "workers"]
+)
 def test_fedavg_over_them_is_homlora(backbone: Any, engine: Engine) -> None:
     federations = []
     for method in (
