@@ -42,7 +42,7 @@ TRIED_WITH_THEM = {
 """What is the core's affair more than a method's."""
 
 SIBLINGS = {"FedAdagrad", "FedAdam", "FedYogi", "FedExLoRA", "FLoRA", "FFALoRA", "FedRolex", "FedHMDelta"}
-"""Methods that differ from one that is tried (FedAvgM, FlexLoRA, RoLoRA, HeteroFL, FedHM) in a formula, which has tests of its own."""
+"""Methods that differ from one that is tried (FedAvgM, FlexLoRA, RoLoRA, HeteroFL, FedHM) in a formula, which has its tests."""
 
 EACH = [(name, check) for name in METHODS for check in checks_of(subject(name))]
 TRIED = [(name, check) for name, check in EACH if name in OFTEN or (str(check) not in TRIED_WITH_THEM and name not in SIBLINGS)]
