@@ -84,8 +84,9 @@ class Adapters:
             try:
                 inject_adapter_in_model(config, inner, name)
             except ValueError as error:
+                why = str(error).partition(". ")[0].rstrip(".")
                 raise FederationError(
-                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(network)}: {error}. Name layers in "
+                    f"No adapter can be put on target_modules {self.target_modules} of {name_of(network)}: {why}. Name layers in "
                     f"target_modules as in the network's named_modules(): {_some(adaptable(inner, heads))}."
                 ) from error
         for path, layer in adapted_layers(network).items():

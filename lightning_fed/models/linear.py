@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from lightning_fed.models.backbone import Backbone
-from lightning_fed.options import AnySeed, PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveInt
 from lightning_fed.seeding import isolated, seed_torch
 
 
@@ -20,7 +20,7 @@ class LinearModel(Backbone):
             everybody then begins with the same. None: they come from the run's random stream.
     """
 
-    def __init__(self, num_classes: PositiveInt = 1, inputs: PositiveInt = 10, seed: AnySeed | None = None) -> None:
+    def __init__(self, num_classes: PositiveInt = 1, inputs: PositiveInt = 10, seed: NonNegativeInt | None = None) -> None:
         super().__init__()
         with nullcontext() if seed is None else isolated():
             if seed is not None:

@@ -76,6 +76,7 @@ NETWORKS: dict[str, Any] = {
     "TextTransformer": TEXT,
     "VisionTransformer": VIT,
     **{name: of(name, inputs=3072, hidden=[4]) for name in ("MLP", "SoftmaxMLP")},
+    "LinearModel": of("LinearModel", inputs=3072),
 }
 
 PARTITIONS: dict[str, dict[str, Any]] = {
