@@ -1,6 +1,9 @@
-"""Types of numbers that options have. jsonargparse's own whole numbers have no end; those of a tensor's sizes have."""
+"""Options of classes: which there are, and types of numbers. jsonargparse's own whole numbers have no end; those of tensors' sizes
+have one.
+"""
 
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, restricted_number_type
 from jsonargparse.typing import NonNegativeInt as AnySeed
@@ -19,6 +22,7 @@ __all__ = [
     "NonNegativeInt",
     "PositiveFloat",
     "PositiveInt",
+    "parameters_of",
     "require_from",
 ]
 
@@ -41,3 +45,19 @@ def require_from(least: int, **numbers: int | None) -> None:
     """
     for name, number in numbers.items():
         require(number is None or number >= least, f"Got {name}={number}: give a whole number from {least}.")
+
+
+def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:
+    """What a class or a function takes by name, and the function that says so. A class that passes on what it does not know takes
+    what its base takes.
+    """
+    makers = [vars(kind)["__init__"] for kind in thing.__mro__ if "__init__" in vars(kind)] if isinstance(thing, type) else [thing]
+    found: dict[str, tuple[inspect.Parameter, Any]] = {}
+    for maker in makers:
+        parameters = inspect.signature(maker).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        found = {p.name: (p, maker) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    found.pop("self", None)
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "lightning_fed"
 
-GROUND = {"errors", "formatting", "locks", "logs", "options", "parameters", "seeding", "signals", "tensors"}
+GROUND = {"errors", "formatting", "locks", "logs", "options", "seeding", "signals", "tensors"}
 """Small files at the root. They import nothing above themselves; nothing else lies there."""
 
 STOREYS = [

@@ -15,6 +15,7 @@ from lightning_fed.deployment.engine import Sites
 from lightning_fed.deployment.link import Broken, Link
 from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.deployment.wire import VerbSettings, unpack
+from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
@@ -31,10 +32,18 @@ def data_of(name: str, num_clients: int = 3) -> Any:
 
 
 def new_site(
-    name: str, client: int, folder: Path | str = "sites", settings: VerbSettings = STUDY, seed: int = 0, **options: Any
+    name: str,
+    client: int,
+    folder: Path | str = "sites",
+    settings: VerbSettings = STUDY,
+    seed: int = 0,
+    compression: Compression = NONE,
+    **options: Any,
 ) -> Site:
     """The site of one of three clients, as if it had been started now."""
-    spec = WorkerSpec(new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed)
+    spec = WorkerSpec(
+        new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed, compression=compression
+    )
     with quiet_lightning():
         return Site(spec, client, settings, Path(folder) / str(client))
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from lightning_fed.cli.refusals import BASES, known
 from lightning_fed.errors import FederationError, error_text
 from lightning_fed.experiments.sweep.plan import LARGEST_SEED
-from lightning_fed.parameters import parameters_of
+from lightning_fed.options import parameters_of
 
 
 def check_config(config: Namespace) -> None:

@@ -94,7 +94,7 @@ def join(cli: "FederationCLI", given: Namespace) -> None:
         log.info(f"Client {client}: {info.num_train} training, {info.num_val} validation, {info.num_test} test examples")
         folder = (given.folder or Path(f"site-{client}")).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        spec = WorkerSpec(model, own, federation.new_trainer, federation.seed)
+        spec = WorkerSpec(model, own, federation.new_trainer, federation.seed, compression=federation.settings.compression)
         keep = partial(_export, cli, given) if given.output else None
         site = Site(spec, client, verb_settings(cli), folder / "states", keep)
         answer_all(site, partial(_supernode, given), folder, given.socket, given.without_supernode)

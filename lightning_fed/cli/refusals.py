@@ -11,15 +11,15 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
-from lightning_fed.core.compression import Compression
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
 from lightning_fed.engines import Engine
+from lightning_fed.engines.compression import Compression
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
 from lightning_fed.models import Adapters, Backbone
-from lightning_fed.parameters import parameters_of
+from lightning_fed.options import parameters_of
 
 HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
 

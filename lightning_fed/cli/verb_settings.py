@@ -26,7 +26,7 @@ OF_TRAINER = (
 def verb_settings(cli: FederationCLI) -> VerbSettings:
     """What must be the same everywhere, of what a command line has built."""
     given = flat(cli.dumped())
-    blocks = ("model", SEED, *(f"trainer.{name}" for name in OF_TRAINER))
+    blocks = ("model", SEED, "federation.compression", *(f"trainer.{name}" for name in OF_TRAINER))
     found = {key: value for key, value in given.items() if within(key, blocks)}
     # as JSON has them
     found |= {f"data.{name}": json.loads(json.dumps(getattr(cli.datamodule, name), default=list)) for name in OF_DATA}

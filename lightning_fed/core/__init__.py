@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
-    from lightning_fed.core.server import Combine, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
+    from lightning_fed.core.server import Combine, PartialUpdate, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
     from lightning_fed.nn.server_optimizers import ServerAdagrad, ServerAdam, ServerOptimizer, ServerSGD, ServerYogi
@@ -64,7 +64,7 @@ _HOMES = {
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
-    "core.server": ("Combine", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
+    "core.server": ("Combine", "PartialUpdate", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "nn.server_optimizers": ("ServerAdagrad", "ServerAdam", "ServerOptimizer", "ServerSGD", "ServerYogi"),
     "data.client_info": ("SERVER", "ClientInfo"),
     "errors": ("FederationError",),
@@ -87,6 +87,7 @@ __all__ = [
     "FederationError",
     "FineTuning",
     "KeepsGlobalParameters",
+    "PartialUpdate",
     "PersonalServer",
     "Phase",
     "PhasedModule",

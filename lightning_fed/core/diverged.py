@@ -1,7 +1,7 @@
 """What may help a training that diverged: its learning rate, and what else of its method is not as it usually is."""
 
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.parameters import parameters_of
+from lightning_fed.options import parameters_of
 
 
 def remedy(module: FederatedModule, rate: str = "the learning rate") -> str:

@@ -183,7 +183,7 @@ class FederatedModule(PhasedModule):
         """Another network, with initial weights of its own; with adapters, these are the adapters' and the rest is in memory once.
 
         Args:
-            given: what makes it, one of those that :meth:`add_frozen` was told; None: what makes the client's.
+            given: what makes it, of ``backbone`` or given to :meth:`add_frozen`; None: what makes the client's.
         """
         if self.adapters is None:
             return backbone_of(self._factory if given is None else given, self.num_classes)
@@ -198,7 +198,7 @@ class FederatedModule(PhasedModule):
         return frozen.copy(self.num_classes)
 
     def add_frozen(self, factories: Iterable[Any]) -> None:
-        """Tell of networks that are to have adapters, if there are any; those in ``backbone`` are known."""
+        """Let further networks than those in ``backbone`` have adapters, if there are any."""
         if self.adapters:
             known = {id(frozen.given) for frozen in self.frozen_backbones}
             new = {id(each): each for each in factories if id(each) not in known}

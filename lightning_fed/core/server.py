@@ -59,7 +59,7 @@ class Privacy:
 
 
 class ServerUpdate:
-    """How the combined updates become the server's new state. Default: they replace it; what they lack stays."""
+    """How the combined updates become the server's new state. Default: they replace it."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.
@@ -69,7 +69,7 @@ class ServerUpdate:
             combined: of so many clients' updates.
             clients: how many.
         """
-        return state | combined
+        return combined
 
     def state_dict(self) -> State:
         """What is kept from round to round (moments, say): a part of the checkpoint. A checkpoint is held against it before a run
@@ -79,6 +79,14 @@ class ServerUpdate:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`."""
+
+
+class PartialUpdate(ServerUpdate):
+    """What no update brings stays as it is: for methods of which a part rests in some rounds."""
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """See :meth:`ServerUpdate.__call__`."""
+        return state | combined
 
 
 class OptimizerUpdate(ServerUpdate):

@@ -170,7 +170,7 @@ class WorkerPool(ABC):
     def _next_answers(
         self, jobs: Mapping[int, deque[Job]], busy: Iterable[int]
     ) -> Iterator[tuple[int, TurnResult | Exception | WorkerDeath]]:
-        """What busy workers say, and of whom nothing has been heard for too long."""
+        """What busy workers say, and of which turns have taken too long."""
         watch = self.watch
         watch.look({worker: jobs[worker][0].turn if self.has_started(worker) else None for worker in busy})
         since = time.monotonic()
@@ -189,13 +189,13 @@ class WorkerPool(ABC):
     def _said_of(self, late: Overdue) -> str:
         where, turn, so_far = self.name(late.worker), late.turn, f"{late.seconds:.3g} s"
         if turn is None:
-            told = f"{where} has been starting for {so_far}"
+            line = f"{where} has been starting for {so_far}"
         else:
-            told = f"Round {turn.round}: the turn of client {turn.client.id} ({turn.verb}) has taken {so_far} in {where}"
-            told += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
+            line = f"Round {turn.round}: the turn of client {turn.client.id} ({turn.verb}) has taken {so_far} in {where}"
+            line += f"; the longest one so far took {late.longest:.3g} s" if late.longest is not None else ""
         if late.dead:
-            return f"{told}. It is taken for dead."
-        return f"{told}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
+            return f"{line}. It is taken for dead."
+        return f"{line}. If it stands still, end it; federation.engine.init_args.turn_timeout does so by itself."
 
     def _start_again(self, worker: int, jobs: dict[int, deque[Job]], death: WorkerDeath) -> None:
         own = jobs[worker]
@@ -216,7 +216,7 @@ class WorkerPool(ABC):
         del jobs[worker]
         present = set(self.available())
         for other in [other for other, its in jobs.items() if not its and other not in present]:
-            del jobs[other]  # idle on the same machine; who is busy there will be heard of
+            del jobs[other]  # idle on the same machine; a busy one's pipe will say so
         if not jobs:
             jobs.update((other, deque()) for other in present)
         for job in own:

@@ -198,15 +198,15 @@ class _TurnEpochLoop(_TrainingEpochLoop):
     def _spare_hooks_of_a_step(self) -> None:
         """Let the Trainer's own precision plugin call those hooks of a backward pass and of an optimizer step that somebody has."""
         trainer, plugin = self.trainer, self.trainer.precision_plugin
-        unheard = {
+        short_ways = {
             "pre_backward": ("on_before_backward", lambda loss, module: loss),
             "post_backward": ("on_after_backward", lambda loss, module: loss.detach()),
             "optimizer_step": ("on_before_optimizer_step", _optimizer_step),
         }
-        for name, (hook, short) in unheard.items():
+        for name, (hook, short) in short_ways.items():
             vars(plugin).pop(name, None)
-            heard = _who(hook, trainer.callbacks, L.Callback) or _who(hook, [trainer.lightning_module], L.LightningModule)
-            if not heard and getattr(type(plugin), name) is getattr(Precision, name):
+            overridden = _who(hook, trainer.callbacks, L.Callback) or _who(hook, [trainer.lightning_module], L.LightningModule)
+            if not overridden and getattr(type(plugin), name) is getattr(Precision, name):
                 setattr(plugin, name, short)
 
     def advance(self, data_fetcher: _DataFetcher) -> None:

@@ -10,7 +10,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError
 
 from lightning_fed.core.client_modules import ClientModules
-from lightning_fed.core.compression import ERROR, NONE, Compression
 from lightning_fed.core.diverged import remedy
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
@@ -19,6 +18,7 @@ from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.best_on_validation import BestOnValidation
+from lightning_fed.engines.compression import ERROR, NONE, Compression
 from lightning_fed.engines.post_training import PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
@@ -89,7 +89,7 @@ class Worker:
         """What a client sends in its compressed form; with what it owes, which stays with it."""
         owed = {name.removeprefix(ERROR): tensor for name, tensor in before.items() if name.startswith(ERROR)}
         update = result.update
-        if turn.verb == "fit":
+        if turn.verb == "fit" and self.compression.up != "none":
             seed_all(self.seed, COMPRESSION, turn.round, turn.client.id)
             state, owed = self.compression.compress_update(update.state, turn.broadcast.state, owed)
             update = replace(update, state=state)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lightning_fed.core.client_modules import frozen_parameters, take_frozen, unbuilt_copy
-from lightning_fed.core.compression import NONE, Compression
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines.block import Block
+from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.packing import Buffer, Packed, Packer, pack, unpicklable
 from lightning_fed.engines.preflight.one_process import refuse_several_processes
 from lightning_fed.engines.public_turns import PublicWorker

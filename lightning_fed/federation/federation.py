@@ -30,10 +30,10 @@ from lightning_fed.callbacks import (
     TensorBoardFigures,
     TensorBoardPage,
 )
-from lightning_fed.core.compression import NONE, Compression
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.compression import NONE, Compression
 from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory

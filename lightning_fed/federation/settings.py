@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from lightning_fed.core.compression import Compression
+from lightning_fed.engines.compression import Compression
 from lightning_fed.storage.checkpoint import Keep
 
 

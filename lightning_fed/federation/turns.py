@@ -11,6 +11,7 @@ from lightning_fed.core.server import Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine
+from lightning_fed.engines.compression import NONE
 from lightning_fed.engines.order import Receive, run_turns
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import Stopwatch, TrafficMeter
@@ -42,7 +43,7 @@ class RoundTurns:
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
         self._seed, self._compression = settings.seed, settings.compression
-        self._compressed: dict[int, tuple[State, State]] = {}  # of the round, by the id of what was compressed
+        self._compressed: dict[int, tuple[State, State, State]] = {}  # of a round: by id what is sent, as it travels, as it arrives
 
     def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
         """Turns and what comes of them; see :func:`.run_turns`."""
@@ -120,18 +121,19 @@ class RoundTurns:
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
             with seeded(self._seed, COMPRESSION, round, SERVER):
-                found = broadcast.state, self._compression.compress_broadcast(broadcast.state)
-            self._compressed[id(broadcast.state)] = found
+                sent = self._compression.compress_broadcast(broadcast.state)
+            found = broadcast.state, sent, self._compression.expand_broadcast(sent)
+            self._compressed[id(broadcast.state)] = self._compressed[id(sent)] = found
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
         """An update as the server sees it, checked; what was sent is counted."""
-        check_form(update)
-        if turn.client.id == SERVER:
-            self._server.check(update, turn.broadcast, turn.client)
-            return update
-        received = replace(turn.broadcast, state=self._compression.expand_broadcast(turn.broadcast.state))
-        expanded = replace(update, state=self._compression.expand_update(update.state, received.state))
-        self._server.check(expanded, received, turn.client)
+        expanded, sent = update, turn.broadcast
+        if turn.client.id != SERVER and self._compression != NONE:
+            check_form(update)
+            if id(sent.state) in self._compressed:
+                sent = replace(sent, state=self._compressed[id(sent.state)][2])
+            expanded = replace(update, state=self._compression.expand_update(update.state, sent.state))
+        self._server.check(expanded, sent, turn.client)
         self.traffic.up(update)
         return expanded

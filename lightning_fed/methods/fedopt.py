@@ -7,6 +7,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFl
 from lightning_fed.core import ServerAdagrad, ServerAdam, ServerYogi
 from lightning_fed.methods.fedavg import FedAvg
 from lightning_fed.models import Backbones
+from lightning_fed.nn.server_optimizers import DecayingOptimizer
 from lightning_fed.options import PositiveInt
 
 
@@ -59,6 +60,9 @@ class FedAdam(FedAvg):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    rule: type[DecayingOptimizer] = ServerAdam
+    """What the server steps by."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -71,39 +75,16 @@ class FedAdam(FedAvg):
         bias_correction: bool = False,
         **kwargs: Any,
     ) -> None:
-        optimizer = ServerAdam(server_lr, beta_1, tau, initial_v, beta_2, bias_correction)
+        optimizer = self.rule(server_lr, beta_1, tau, initial_v, beta_2, bias_correction)
         super().__init__(backbone, num_classes, server_optimizer=optimizer, **kwargs)
 
 
-class FedYogi(FedAvg):
+class FedYogi(FedAdam):
     r"""FedAvg whose server steps like Yogi: :math:`v \leftarrow v - (1 - \beta_2) \Delta^2 \,\mathrm{sign}(v - \Delta^2)`, :math:`w
     \leftarrow w + \eta\, m / (\sqrt v + \tau)`.
 
-    As :class:`FedAdam`, but :math:`v` changes by :math:`(1 - \beta_2) \Delta^2` at most. Monitored: accuracy after aggregation.
-
-    Args:
-        backbone: the network that every client trains.
-        num_classes: number of classes; None: as many as the data have.
-        server_lr: :math:`\eta`.
-        beta_1: :math:`\beta_1` of the moving mean.
-        beta_2: :math:`\beta_2`; 0.99 in the paper, 0.999 in TensorFlow Federated and FLamby.
-        tau: :math:`\tau`; 1e-3 in the paper.
-        initial_v: :math:`v` before the first round; None: :math:`\tau^2`.
-        bias_correction: whether the rate is corrected as Keras' optimizers do it, and the paper does not.
-        **kwargs: see :class:`.FederatedModule`.
+    As :class:`FedAdam`, with its arguments, but :math:`v` changes by :math:`(1 - \beta_2) \Delta^2` at most. Monitored: accuracy
+    after aggregation.
     """
 
-    def __init__(
-        self,
-        backbone: Backbones,
-        num_classes: PositiveInt | None = None,
-        server_lr: PositiveFloat = 0.1,
-        beta_1: ClosedUnitInterval = 0.9,
-        beta_2: ClosedUnitInterval = 0.99,
-        tau: PositiveFloat = 1e-3,
-        initial_v: NonNegativeFloat | None = None,
-        bias_correction: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        optimizer = ServerYogi(server_lr, beta_1, tau, initial_v, beta_2, bias_correction)
-        super().__init__(backbone, num_classes, server_optimizer=optimizer, **kwargs)
+    rule = ServerYogi

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, Phase, Server, ServerUpdate, State
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, PartialUpdate, Phase, Server, State
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import adapter_names
 
@@ -68,21 +68,13 @@ class RoLoRAServer(Server):
     """
 
     def __init__(self, state: State, weighting: Literal["examples", "uniform"], factors: dict[str, set[str]]) -> None:
-        super().__init__(state, weighting, holds_model=True, update=ReplacesWhatCame())
+        super().__init__(state, weighting, holds_model=True, update=PartialUpdate())
         self.factors = factors
 
     def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
         """What was sent without the factor that rests."""
         rests = self.factors[resting(self.round)]
         return {name: tensor for name, tensor in sent.state.items() if name not in rests}
-
-
-class ReplacesWhatCame(ServerUpdate):
-    """What did not come stays as it is."""
-
-    def __call__(self, state: State, combined: State, clients: int) -> State:
-        """The old state with the new tensors in it."""
-        return state | combined
 
 
 def resting(round: int) -> Literal["A", "B"]:

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, Server, State
+from lightning_fed.core import Broadcast, ClientInfo, ClientUpdate, FederationError, PartialUpdate, Server, State
 from lightning_fed.methods.families.adapter_module import default_adam
 from lightning_fed.methods.families.lora import LoRAModule
 from lightning_fed.models.adapters import COMMON, adapted_layers
@@ -175,7 +175,9 @@ class SLoRAServer(Server):
         self.adapter_names = {f"{name}.{factor}" for name in method.shapes for factor in (A, B)}
         self.sparse_names = {*values, MASK_SEED}
         self.start_names = set(starts)
-        super().__init__({**state, **values, MASK_SEED: torch.randint(2**31, ()), **starts}, "examples", holds_model=True)
+        super().__init__(
+            {**state, **values, MASK_SEED: torch.randint(2**31, ()), **starts}, "examples", holds_model=True, update=PartialUpdate()
+        )
 
     @property
     def sparse(self) -> bool:

@@ -11,7 +11,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import shown
-from lightning_fed.parameters import parameters_of
+from lightning_fed.options import parameters_of
 from lightning_fed.storage.checkpoint import Checkpoint
 from lightning_fed.storage.manifest import Setting
 from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits

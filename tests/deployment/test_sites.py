@@ -22,6 +22,7 @@ from lightning_fed.deployment.link import Broken
 from lightning_fed.deployment.site import OneClient, SiteStore
 from lightning_fed.deployment.wire import VerbSettings, pack, unpack
 from lightning_fed.engines import InProcess
+from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import CentralizedLoRA, FedAvg, FedDF
@@ -80,6 +81,13 @@ def assert_same_as_here(apart: Federation, link: Memory, together: Federation) -
 def test_numbers_are_those_of_one_process(name: str) -> None:
     link = linked(name)
     assert_same_as_here(fit(name, link, evaluate_every=1), link, here(name, evaluate_every=1))
+
+
+def test_messages_are_as_small_as_those_of_one_process() -> None:
+    compression = Compression("topk", "int8", share=0.2)
+    link, together = linked("PFedLoRA", compression=compression), new_federation(3, participation=0.7, compression=compression)
+    together.fit(new_method("PFedLoRA"), data_of("PFedLoRA"))
+    assert_same_as_here(fit("PFedLoRA", link, evaluate_every=None, compression=compression), link, together)
 
 
 SENT_BY_DEFINITION = {

@@ -26,7 +26,7 @@ from lightning_fed.cli.refusals import known
 from lightning_fed.core import FineTuning, PublicDistillation
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods.families.adapter_module import AdapterModule
-from lightning_fed.parameters import parameters_of
+from lightning_fed.options import parameters_of
 
 VALUES = {"type": "foo", "sign": -1, "zero": 0, "huge": 10**30, "null": None, "list": [1, 2], "nan": "nan"}
 """What an option is given, by what is wrong with it."""

@@ -17,7 +17,6 @@ from lightning_fed.core import (
     Combine,
     FederationError,
     Server,
-    ServerUpdate,
     State,
     WeightedMean,
     check_fits,
@@ -216,13 +215,6 @@ class ExactLoRA(LoRAModule):
         return {client.id: self.ranks[client.id % len(self.ranks)] for client in clients}
 
 
-class Replacement(ServerUpdate):
-    """The combined updates are all that there is: a change of another form takes the place of the old one."""
-
-    def __call__(self, state: State, combined: State, clients: int) -> State:
-        return combined
-
-
 class ExactServer(Server):
     """Keeps the adapter of the largest rank, the head, and how the frozen matrices have changed.
 
@@ -242,7 +234,7 @@ class ExactServer(Server):
         weighting: Literal["examples", "uniform"],
         combine: Combine,
     ) -> None:
-        super().__init__(state, weighting, holds_model=True, combine=combine, update=Replacement())
+        super().__init__(state, weighting, holds_model=True, combine=combine)
         self.matrices = matrices
         self.ranks = ranks
         self.like = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}  # what clients train

@@ -62,7 +62,7 @@ class Compression:
         if self.up == "none":
             return state, {}
         sent, left = State(), State()
-        for name, tensor in state.items():
+        for name, tensor in sorted(state.items()):  # numbers are drawn in an order that no wire changes
             like = _like(tensor, sent_down.get(name))
             change = tensor if like is None else tensor - like
             if self.up != "topk":
@@ -111,7 +111,10 @@ class Compression:
         """What the server sends. Draws from torch's random stream."""
         if self.down == "none":
             return state
-        return {key: value for name, tensor in state.items() for key, value in _rounded(name, tensor, self.down, tensor).items()}
+        sent = State()
+        for name, tensor in sorted(state.items()):
+            sent |= _rounded(name, tensor, self.down, tensor)
+        return sent
 
     def expand_broadcast(self, sent: State) -> State:
         """What a client receives."""

@@ -21,9 +21,9 @@ from tiny import (
 )
 from torch import Tensor
 
-from lightning_fed.core.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.engines import Engine, InProcess, Processes
+from lightning_fed.engines.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
 
