@@ -60,7 +60,7 @@ def monitor(run: RunView) -> str:
 
 def networks(run: RunView) -> str:
     """What the clients' networks are called."""
-    return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.backbone_factories))
+    return ", ".join(dict.fromkeys(network_name(factory) for factory in run.model.networks.factories))
 
 
 def network_name(factory: Callable[..., Any] | nn.Module | str) -> str:

@@ -114,4 +114,4 @@ def one_per_architecture(module: M, clients: Sequence[ClientInfo]) -> Iterator[t
     """The first client of each further architecture with a module of its own: what has to fit this one's can be looked at before
     the first round.
     """
-    return ((client, module.for_client(client)) for client in clients[1 : len(module.backbone_factories)])
+    return ((client, module.for_client(client)) for client in clients[1 : len(module.networks.factories)])

@@ -21,7 +21,7 @@ from lightning_fed.seeding import isolated
 TENSORS = {"_parameters", "_buffers", "_modules"}
 """Where nn.Module keeps them."""
 
-AROUND = {"backbone_factories", "frozen_backbones", "progress", "resume", "_clients", "frozen_by_architecture"}
+AROUND = {"networks", "progress", "resume", "_clients", "frozen_by_architecture"}
 AROUND |= {"running_phases", "_other_phases", "_schedules", "moments"}
 """Attributes of a module that no step touches: what makes networks, which may be large ones themselves, and what surrounds a step,
 with optimizers and their states. Copies share them.

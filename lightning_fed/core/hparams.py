@@ -15,6 +15,7 @@ from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.parsing import collect_init_args
 
 from lightning_fed.errors import FederationError
+from lightning_fed.options import parameters_of
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 """Reads such words: Lightning's, which reads configurations, too."""
@@ -117,3 +118,26 @@ def refuse_missing(cls: type, checkpoint_path: Any, given: Collection[str], erro
             f"A checkpoint stores what has a name to import it by, which {' and '.join(missing)} had not: give it again, as in "
             f"{cls.__name__}.load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
         ) from error
+
+
+def remedy(module: L.LightningModule, rate: str = "the learning rate") -> str:
+    """What to change, which completes an error's sentence.
+
+    Args:
+        module: what diverged.
+        rate: which learning rate it had, as far as that is known.
+    """
+    chosen = [f"model.{name}={value:g}" for name, value in chosen_numbers(module).items()]
+    return f"lower {rate}{''.join(f', change {each}' for each in chosen)}, or set model.gradient_clip"
+
+
+def chosen_numbers(module: L.LightningModule) -> dict[str, float]:
+    """The numbers that a module was made with where its class has other defaults, by name: rates, scales and weights of terms.
+    Whole numbers are of sizes and durations, with which nothing diverges.
+    """
+    usual = {name: parameter.default for name, (parameter, _) in parameters_of(type(module)).items()}
+    return {
+        name: value
+        for name, value in module.hparams.items()
+        if isinstance(value, float) and name in usual and value != usual[name] and name != "gradient_clip"
+    }

@@ -7,31 +7,30 @@ from typing import Any, Literal, Self
 from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
-from lightning_fed.core.answers import Answers
 from lightning_fed.core.client_modules import ClientModules, unbuilt_copy
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.hparams import NOT_STORED, refuse_missing, store_hyperparameters
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.phase import Phase
 from lightning_fed.core.phased_module import MOMENTS, PhasedModule, default_optimizer
+from lightning_fed.core.predictions import PredictionMixin
 from lightning_fed.core.schedules import Interval
 from lightning_fed.core.server import Server
 from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
-from lightning_fed.models import Adapters, Backbone, Backbones, Transformer, backbone_of
-from lightning_fed.models.frozen import FrozenBackbone, is_frozen
-from lightning_fed.models.pretrained import with_weights
+from lightning_fed.models import Adapters, Backbone, Backbones
+from lightning_fed.models.frozen import is_frozen
+from lightning_fed.models.networks import Networks
 from lightning_fed.nn.learn_in_float32 import learn_in_float32
 from lightning_fed.nn.server_optimizers import ServerOptimizer
 from lightning_fed.options import NonNegativeInt, PositiveInt
-from lightning_fed.tasks.task import TASKS, Loss, Metrics, TaskName
+from lightning_fed.tasks.task import Loss, Metrics, TaskName
 from lightning_fed.tensors import State, check_dtypes, check_fits
 
 
-class FederatedModule(PhasedModule):
+class FederatedModule(PredictionMixin, PhasedModule):
     """One client's model and how it learns. Every default is federated averaging's.
 
     The story of a round, in the order in which the hooks are called:
@@ -100,12 +99,6 @@ class FederatedModule(PhasedModule):
     centralized = False
     """Whether everybody's pooled data are trained on, as if one client held them, instead of a cohort's."""
 
-    needs_classes: str | None = None
-    """Of methods that are for one class of several alone: why, and what to use else, as the error ends. None: any task will do."""
-
-    needs_cross_entropy: str | None = None
-    """The same for methods that work on a softmax, whose loss has to be a cross-entropy."""
-
     dynamic_payload = False
     """Whether names or shapes of :meth:`payload` differ between clients and rounds. :meth:`load_payload` then checks what comes,
     and the server says what it :meth:`expects <.Server.expected_payload>`.
@@ -133,29 +126,10 @@ class FederatedModule(PhasedModule):
     ) -> None:
         super().__init__(gradient_clip, lr_scheduler, lr_interval)
         self._not_stored = store_hyperparameters(self, inspect.currentframe())
-        if task not in (None, *TASKS):
-            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
-        self.task = TASKS[task or "multiclass"](loss, metrics, metric)
-        self._task_is_known = task is not None
-        self._num_classes = num_classes
+        self.set_task(num_classes, task, loss, metrics, metric)
         self.fine_tuning = fine_tuning or FineTuning(epochs=0)
         self.fine_tuning.check(self)
-        self.backbone_factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
-        if not self.backbone_factories:
-            raise FederationError("backbone is an empty list: name at least one network.")
-        if len(self.backbone_factories) > 1 and not self.heterogeneous:
-            raise FederationError(
-                f"{type(self).__name__} got {len(self.backbone_factories)} different backbones, but it averages their weights: "
-                "give one backbone, or use a method for heterogeneous models (PFedLoRA, LGFedAvg, Standalone)."
-            )
-        if adapters and self.refuses_adapters:
-            raise FederationError(
-                f"{type(self).__name__} got adapters, but {self.refuses_adapters}: leave adapters out, or choose another method, "
-                "such as FedAvg."
-            )
-        self.adapters = adapters
-        self.frozen_backbones: list[FrozenBackbone[Any]] = []
-        self.add_frozen(self.backbone_factories)
+        self.networks = Networks(backbone, adapters, type(self))
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
         self.weighting = weighting or type(self).weighting
@@ -165,7 +139,6 @@ class FederatedModule(PhasedModule):
         self._shared = self._private = self._statistics = self._payload = self.given_attributes = self.frozen_names
         self._keeps_moments: bool | None = None  # not asked yet
         self.is_built = False
-        self.answers = Answers()
         self._clients: dict[int, ClientModules[Self]] = {}
         self.frozen_by_architecture: dict[tuple[int, Hashable], dict[str, nn.Parameter]] = {}
         self.check_task()
@@ -183,35 +156,22 @@ class FederatedModule(PhasedModule):
         """Another network, with initial weights of its own; with adapters, these are the adapters' and the rest is in memory once.
 
         Args:
-            given: what makes it, of ``backbone`` or given to :meth:`add_frozen`; None: what makes the client's.
+            given: what makes it, of ``backbone`` or added to ``self.networks``; None: what makes the client's.
         """
-        if self.adapters is None:
-            return backbone_of(self._factory if given is None else given, self.num_classes)
-        network = self.without_adapters(given)
-        self.adapters.add_to(network)
-        return network
+        return self.networks.new(self._factory if given is None else given, self.num_classes)
 
-    def without_adapters(self, given: Any = None) -> Any:
-        """The network that is frozen, before anything is put on it; see :meth:`new_backbone`."""
-        given = self._factory if given is None else given
-        [frozen] = [frozen for frozen in self.frozen_backbones if frozen.given is given]
-        return frozen.copy(self.num_classes)
-
-    def add_frozen(self, factories: Iterable[Any]) -> None:
-        """Let further networks than those in ``backbone`` have adapters, if there are any."""
-        if self.adapters:
-            known = {id(frozen.given) for frozen in self.frozen_backbones}
-            new = {id(each): each for each in factories if id(each) not in known}
-            self.frozen_backbones += [FrozenBackbone(each, learning=self.adapters.modules_to_save or ()) for each in new.values()]
+    def without_adapters(self) -> Any:
+        """The client's network as it is frozen, before anything is put on it."""
+        return self.networks.without_adapters(self._factory, self.num_classes)
 
     @property
     def place(self) -> int:
         """Which entry of ``backbone`` the client's network is."""
-        return self.client.id % len(self.backbone_factories) if self.client else 0
+        return self.client.id % len(self.networks.factories) if self.client else 0
 
     @property
     def _factory(self) -> Any:
-        return self.backbone_factories[self.place]
+        return self.networks.factories[self.place]
 
     def network_factory(self) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
         """What makes the network that this module trains, and what it is given besides the number of classes."""
@@ -219,7 +179,7 @@ class FederatedModule(PhasedModule):
 
     def architecture(self, client: ClientInfo | None) -> Hashable:
         """Which network a client trains, and in which size. Clients of one architecture take turns on one module in memory."""
-        return (client.id % len(self.backbone_factories), client.model_size) if client else (0, None)
+        return (client.id % len(self.networks.factories), client.model_size) if client else (0, None)
 
     @property
     def model_size(self) -> float | None:
@@ -241,7 +201,7 @@ class FederatedModule(PhasedModule):
     def unbuilt_copy(self) -> Self:
         """This method as it was before its networks were built, to be drawn anew. Networks that ``__init__`` was given stay."""
         module = unbuilt_copy(self)
-        module.frozen_backbones = [frozen.fresh() for frozen in self.frozen_backbones]
+        module.networks = self.networks.fresh()
         return module
 
     def with_initial_weights(self, network: State, what: str = "The network") -> Self:
@@ -255,11 +215,7 @@ class FederatedModule(PhasedModule):
             FederationError: if the clients' networks have other tensors, or tensors of another shape.
         """
         module = self.unbuilt_copy()
-        make = self.frozen_backbones[0].make if self.frozen_backbones else backbone_of
-        networks = [make(factory, self.num_classes) for factory in self.backbone_factories]
-        module.backbone_factories = [with_weights(each, network, what) for each in networks]
-        given = {id(old): new for old, new in zip(self.backbone_factories, module.backbone_factories, strict=True)}
-        module.frozen_backbones = [frozen.fresh(given.get(id(frozen.given))) for frozen in self.frozen_backbones]
+        module.networks = self.networks.with_weights(network, self.num_classes, what)
         return module
 
     def configure_model(self) -> None:
@@ -269,18 +225,13 @@ class FederatedModule(PhasedModule):
         datamodule = getattr(self._trainer, "datamodule", None)
         if self.client is None and isinstance(datamodule, ClientDataModule):
             self.client = datamodule.info  # trained alone: the Trainer knows whose data it has
-        if self._num_classes is None and (known := getattr(datamodule, "num_classes", None)):
-            self.know_classes(known)
-        if (task := getattr(datamodule, "problem", None)) is not None:
-            self.know_task(task)
+        self.know_data(datamodule)
         self.given_attributes = frozenset({*vars(self), *self._parameters, *self._buffers, *self._modules})
-        for network in self.frozen_backbones:  # before anything is drawn that depends on the client
-            network.load(self.num_classes)
+        if self.networks.frozen:  # before anything is drawn that depends on the client
+            self.networks.load(self.num_classes)
         self.build()
         learn_in_float32(self)
-        self.val_metrics = self.configure_metrics().clone(prefix="val/")
-        self.test_metrics = self.configure_metrics().clone(prefix="test/")
-        self.monitor = self.choose_monitor()
+        self.make_metrics()
         self.frozen_names = self.find_frozen()
         self._shared, self._private = frozenset(self.shared_names()), frozenset(self.private_names())
         self._statistics, self._payload = frozenset(self.recomputed_buffers()), frozenset(self.payload())
@@ -433,28 +384,10 @@ class FederatedModule(PhasedModule):
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
-    @property
-    def predictor(self) -> Any:
-        """The network that a client predicts with. Default: its backbone."""
-        return getattr(self, "backbone", None)
-
-    def forward(self, x: Any) -> Tensor:
-        """Logits ``(B, num_classes)``, what a client predicts with."""
-        logits: Tensor = self.predictor(x)
-        return logits
-
-    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        """What a network takes of a batch, and what it is to predict; see :meth:`.Task.unpack`."""
-        return self.task.unpack(batch, self.predictor)
-
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch: :meth:`criterion` of outputs and targets."""
         x, y = self.unpack(batch)
         return self.criterion(self(x), y)
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of outputs: the one that was given, or the task's."""
-        return self.task.criterion(outputs, targets)
 
     def phases(self) -> list[Phase]:
         """The local procedure of a round. Default: :meth:`local_phase` of everything on :meth:`client_loss`."""
@@ -501,112 +434,6 @@ class FederatedModule(PhasedModule):
     def has_own_gradients(self) -> bool:
         """Whether a step is another than one down the gradient of a loss."""
         return type(self).compute_gradients is not PhasedModule.compute_gradients
-
-    # ------------------------------------------------------------------------------------------------------------ measuring
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes, labels or values are predicted. Raises :class:`FederationError` while nobody has said it."""
-        if self._num_classes is None:
-            raise FederationError(
-                f"{type(self).__name__} does not know how many classes there are: give num_classes, or train on data that say it."
-            )
-        return self._num_classes
-
-    def know_classes(self, num_classes: int) -> None:
-        """Predict as many classes as the data have, before networks are built.
-
-        Raises:
-            FederationError: if it was made for another number of classes.
-        """
-        if self._num_classes not in (None, num_classes):
-            raise FederationError(
-                f"{type(self).__name__} got num_classes={self._num_classes}, but the data have {num_classes}: leave it out."
-            )
-        if self._num_classes is None:
-            self._num_classes = self.hparams["num_classes"] = num_classes
-
-    def know_task(self, name: TaskName) -> None:
-        """Predict what the data say, unless something was asked for.
-
-        Raises:
-            FederationError: if networks exist that predict something else; and see :meth:`check_task`.
-        """
-        if self._task_is_known or name == self.task.name:
-            return
-        if self.is_built:
-            raise FederationError(
-                f"{type(self).__name__} has been built to predict {self.task.name}, but the data are of {name}: give it "
-                f"task={name!r}."
-            )
-        self.task, self.hparams["task"] = self.task.copied(name), name
-        self.check_task()
-
-    def check_task(self) -> None:
-        """Refuse a task, and a loss, for which the method is not defined: when it is made, before its own constructor goes on, and
-        again when data say what is predicted. Default: what :attr:`needs_classes` and :attr:`needs_cross_entropy` say.
-        """
-        if self.needs_classes is not None:
-            self.task.need_classes(type(self).__name__, self.needs_classes)
-        if self.needs_cross_entropy is not None:
-            self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
-
-    @property
-    def _measured_network(self) -> Transformer | None:
-        """The network, if it says how its predictions are measured: which are of classes, or of texts."""
-        return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
-
-    def configure_metrics(self) -> MetricCollection:
-        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the
-        monitored metric, and those that were given.
-        """
-        return self.task.configure_metrics(self.num_classes, self._measured_network)
-
-    def choose_monitor(self) -> str:
-        """The name of the metric that progress, tables and model selection use. Asked once, when the metrics are there. Default:
-        the one that was asked for, else the network's or the task's first.
-        """
-        return self.task.choose_monitor(self.test_metrics, self._measured_network)
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether the monitored metric is to be large; an error, say, is not."""
-        return self.task.higher_is_better(self.monitor, self.test_metrics, self._measured_network)
-
-    def inspect(self) -> dict[str, float]:
-        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
-        Default: nothing.
-        """
-        return {}
-
-    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into the metrics."""
-        x, y = self.unpack(batch)
-        if metrics:  # some networks are measured by their answers alone
-            metrics.update(*self.task.measured(self(x), y))
-        self.answers.add(self.predictor, x, y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``val/…`` metrics."""
-        self.update_metrics(self.val_metrics, batch)
-        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``test/…`` metrics."""
-        self.update_metrics(self.test_metrics, batch)
-        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log ``val/…`` scores of texts."""
-        self._log_scores("val/")
-
-    def on_test_epoch_end(self) -> None:
-        """Log ``test/…`` scores of texts."""
-        self._log_scores("test/")
-
-    def _log_scores(self, stage: str) -> None:
-        scores = self.answers.score(getattr(self.trainer, "datamodule", None))
-        self.log_dict({f"{stage}{name}": value for name, value in scores.items()})
 
     # ------------------------------------------------------------------------------------------------------------ checkpoints
 

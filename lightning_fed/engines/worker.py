@@ -10,8 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import OutOfMemoryError
 
 from lightning_fed.core.client_modules import ClientModules
-from lightning_fed.core.diverged import remedy
 from lightning_fed.core.flops import FlopMeter
+from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from lightning_fed.core.diverged import remedy
+from lightning_fed.core.hparams import remedy
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.public_distillation import PublicDistillation

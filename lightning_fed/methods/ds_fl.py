@@ -115,7 +115,7 @@ class DSFL(PublicDistillation):
 
     @property
     def _factory(self) -> Any:
-        return (self.server_factories or self.backbone_factories)[0] if self.is_servers else super()._factory
+        return (self.server_factories or self.networks.factories)[0] if self.is_servers else super()._factory
 
     def build(self) -> None:
         super().build()

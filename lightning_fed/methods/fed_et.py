@@ -97,14 +97,14 @@ class FedET(EnsembleModule):
     ) -> None:
         super().__init__(backbone, num_classes, distill_steps, distill_batch_size, distill_optimizer, **kwargs)
         self.server_factories: list[Any] = [] if server_backbone is None else [server_backbone]
-        self.add_frozen(self.server_factories)
+        self.networks.add(self.server_factories)
         self.diversity = diversity
         self.confidence: Confidence = confidence
         self.average = average
 
     @property
     def _factory(self) -> Any:
-        return (self.server_factories or self.backbone_factories)[0] if self.place == SERVER else super()._factory
+        return (self.server_factories or self.networks.factories)[0] if self.place == SERVER else super()._factory
 
     def build(self) -> None:
         super().build()
@@ -155,7 +155,7 @@ class FedET(EnsembleModule):
                     f"FedET gives all networks one last layer, but that of backbone {place} has shapes {shape} and the server's "
                     f"{shapes[SERVER]}: choose networks that have as many features."
                 )
-        names = {SERVER: "global"} | names_of(self.backbone_factories, states.keys() - {SERVER})
+        names = {SERVER: "global"} | names_of(self.networks.factories, states.keys() - {SERVER})
         return LargeServer(self, states, groups, names, SERVER, heads=heads)
 
 

@@ -81,7 +81,7 @@ class FedDF(EnsembleModule):
         self.server_validation = validate_every, patience
         self.drop_worst = drop_worst
         self.targets: Tensor | None
-        if len(self.backbone_factories) == 1:
+        if len(self.networks.factories) == 1:
             self.monitor_model = "global"
 
     def build(self) -> None:
@@ -122,7 +122,7 @@ class FedDF(EnsembleModule):
         """
         groups = self.groups(clients)
         states = {place: self.drawn(place, clients).shared_state() for place in sorted({0, *groups.values()})}
-        names = {0: "global"} if len(states) == 1 else names_of(self.backbone_factories, states)
+        names = {0: "global"} if len(states) == 1 else names_of(self.networks.factories, states)
         return DistillingServer(self, states, groups, names, min(states))
 
 

@@ -64,7 +64,7 @@ class HeteroFL(SizedModule):
 
     def of_width(self, width: float | None) -> Backbone:
         """The network in a width relative to its own; None: as it is."""
-        [factory] = self.backbone_factories
+        [factory] = self.networks.factories
         if width is None:
             return backbone_of(factory, self.num_classes)
         try:

@@ -40,7 +40,7 @@ def adapters(module: AdapterTuning) -> dict[str, Tensor]:
 @every_placement
 def test_it_starts_as_the_plain_network(placement: str, bias: bool) -> None:
     module = built(placement=placement, bias=bias)
-    plain, x = module.frozen_backbones[0].copy(CLASSES).eval(), images()
+    plain, x = module.networks.frozen[0].copy(CLASSES).eval(), images()
     assert torch.equal(module(x), plain(x))
     assert not torch.allclose(trained(placement=placement, bias=bias)(x), plain(x), atol=1e-2)
 
@@ -58,7 +58,7 @@ def test_adapters_act_before_the_residual_sums(placement: str, bias: bool) -> No
         return h + gelu(h @ state[f"{name}.adapter.down.weight"].T + b) @ state[f"{name}.adapter.up.weight"].T + b_out
 
     x, acted = torch.randn(2, 5, 8), 0
-    for place, plain in enumerate(module.frozen_backbones[0].copy(CLASSES).eval().network.vit.layers):
+    for place, plain in enumerate(module.networks.frozen[0].copy(CLASSES).eval().network.vit.layers):
         name, block = f"backbone.network.vit.layers.{place}", module.backbone.network.vit.layers[place]
         inner = x + through(f"{name}.attention.o_proj", plain.attention(plain.layernorm_before(x))[0])
         expected = inner + through(f"{name}.mlp", plain.mlp(plain.layernorm_after(inner)))

@@ -54,9 +54,9 @@ def by_heads(x: Tensor) -> Tensor:
 @both_kinds
 def test_no_prefix_is_the_plain_network(reparametrize: bool) -> None:
     module, x = trained(length=0, reparametrize=reparametrize), images()
-    assert torch.equal(module(x), module.frozen_backbones[0].copy(CLASSES).eval()(x))
+    assert torch.equal(module(x), module.networks.frozen[0].copy(CLASSES).eval()(x))
     module = trained(reparametrize=reparametrize)
-    assert not torch.allclose(module(x), module.frozen_backbones[0].copy(CLASSES).eval()(x), atol=1e-2)
+    assert not torch.allclose(module(x), module.networks.frozen[0].copy(CLASSES).eval()(x), atol=1e-2)
 
 
 @both_kinds
@@ -111,7 +111,7 @@ def test_attention_drops_out_in_training(dropout: float) -> None:
 
 def test_networks_without_a_prefix_attend_as_before() -> None:
     module = built()
-    assert module.frozen_backbones[0].copy(CLASSES).network.config._attn_implementation == "sdpa"
+    assert module.networks.frozen[0].copy(CLASSES).network.config._attn_implementation == "sdpa"
     assert module.backbone.network.config._attn_implementation != "sdpa"
 
 

@@ -38,10 +38,10 @@ def lengths(module: PromptTuning, x: Tensor) -> list[int]:
 @both_depths
 def test_no_tokens_are_the_plain_network(depth: str) -> None:
     module, x = built(tokens=(0,), depth=depth), images()
-    plain = module.frozen_backbones[0].copy(CLASSES).eval()
+    plain = module.networks.frozen[0].copy(CLASSES).eval()
     assert torch.equal(module(x), plain(x))
     module = built(depth=depth)
-    assert not torch.allclose(module(x), module.frozen_backbones[0].copy(CLASSES).eval()(x), atol=1e-2)
+    assert not torch.allclose(module(x), module.networks.frozen[0].copy(CLASSES).eval()(x), atol=1e-2)
 
 
 @both_depths
@@ -59,7 +59,7 @@ def test_vit_small_has_197_tokens_and_the_prompt() -> None:
 @both_depths
 def test_blocks_get_the_tokens_behind_the_class(depth: str) -> None:
     module, x = built(depth=depth), images()
-    plain = module.frozen_backbones[0].copy(CLASSES).network.eval()
+    plain = module.networks.frozen[0].copy(CLASSES).network.eval()
     hidden = plain.vit.embeddings(x)
     own = prompts(module)
     assert len(own) == (2 if depth == "deep" else 1)
@@ -76,7 +76,7 @@ def test_blocks_get_the_tokens_behind_the_class(depth: str) -> None:
 def test_deep_with_the_same_tokens_is_not_shallow() -> None:
     deep, x = built(), images()
     shallow = PromptTuning(strong, CLASSES, tokens=(3,), depth="shallow")
-    shallow.frozen_backbones = deep.frozen_backbones
+    shallow.networks.frozen = deep.networks.frozen
     shallow.configure_model()
     with torch.no_grad():
         for tokens in [*prompts(deep), *prompts(shallow)]:

@@ -175,7 +175,7 @@ def test_a_step_is_a_step_of_the_dense_weight_under_a_mask() -> None:
     module.client_loss(batch).backward()
     dense = method_of(train_head=False)
     dense.configure_model()
-    network = dense.frozen_backbones[0].copy(CLASSES)
+    network = dense.networks.frozen[0].copy(CLASSES)
     dense_weights = {name: network.get_submodule(name.removeprefix("backbone.")).weight for name in module.shapes}
     for weight in dense_weights.values():
         weight.requires_grad_()

@@ -226,6 +226,6 @@ def test_convolutions_and_all_linear_layers(targets: Any) -> None:
     module = FedAvg(CNN1, 10, adapters=Adapters(r=2, target_modules=targets))
     module.configure_model()
     x = torch.randn(2, 3, 32, 32)
-    clean = module.frozen_backbones[0].load(10)
+    clean = module.networks.frozen[0].load(10)
     assert torch.equal(module(x), clean(x))  # B is zero
     assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())

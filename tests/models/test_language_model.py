@@ -296,7 +296,7 @@ def test_its_adapters_can_be_exported(tmp_path: Path) -> None:
     module.eval()
     module.export_adapter(tmp_path)
     inputs, _ = batch_of(*PROMPTS)
-    clean = module.frozen_backbones[0].copy(1).network
+    clean = module.networks.frozen[0].copy(1).network
     loaded = PeftModel.from_pretrained(clean, tmp_path).eval()
     texts = {name: tensor for name, tensor in inputs.items() if name != EXAMPLE}
     torch.testing.assert_close(loaded(**texts).logits.transpose(1, 2), module(inputs), rtol=1e-4, atol=1e-5)

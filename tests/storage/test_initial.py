@@ -142,9 +142,9 @@ def test_networks_that_are_shared_in_memory_start_there_too(tmp_path: Path) -> N
     assert isinstance(tuned, AdapterModule)
     tuned.configure_model()
     body = {
-        name: tensor + 1 for name, tensor in new_method("HOMLoRA").frozen_backbones[0].copy(tuned.num_classes).state_dict().items()
+        name: tensor + 1 for name, tensor in new_method("HOMLoRA").networks.frozen[0].copy(tuned.num_classes).state_dict().items()
     }
     begun = tuned.with_initial_weights(body)
     begun.configure_model()
-    found = begun.frozen_backbones[0].copy(tuned.num_classes).state_dict()
+    found = begun.networks.frozen[0].copy(tuned.num_classes).state_dict()
     assert same(found, body)

@@ -58,7 +58,7 @@ class AdapterModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, optimizer, steps=steps, **kwargs)
-        self.frozen_backbones = [FrozenBackbone(backbone, transformer_of)]
+        self.networks.frozen = [FrozenBackbone(backbone, transformer_of)]
         self.train_head = train_head
 
     # ------------------------------------------------------------------------------------------------------------ networks

@@ -74,7 +74,7 @@ class EnsembleModule(PublicDistillation):
         """Which of the networks: the client's, or the one that the server says its model has."""
         if client is None:
             return 0
-        return client.id % len(self.backbone_factories) if client.model_size is None else int(client.model_size)
+        return client.id % len(self.networks.factories) if client.model_size is None else int(client.model_size)
 
     @property
     def place(self) -> int:

@@ -47,8 +47,8 @@ class MutualLearningModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.shared_factory = (self.backbone_factories[0] if shared is None else shared,)  # a network that was given is no part
-        self.add_frozen(self.shared_factory)
+        self.shared_factory = (self.networks.factories[0] if shared is None else shared,)  # a network that was given is no part
+        self.networks.add(self.shared_factory)
         self.shared_optimizer = shared_optimizer or self.optimizer
 
     def build(self) -> None:

@@ -75,7 +75,7 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
         else:
             save_adapter(folder, network, module.without_adapters())
     elif merged:
-        which = "server has a part of a network" if module.adapters else "networks have no adapters"
+        which = "server has a part of a network" if module.networks.adapters else "networks have no adapters"
         raise FederationError(f"{type(module).__name__}'s {which}, so that nothing can be merged: export without merged.")
     else:
         write_safetensors(folder, module, private)
@@ -84,7 +84,7 @@ def _write(folder: Path, module: FederatedModule, private: bool, merged: bool) -
 def _with_adapters(module: FederatedModule, private: bool) -> Any:
     """The network with adapters that an export is, as it is to be written; None: it is something else, or a part of one."""
     state = module.export_state(private)
-    if not module.adapters or state.keys() != {f"backbone.{name}" for name in module.backbone.state_dict()}:
+    if not module.networks.adapters or state.keys() != {f"backbone.{name}" for name in module.backbone.state_dict()}:
         return None
     network = copy_learning(module.backbone)
     network.load_state_dict({name.removeprefix("backbone."): tensor for name, tensor in state.items()})

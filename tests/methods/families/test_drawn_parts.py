@@ -58,7 +58,7 @@ def test_it_is_trained_and_travels(name: str, without_pooler: str) -> None:
     assert names <= module.shared_names()
     assert names <= federation.run.server.state.keys()
     fresh = new_method(name, backbone=backbone, **METHODS[name])
-    fresh.frozen_backbones = module.frozen_backbones  # with the same numbers drawn
+    fresh.networks.frozen = module.networks.frozen  # with the same numbers drawn
     fresh.configure_model()
     assert not any(torch.equal(federation.run.server.state[name], fresh.state_dict()[name]) for name in names)
 

@@ -69,7 +69,7 @@ def acting(module: ExactLoRA, broadcast: Broadcast, **client: Any) -> State:
     """What a model adds to the pretrained matrices once it has loaded a broadcast, by layer."""
     taken = copy.deepcopy(module) if broadcast.model_size is None else of_client(module, broadcast, **client)
     taken.load_broadcast(broadcast)
-    pretrained = taken.frozen_backbones[0].load(CLASSES).state_dict()
+    pretrained = taken.networks.frozen[0].load(CLASSES).state_dict()
     weights = taken.effective_weights().items()
     return {layer: weight - pretrained[f"{layer.removeprefix('backbone.')}.weight"] for layer, weight in weights}
 
@@ -282,7 +282,7 @@ def test_a_small_change_of_a_half_is_rounded_once() -> None:
 
 def exported(method: type[Any], client: int | None, merged: bool = False) -> tuple[Any, Any, Any, InMemory]:
     """A run, what it exports from its files, and the network that it started from."""
-    pretrained = method_of(HOMLoRA).frozen_backbones[0].load(CLASSES)
+    pretrained = method_of(HOMLoRA).networks.frozen[0].load(CLASSES)
     options: dict[str, Any] = {"backbone": lambda classes: copy.deepcopy(pretrained), "r": 1}
     data = new_texts(3, 120, test_share=0.3)
     federation = new_federation(2, "runs")
@@ -331,4 +331,4 @@ def test_a_new_adapter_adds_nothing_to_the_network(tmp_path: Path) -> None:
     inputs = new_texts(1, 40).client(0).data[torch.arange(20)][0]
     assert of_factor(dict(module.state_dict()), "A")[A].any()
     assert torch.equal(module(inputs), merged(inputs))
-    assert not same(dict(merged.state_dict()), dict(module.frozen_backbones[0].load(CLASSES).state_dict()))
+    assert not same(dict(merged.state_dict()), dict(module.networks.frozen[0].load(CLASSES).state_dict()))

@@ -225,9 +225,9 @@ def test_the_network_is_frozen_and_in_memory_once(name: str) -> None:
     drawn = method_of(name)
     with seeded(0, INITIAL):
         drawn.configure_model()
-    before = drawn.frozen_backbones[0].copy(CLASSES).state_dict()
+    before = drawn.networks.frozen[0].copy(CLASSES).state_dict()
     federation, engine = fit(method_of(name), rounds=1)
-    plain = federation.run.model.frozen_backbones[0].copy(CLASSES)
+    plain = federation.run.model.networks.frozen[0].copy(CLASSES)
     body = before.keys() - plain.head_names()
     assert len(body) > 30
     for module in [*engine.worker._modules.values(), *(federation.client_module(client) for client in (0, 1))]:

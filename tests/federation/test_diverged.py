@@ -3,7 +3,7 @@
 import pytest
 from tiny import CLASSES, Net, new_data, new_federation
 
-from lightning_fed.core.diverged import chosen_numbers
+from lightning_fed.core.hparams import chosen_numbers
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import SCAFFOLD, FedAvg, FedProx
 

@@ -1,0 +1,185 @@
+"""What a module predicts, and how that is measured."""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from lightning_fed.core.answers import Answers
+from lightning_fed.errors import FederationError
+from lightning_fed.models import Transformer
+from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
+
+
+class PredictionMixin(L.LightningModule):
+    """A LightningModule's task: its network's predictions, their loss, and Lightning's validation and test steps."""
+
+    needs_classes: str | None = None
+    """Of methods that are for one class of several alone: why, and what to use else, as the error ends. None: any task will do."""
+
+    needs_cross_entropy: str | None = None
+    """The same for methods that work on a softmax, whose loss has to be a cross-entropy."""
+
+    task: Task
+    answers: Answers
+    val_metrics: MetricCollection
+    test_metrics: MetricCollection
+    monitor: str
+    _task_is_known: bool
+    _num_classes: int | None
+
+    def set_task(
+        self,
+        num_classes: int | None,
+        task: TaskName | None = None,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        metric: str | None = None,
+    ) -> None:
+        """Say what is predicted, before networks are built; the arguments are those of :class:`.FederatedModule`.
+
+        Raises:
+            FederationError: for a task that there is not.
+        """
+        if task not in (None, *TASKS):
+            raise FederationError(f"task is {task!r}: give one of {', '.join(TASKS)}.")
+        self.task = TASKS[task or "multiclass"](loss, metrics, metric)
+        self._task_is_known = task is not None
+        self._num_classes = num_classes
+        self.answers = Answers()
+
+    def know_data(self, datamodule: Any) -> None:
+        """Predict what a Trainer's data say, before networks are built; None, or data that say nothing, leave it as it is."""
+        if self._num_classes is None and (known := getattr(datamodule, "num_classes", None)):
+            self.know_classes(known)
+        if (task := getattr(datamodule, "problem", None)) is not None:
+            self.know_task(task)
+
+    @property
+    def predictor(self) -> Any:
+        """The network that a client predicts with. Default: its backbone."""
+        return getattr(self, "backbone", None)
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits ``(B, num_classes)``, what a client predicts with."""
+        logits: Tensor = self.predictor(x)
+        return logits
+
+    def unpack(self, batch: Any) -> tuple[Any, Tensor]:
+        """What a network takes of a batch, and what it is to predict; see :meth:`.Task.unpack`."""
+        return self.task.unpack(batch, self.predictor)
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs: the one that was given, or the task's."""
+        return self.task.criterion(outputs, targets)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes, labels or values are predicted. Raises :class:`FederationError` while nobody has said it."""
+        if self._num_classes is None:
+            raise FederationError(
+                f"{type(self).__name__} does not know how many classes there are: give num_classes, or train on data that say it."
+            )
+        return self._num_classes
+
+    def know_classes(self, num_classes: int) -> None:
+        """Predict as many classes as the data have, before networks are built.
+
+        Raises:
+            FederationError: if it was made for another number of classes.
+        """
+        if self._num_classes not in (None, num_classes):
+            raise FederationError(
+                f"{type(self).__name__} got num_classes={self._num_classes}, but the data have {num_classes}: leave it out."
+            )
+        if self._num_classes is None:
+            self._num_classes = self.hparams["num_classes"] = num_classes
+
+    def know_task(self, name: TaskName) -> None:
+        """Predict what the data say, unless something was asked for.
+
+        Raises:
+            FederationError: if networks exist that predict something else; and see :meth:`check_task`.
+        """
+        if self._task_is_known or name == self.task.name:
+            return
+        if self.is_built:
+            raise FederationError(
+                f"{type(self).__name__} has been built to predict {self.task.name}, but the data are of {name}: give it "
+                f"task={name!r}."
+            )
+        self.task, self.hparams["task"] = self.task.copied(name), name
+        self.check_task()
+
+    def check_task(self) -> None:
+        """Refuse a task, and a loss, for which the method is not defined: when it is made, before its own constructor goes on, and
+        again when data say what is predicted. Default: what :attr:`needs_classes` and :attr:`needs_cross_entropy` say.
+        """
+        if self.needs_classes is not None:
+            self.task.need_classes(type(self).__name__, self.needs_classes)
+        if self.needs_cross_entropy is not None:
+            self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
+
+    def make_metrics(self) -> None:
+        """Make what validation and test data are measured with, when networks are there."""
+        self.val_metrics = self.configure_metrics().clone(prefix="val/")
+        self.test_metrics = self.configure_metrics().clone(prefix="test/")
+        self.monitor = self.choose_monitor()
+
+    @property
+    def _measured_network(self) -> Transformer | None:
+        """The network, if it says how its predictions are measured: which are of classes, or of texts."""
+        return self.predictor if self.task.name == "multiclass" and isinstance(self.predictor, Transformer) else None
+
+    def configure_metrics(self) -> MetricCollection:
+        """Metrics of validation and test data. Default: the network's or the task's usual ones (accuracy of classes), the
+        monitored metric, and those that were given.
+        """
+        return self.task.configure_metrics(self.num_classes, self._measured_network)
+
+    def choose_monitor(self) -> str:
+        """The name of the metric that progress, tables and model selection use. Asked once, when the metrics are there. Default:
+        the one that was asked for, else the network's or the task's first.
+        """
+        return self.task.choose_monitor(self.test_metrics, self._measured_network)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the monitored metric is to be large; an error, say, is not."""
+        return self.task.higher_is_better(self.monitor, self.test_metrics, self._measured_network)
+
+    def inspect(self) -> dict[str, float]:
+        """What else there is to know of a client's model when it is measured, by name: it goes into the results of the client.
+        Default: nothing.
+        """
+        return {}
+
+    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
+        """Take a batch into the metrics."""
+        x, y = self.unpack(batch)
+        if metrics:  # some networks are measured by their answers alone
+            metrics.update(*self.task.measured(self(x), y))
+        self.answers.add(self.predictor, x, y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``val/…`` metrics."""
+        self.update_metrics(self.val_metrics, batch)
+        self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Update ``test/…`` metrics."""
+        self.update_metrics(self.test_metrics, batch)
+        self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/…`` scores of texts."""
+        self._log_scores("val/")
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/…`` scores of texts."""
+        self._log_scores("test/")
+
+    def _log_scores(self, stage: str) -> None:
+        scores = self.answers.score(getattr(self.trainer, "datamodule", None))
+        self.log_dict({f"{stage}{name}": value for name, value in scores.items()})

@@ -1,0 +1,79 @@
+"""What the networks of a method's clients are made of."""
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from lightning_fed.errors import FederationError
+from lightning_fed.models.adapters import Adapters
+from lightning_fed.models.backbone import Backbone, Backbones
+from lightning_fed.models.frozen import FrozenBackbone
+from lightning_fed.models.pretrained import backbone_of, with_weights
+from lightning_fed.tensors import State
+
+
+class Networks:
+    """Makes networks; with adapters, of a frozen one that is in memory once.
+
+    Args:
+        backbone: what makes the clients' networks, one or a list; see :class:`.FederatedModule`.
+        adapters: what learns in their place; None: all of them learns.
+        method: the class of the method, for errors.
+
+    Raises:
+        FederationError: for backbones or adapters that the method cannot have.
+    """
+
+    def __init__(self, backbone: Backbones, adapters: Adapters | None, method: Any) -> None:
+        self.factories: list[Any] = backbone if isinstance(backbone, list) else [backbone]
+        if not self.factories:
+            raise FederationError("backbone is an empty list: name at least one network.")
+        if len(self.factories) > 1 and not method.heterogeneous:
+            raise FederationError(
+                f"{method.__name__} got {len(self.factories)} different backbones, but it averages their weights: give one "
+                "backbone, or use a method for heterogeneous models (PFedLoRA, LGFedAvg, Standalone)."
+            )
+        if adapters and method.refuses_adapters:
+            raise FederationError(
+                f"{method.__name__} got adapters, but {method.refuses_adapters}: leave adapters out, or choose another method, "
+                "such as FedAvg."
+            )
+        self.adapters = adapters
+        self.frozen: list[FrozenBackbone[Any]] = []
+        self.add(self.factories)
+
+    def add(self, factories: Iterable[Any]) -> None:
+        """Let further networks than the clients' have adapters, if there are any."""
+        if self.adapters:
+            new = {id(given): given for given in factories if all(given is not frozen.given for frozen in self.frozen)}
+            self.frozen += [FrozenBackbone(given, learning=self.adapters.modules_to_save or ()) for given in new.values()]
+
+    def new(self, given: Any, num_classes: int) -> Backbone:
+        """A network with initial weights of its own; with adapters, these are the adapters' and the heads'."""
+        if self.adapters is None:
+            return backbone_of(given, num_classes)
+        network: Backbone = self.without_adapters(given, num_classes)
+        self.adapters.add_to(network)
+        return network
+
+    def without_adapters(self, given: Any, num_classes: int) -> Any:
+        """The network that is frozen, before anything is put on it."""
+        [frozen] = [frozen for frozen in self.frozen if frozen.given is given]
+        return frozen.copy(num_classes)
+
+    def load(self, num_classes: int) -> None:
+        """Load, or draw, what is frozen, if that has not been done."""
+        for frozen in self.frozen:
+            frozen.load(num_classes)
+
+    def fresh(self, factories: list[Any] | None = None) -> Self:
+        """The same, to be loaded or drawn anew; or other networks for the clients."""
+        copied = object.__new__(type(self))
+        copied.factories, copied.adapters = factories or self.factories, self.adapters
+        others = {id(old): new for old, new in zip(self.factories, copied.factories, strict=True)}
+        copied.frozen = [frozen.fresh(others.get(id(frozen.given))) for frozen in self.frozen]
+        return copied
+
+    def with_weights(self, network: State, num_classes: int, what: str) -> Self:
+        """The same, whose networks begin with the given weights; see :meth:`.FederatedModule.with_initial_weights`."""
+        make = self.frozen[0].make if self.frozen else backbone_of
+        return self.fresh([with_weights(make(given, num_classes), network, what) for given in self.factories])
