@@ -12,9 +12,10 @@ _HOMES = {
     "PhasedModule": "lightning_fed.core.phased_module",
     "Server": "lightning_fed.core.server",
     "FederationError": "lightning_fed.errors",
+    "load_run": "lightning_fed.cli.load_run",
 }
 
-__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "PhasedModule", "Server"]
+__all__ = ["FederatedModule", "Federation", "FederationError", "Phase", "PhasedModule", "Server", "load_run"]
 
 
 def __getattr__(name: str) -> Any:

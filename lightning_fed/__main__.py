@@ -29,6 +29,7 @@ SUBCOMMANDS = {
     "fit": "train a federation",
     "validate": "measure a run's clients on their validation data",
     "test": "measure a run's clients on their test data",
+    "predict": "write what clients' models predict of their test examples",
     "export": "write a client's or the server's model for use elsewhere",
     "configs": "list the configurations that come along, or print one",
     "sweep": "play a comparison: methods, settings and seeds",
@@ -40,7 +41,7 @@ SUBCOMMANDS = {
 }
 """A new one has a line here, and ``run(args)`` in a file of its name in ``cli/``."""
 
-OF_FEDERATION = {"fit", "validate", "test", "export"}
+OF_FEDERATION = {"fit", "validate", "test", "predict", "export"}
 """Those that are methods of :class:`lightning_fed.Federation`: ``cli/fit.py`` has all of them."""
 
 

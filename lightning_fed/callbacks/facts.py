@@ -32,6 +32,10 @@ class RunFacts(FederationCallback):
         }
         (run.folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
+    def on_fit_end(self, run: RunView) -> None:
+        """Write it again: only now it is known how many rounds there are."""
+        self.on_fit_start(run)
+
 
 def lengths(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Names of phases and how long they are."""

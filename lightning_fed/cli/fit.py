@@ -27,7 +27,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
 from lightning_fed.federation.federation import Federation
 
-VERBS = ["fit", "validate", "test", "export"]
+VERBS = ["fit", "validate", "test", "predict", "export"]
 
 
 class ClientTrainer(L.Trainer):
@@ -36,6 +36,7 @@ class ClientTrainer(L.Trainer):
     fit = Federation.fit  # type: ignore[assignment]
     validate = Federation.validate  # type: ignore[assignment]
     test = Federation.test  # type: ignore[assignment]
+    predict = Federation.predict  # type: ignore[assignment]
     export = Federation.export
 
 

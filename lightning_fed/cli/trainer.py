@@ -26,7 +26,7 @@ REFUSED = {
     "max_epochs": "epochs belong to the method: set --model.init_args.epochs",
     "min_epochs": TURN,
     "min_steps": TURN,
-    "accumulate_grad_batches": "training is manual: set --data.init_args.batch_size",
+    "accumulate_grad_batches": "training is manual: set --model.init_args.accumulate",
     "gradient_clip_val": MANUAL,
     "gradient_clip_algorithm": MANUAL,
     "logger": "the federation logs: set --federation.logger",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_fed.core.client_modules import ClientModules, unbuilt_copy
 from lightning_fed.core.fine_tuning import FineTuning
@@ -61,6 +62,7 @@ class FederatedModule(PredictionMixin, PhasedModule):
         server_optimizer: how the server steps to the mean of the parameters that it was sent, with momentum, say
             (:class:`.ServerSGD`); for methods whose server averages. None: it takes the mean.
         gradient_clip: largest gradient norm of a step; None does not clip.
+        accumulate: batches whose gradients make a step, that of the mean over all of their examples.
         loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
             the module, and what it has of parameters is trained. None: the task's.
         metrics: more metrics of outputs and targets, by name.
@@ -115,6 +117,7 @@ class FederatedModule(PredictionMixin, PhasedModule):
         weighting: Literal["examples", "uniform"] | None = None,
         server_optimizer: ServerOptimizer | None = None,
         gradient_clip: PositiveFloat | None = None,
+        accumulate: PositiveInt = 1,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
         metric: str | None = None,
@@ -124,12 +127,17 @@ class FederatedModule(PredictionMixin, PhasedModule):
         fine_tuning: FineTuning | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        super().__init__(gradient_clip, lr_scheduler, lr_interval)
+        super().__init__(gradient_clip, lr_scheduler, lr_interval, accumulate)
         self._not_stored = store_hyperparameters(self, inspect.currentframe())
         self.set_task(num_classes, task, loss, metrics, metric)
         self.fine_tuning = fine_tuning or FineTuning(epochs=0)
         self.fine_tuning.check(self)
         self.networks = Networks(backbone, adapters, type(self))
+        if isinstance(optimizer, Optimizer):
+            raise FederationError(
+                f"optimizer is a {type(optimizer).__name__} of parameters that exist already: give what makes one, its class or "
+                f"partial(torch.optim.{type(optimizer).__name__}, lr=…), since each client has its own."
+            )
         self.optimizer = optimizer
         self.epochs, self.steps, self.persistent = epochs, steps, persistent
         self.weighting = weighting or type(self).weighting
@@ -384,6 +392,14 @@ class FederatedModule(PredictionMixin, PhasedModule):
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
+    def forward(self, x: Any) -> Tensor:
+        """Outputs ``(B, num_classes)``, what a client predicts with. A module that nobody has trained is built for that."""
+        if not self.is_built:
+            if self._num_classes is None and (outputs := self.networks.num_outputs) is not None:
+                self.know_classes(outputs)
+            self.configure_model()
+        return super().forward(x)
+
     def client_loss(self, batch: Any) -> Tensor:
         """The loss of a batch: :meth:`criterion` of outputs and targets."""
         x, y = self.unpack(batch)
@@ -429,11 +445,6 @@ class FederatedModule(PredictionMixin, PhasedModule):
         (seed, round, client). What comes of it is thrown away. Default: as ``fine_tuning`` says; empty: as it is.
         """
         return self.fine_tuning.phases(self)
-
-    @property
-    def has_own_gradients(self) -> bool:
-        """Whether a step is another than one down the gradient of a loss."""
-        return type(self).compute_gradients is not PhasedModule.compute_gradients
 
     # ------------------------------------------------------------------------------------------------------------ checkpoints
 

@@ -49,6 +49,11 @@ class PhasedModule(L.LightningModule):
         lr_scheduler: builds the schedule of each phase's learning rate from its optimizer; None: it is constant.
         lr_interval: what the schedule counts: ``round``, runs through all phases so far; ``epoch`` or ``step``, those of the phase,
             which begins it anew.
+        accumulate: batches whose gradients make a step, that of the mean over all of their examples. Of a phase that is counted in
+            epochs, the last step of an epoch may have fewer.
+
+    Raises:
+        FederationError: for ``accumulate`` where a step has gradients of its own.
     """
 
     batches_per_step = 1
@@ -62,9 +67,18 @@ class PhasedModule(L.LightningModule):
         gradient_clip: float | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_interval: Interval = "round",
+        accumulate: int = 1,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.accumulate = accumulate
+        if accumulate > 1:
+            if self.has_own_gradients:
+                raise FederationError(
+                    f"accumulate is {accumulate}, but {type(self).__name__} has a training step of its own: leave accumulate out, "
+                    "and make batches larger."
+                )
+            self.batches_per_step = accumulate
         self.gradient_clip = gradient_clip
         self.lr_scheduler = lr_scheduler
         self.lr_interval: Interval = lr_interval
@@ -98,9 +112,32 @@ class PhasedModule(L.LightningModule):
         """Set the gradients of a step of the running phase; returns the loss, which is logged. Default: those of the phase's loss
         and penalty. This is also what FLOPs are counted of.
         """
+        if self.accumulate > 1:
+            return self._accumulated_gradients(batch)
         loss: Tensor = self.phase.loss(batch)
         self.manual_backward(loss if self.phase.penalty is None else loss + self.phase.penalty())
         return loss.detach()
+
+    def _accumulated_gradients(self, batches: Sequence[Any]) -> Tensor:
+        """Those of the mean over all that the losses of the batches are means over."""
+        terms = [self.loss_terms(batch) for batch in batches]
+        total, losses = max(sum(terms), 1), []
+        for batch, share in zip(batches, terms, strict=True):
+            loss: Tensor = self.phase.loss(batch) * (share / total)
+            self.manual_backward(loss)
+            losses.append(loss.detach())
+        if self.phase.penalty is not None:
+            self.manual_backward(self.phase.penalty())
+        return torch.stack(losses).sum()
+
+    def loss_terms(self, batch: Any) -> int:
+        """How many terms the loss of a batch is the mean over. Default: one per example."""
+        return extract_batch_size(batch)
+
+    @property
+    def has_own_gradients(self) -> bool:
+        """Whether a step is another than one down the gradient of a loss."""
+        return type(self).compute_gradients is not PhasedModule.compute_gradients
 
     def client_step(self, batch: Any) -> Tensor:
         """One optimizer step of the running phase; returns the loss."""
@@ -151,6 +188,17 @@ class PhasedModule(L.LightningModule):
         self.moments = moments
 
     # ------------------------------------------------------------------------------------------------- the Trainer's hooks
+
+    def configure_callbacks(self) -> Any:
+        """None of its own. Of Lightning's hooks this is the first: what a Trainer would do to gradients is refused here, in words
+        that say what to use instead.
+        """
+        for option, here in (("accumulate_grad_batches", "accumulate"), ("gradient_clip_val", "gradient_clip")):
+            if (value := getattr(self.trainer, option)) not in (None, 0, 1 if here == "accumulate" else None):
+                raise FederationError(
+                    f"The Trainer has {option}={value}, but {type(self).__name__} steps itself: give it {here}={value} instead."
+                )
+        return super().configure_callbacks()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add where the training is."""
@@ -287,11 +335,13 @@ class PhasedModule(L.LightningModule):
         progress = self.progress
         progress.waiting.append(batch)
         progress.last_step = None
-        if len(progress.waiting) == self.batches_per_step:
+        ends = self.accumulate > 1 and progress.steps_left is None and batch_idx + 1 == progress.batches
+        if len(progress.waiting) == self.batches_per_step or ends:
             step = progress.waiting if self.batches_per_step > 1 else batch
+            size = sum(map(self.loss_terms, step)) if self.accumulate > 1 else extract_batch_size(batch)
             progress.waiting = []
             progress.losses.append(self.client_step(step))
-            progress.sizes.append(extract_batch_size(batch))
+            progress.sizes.append(size)
             progress.last_step = step
             if progress.steps_left is not None:
                 progress.steps_left -= 1

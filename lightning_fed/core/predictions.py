@@ -11,6 +11,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
 
+TARGET_NAMES = {"labels", "start_positions"}
+"""What a batch that is a dict has, if it has what is to be predicted."""
+
 
 class PredictionMixin(L.LightningModule):
     """A LightningModule's task: its network's predictions, their loss, and Lightning's validation and test steps."""
@@ -159,18 +162,26 @@ class PredictionMixin(L.LightningModule):
         """Take a batch into the metrics."""
         x, y = self.unpack(batch)
         if metrics:  # some networks are measured by their answers alone
-            metrics.update(*self.task.measured(self(x), y))
+            outputs = self(x)
+            metrics.update(*self.task.measured(outputs, y))
+            self.log(f"{metrics.prefix}loss", self.criterion(outputs, y), on_step=False, on_epoch=True, batch_size=len(y))
         self.answers.add(self.predictor, x, y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``val/…`` metrics."""
-        self.update_metrics(self.val_metrics, batch)
+        """Update ``val/…`` metrics and ``val/loss``, the mean over examples."""
         self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+        self.update_metrics(self.val_metrics, batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update ``test/…`` metrics."""
-        self.update_metrics(self.test_metrics, batch)
+        """Update ``test/…`` metrics and ``test/loss``."""
         self.log_dict(self.test_metrics, on_step=False, on_epoch=True)
+        self.update_metrics(self.test_metrics, batch)
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Outputs of a batch: of inputs alone, or of a batch as it is trained with."""
+        alone = isinstance(batch, Tensor) or (isinstance(batch, dict) and not TARGET_NAMES & batch.keys())
+        outputs: Tensor = self(batch if alone else self.unpack(batch)[0])
+        return outputs
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/…`` scores of texts."""

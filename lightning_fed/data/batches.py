@@ -225,6 +225,11 @@ class SharedTensors(Dataset[Batch]):
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
+    def targets(self, indices: Tensor) -> Tensor:
+        """What is to be predicted of examples."""
+        named = self.images.get(TARGETS) if isinstance(self.images, dict) else None
+        return (self.labels if named is None else named)[indices]
+
     def shuffled(self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join") -> DataLoader[Batch]:
         """A loader for training."""
         sampler = ShuffledBatches(indices, batch_size, seed, single_example)

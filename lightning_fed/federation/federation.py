@@ -39,6 +39,7 @@ from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, 
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.exclusive import only_run
+from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
@@ -80,6 +81,8 @@ class Federation:
             not cost more than training.
         target: report the round at which the monitored metric, on test data, first reached this value, and what had been sent and
             computed by then (``target/…``). None: no target.
+        patience: end the run when so many rounds have passed since the one that was best on validation data. None: play all rounds.
+        stop_at_target: end the run with the round that reaches ``target``.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
         keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
@@ -108,6 +111,8 @@ class Federation:
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
+        patience: PositiveInt | None = None,
+        stop_at_target: bool = False,
         checkpoint_every: NonNegativeInt = 1,
         keep: Keep = "all",
         init_from: Path | str | None = None,
@@ -126,8 +131,15 @@ class Federation:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
+        if stop_at_target and target is None:
+            raise FederationError("stop_at_target is set, but there is no target: give the value to reach, or leave it out.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
+        if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
+            raise FederationError(
+                f"callbacks has {_called(wrong[0])}, which is no FederationCallback: callbacks of Lightning belong to the clients' "
+                "Trainers, trainer=partial(L.Trainer, devices=1, callbacks=[…])."
+            )
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
         shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
         self.settings = RunSettings(
@@ -137,6 +149,8 @@ class Federation:
             seed,
             evaluate_every,
             target,
+            patience,
+            stop_at_target,
             checkpoint_every,
             keep,
             compression=compression or NONE,
@@ -229,6 +243,18 @@ class Federation:
             run.dry_run()
 
     @lines_shown()
+    def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:
+        """Open a run to look at what it found and at its models; nothing is measured.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+        """
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            return run
+
+    @lines_shown()
     def validate(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Metrics:
         """Measure the clients of a run on their validation data.
 
@@ -251,6 +277,28 @@ class Federation:
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
             return run.measure("test")
+
+    @lines_shown()
+    def predict(
+        self, model: FederatedModule, datamodule: FederatedDataModule, output: Path | str, ckpt_path: Path | str | None = None
+    ) -> list[Row]:
+        """Write what each client's model predicts of the client's own test examples: a row each; see :func:`.predictions`.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+            output: a file that ends in ``.csv`` or, with the extra ``hub``, ``.parquet``; replaced if it is there.
+            ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
+
+        Returns:
+            The rows.
+        """
+        refuse_output(Path(output))
+        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            rows = predictions(run, self.new_trainer)
+        with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
+            write_rows(rows, Path(output))
+        return rows
 
     @lines_shown()
     def export(
@@ -286,6 +334,11 @@ class Federation:
         with self._surroundings():
             return self.run.client_module(client)
 
+    def server_module(self) -> FederatedModule:
+        """What the server has after the last round: what clients share, a part or a whole model; the rest is as it was drawn."""
+        with self._surroundings():
+            return self.run.server_module()
+
     # -------------------------------------------------------------------------------------------------------------- a run
 
     @contextmanager
@@ -297,6 +350,9 @@ class Federation:
         reading: bool = False,
     ) -> Iterator[Run]:
         """A run, new, continued or only looked at, on its engine."""
+        for name, given, kind in (("model", model, FederatedModule), ("datamodule", datamodule, FederatedDataModule)):
+            if not isinstance(given, kind):
+                raise FederationError(f"{name} is {_called(given)}, expected an object of a subclass of {kind.__name__}.")
         with ExitStack() as stack, self._surroundings(), stopped_by_signals():
             model = self._started(model, datamodule)
             made: list[Path] = []
@@ -390,3 +446,7 @@ class Federation:
                 "unless keep is none), or set ckpt_path."
             )
         return self._load(path)
+
+
+def _called(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"

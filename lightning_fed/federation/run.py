@@ -79,6 +79,10 @@ class Run:
         among = self._find_eligible_clients(settings.eligible_clients)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.eligible_clients = [client for client in self.clients if client.takes_part]
+        if settings.patience is not None and not any(client.num_val for client in self.clients):
+            raise FederationError(
+                f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
+            )
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
         self.cohort_size = 1 if model.centralized else max(1, round(settings.participation * len(self.eligible_clients)))
@@ -188,7 +192,19 @@ class Run:
         row = self._with_costs(metrics, len(cohort))
         if due:
             row |= spread_all("before", [update.metrics for update in self._turns.updates]) | self._evaluate()
-        return row | self._compare(row) | self._stopwatch.collect()
+        row |= self._compare(row)
+        if self._end_early(row) and self.model.fine_tuning.when == "last":
+            row |= self._evaluate()  # now it is known which round is the last one
+        return row | self._stopwatch.collect()
+
+    def _end_early(self, row: Metrics) -> bool:
+        """Let the round of this row be the last one, if the settings say so."""
+        patience, best = self.settings.patience, self._best.best
+        waited = patience is not None and best is not None and self.monitored("val") in row and self.round - best.round >= patience
+        reached = self.settings.stop_at_target and self._target is not None and bool(self._target.reached)
+        if early := self.round < self.rounds and (waited or reached):
+            self.rounds = self.round
+        return early
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
@@ -362,6 +378,8 @@ class Run:
                         f"Checkpoint {checkpoint.path} cannot be used: its history lacks {missing} in round {int(row['round'])}, "
                         f"which {self.method} reports."
                     ) from missing
+        if self.history:
+            self._end_early(self.history[-1])
         self._draw_cohort()
 
     @cached_property

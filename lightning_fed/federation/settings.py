@@ -22,6 +22,8 @@ class RunSettings:
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
             rounds as it takes a cohort to become everybody.
         target: value of the monitored metric that is waited for; None: none is.
+        patience: end when so many rounds have passed since the best one on validation data; None: play all rounds.
+        stop_at_target: whether the round that reaches the target is the last one.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
         keep: what stays of the clients' private states when a run has ended.
@@ -38,6 +40,8 @@ class RunSettings:
     seed: int
     evaluate_every: int | None
     target: float | None
+    patience: int | None
+    stop_at_target: bool
     checkpoint_every: int
     keep: Keep
     compression: Compression

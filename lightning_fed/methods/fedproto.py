@@ -75,7 +75,7 @@ class FedProto(ClassRowsModule):
         self.candidates = candidates
         self.prototypes_of = prototypes
         self.weighting = weighting
-        self.passing: tuple[Tensor, Tensor] | None = None  # the last batch's features and labels
+        self.passing: list[tuple[Tensor, Tensor]] = []  # features and labels of the last step's batches
         self.passed_by: State = {}  # sums over the running epoch
         self.own: State = {}  # what is sent
 
@@ -108,11 +108,11 @@ class FedProto(ClassRowsModule):
 
     def client_step(self, batch: Any) -> Tensor:
         """A step, whose features are noted."""
+        self.passing = []
         loss = super().client_step(batch)
-        if self.prototypes_of == "last_epoch" and self.passing is not None:
-            for name, tensor in self._sums(*self.passing).items():
+        for passed in self.passing if self.prototypes_of == "last_epoch" else ():
+            for name, tensor in self._sums(*passed).items():
                 self.passed_by[name] = self.passed_by[name] + tensor if name in self.passed_by else tensor
-        self.passing = None
         return loss
 
     def after_training(self, reviewed: State) -> None:
@@ -134,7 +134,7 @@ class FedProto(ClassRowsModule):
         """The loss of the head's logits plus λR."""
         x, y = self.unpack(batch)
         features, logits = self.backbone.encode_and_classify(x)
-        self.passing = features.detach(), y
+        self.passing.append((features.detach(), y))
         loss = self.criterion(logits, y)
         if self.lam == 0 or not self.knows_any:
             return loss

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from typing import Any, Self
 
+from torch import nn
+
 from lightning_fed.errors import FederationError
 from lightning_fed.models.adapters import Adapters
-from lightning_fed.models.backbone import Backbone, Backbones
+from lightning_fed.models.backbone import Backbone, Backbones, Wrapped
 from lightning_fed.models.frozen import FrozenBackbone
 from lightning_fed.models.pretrained import backbone_of, with_weights
 from lightning_fed.tensors import State
@@ -59,6 +61,14 @@ class Networks:
         """The network that is frozen, before anything is put on it."""
         [frozen] = [frozen for frozen in self.frozen if frozen.given is given]
         return frozen.copy(num_classes)
+
+    @property
+    def num_outputs(self) -> int | None:
+        """Outputs of a network that was given as such; None where one is still to be made."""
+        given = self.factories[0]
+        if not isinstance(given, nn.Module):
+            return None
+        return (given if isinstance(given, Backbone) else Wrapped(None, lambda: given)).num_outputs
 
     def load(self, num_classes: int) -> None:
         """Load, or draw, what is frozen, if that has not been done."""

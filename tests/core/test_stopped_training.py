@@ -93,6 +93,10 @@ def test_in_any_precision(precision: str, tmp_path: Path) -> None:
     assert_ends_the_same("FedRep", tmp_path, precision=precision, head_epochs=1)
 
 
+def test_within_a_step_of_several_batches(tmp_path: Path) -> None:
+    assert_ends_the_same("FedAvg", tmp_path, accumulate=4)
+
+
 def test_after_the_last_epoch_of_a_trainer_another_one_goes_on_inside_the_phase(tmp_path: Path) -> None:
     data = data_for("FedAvg", num_clients=2, size=120).client(1)
 

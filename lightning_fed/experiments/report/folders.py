@@ -54,6 +54,12 @@ class RunFolder:
         return read_facts(self.path)
 
     @property
+    def planned_rounds(self) -> int:
+        """How many rounds it has when it is finished, which may be fewer than were asked for."""
+        told = self.facts.get("rounds")
+        return told if isinstance(told, int) else int(self.settings["federation.rounds"])
+
+    @property
     def monitor(self) -> str:
         """The column of ``metrics.csv`` that the method reports itself by."""
         return str(self.facts["monitor"])

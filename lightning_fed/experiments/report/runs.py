@@ -118,7 +118,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         **{"method": run.method, "setting": run.setting, "partition": run.partition, "seed": run.seed},
         "model": str(run.settings["model.class_path"]).rpartition(".")[2],
         "rounds": int(rounds["round"].iloc[-1]),
-        "planned": int(run.settings["federation.rounds"]),
+        "planned": run.planned_rounds,
         "epochs": work_of(run.facts),
         **{"metric": metric, "monitor": run.monitor, "lower_is_better": lower},
         **_views(rounds, metric, view, lower),

@@ -1,0 +1,92 @@
+"""A run that the command line played, in Python: without the command, or a script, that made it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lightning_fed.cli.fit import FederationCLI
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
+from lightning_fed.federation.run import Run
+from lightning_fed.storage.run_folder import run_folder_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What a run found, and its models. Tables need pandas: ``pip install "lightning-fed[report]"``.
+
+    Args:
+        folder: of the run.
+        federation: which has opened it.
+    """
+
+    folder: Path
+    federation: Federation
+
+    @property
+    def run(self) -> Run:
+        """As it was at the checkpoint: ``server``, ``clients``, ``model``, ``data`` and more."""
+        return self.federation.run
+
+    @cached_property
+    def history(self) -> "pd.DataFrame":
+        """The columns of ``metrics.csv``, a row per round."""
+        return _table(self.folder / "metrics.csv").set_index("round")
+
+    @cached_property
+    def clients(self) -> "pd.DataFrame":
+        """The columns of ``clients.csv``: what was measured of each client, and when."""
+        return _table(self.folder / "clients.csv")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The whole configuration, as in ``config.yaml``."""
+        settings: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text())
+        return settings
+
+    def client_module(self, client: int) -> FederatedModule:
+        """A client's model, for use outside the federation: with the server's broadcast loaded, fine-tuned if it is measured so."""
+        return self.federation.client_module(client)
+
+    def server_module(self) -> FederatedModule:
+        """What the server has: what clients share, a part or a whole model; the rest is as it was drawn."""
+        return self.federation.server_module()
+
+
+def load_run(path: Path | str) -> LoadedRun:
+    """Open a run that the command line played. Of one that Python played, :meth:`.Federation.load` does it, given its objects.
+
+    Paths in its configuration are seen from where this is called.
+
+    Args:
+        path: the folder of a run, for its last round; of a run and ``/best``, for its best one on validation data; or of one
+            checkpoint.
+
+    Raises:
+        FederationError: if there is no such run, or it has no checkpoint (``keep: none``).
+    """
+    folder = run_folder_of(Path(path))
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise FederationError(
+            f"{folder} has no config.yaml: it was played from Python. Make its Federation, module and data as then, and call "
+            "federation.load(module, data, ckpt_path)."
+        )
+    cli = FederationCLI(["test", "--config", str(config)], lambda cli: None)
+    cli.federation.load(cli.model, cli.datamodule, path)
+    return LoadedRun(folder, cli.federation)
+
+
+def _table(path: Path) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as missing:
+        raise FederationError("A run's tables need pandas: pip install 'lightning-fed[report]'.") from missing
+    return pd.read_csv(path)

@@ -1,0 +1,105 @@
+"""What clients' models predict of their own test examples, as a table."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.data.hub import optional
+from lightning_fed.engines.turn_loop import TrainerFactory, turn_trainer
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.run import Run
+from lightning_fed.tasks.task import Task
+
+Row = dict[str, int | float | str]
+
+
+def refuse_output(output: Path) -> None:
+    """Raises :class:`FederationError` for a file that is neither CSV nor Parquet."""
+    if output.suffix not in (".csv", ".parquet"):
+        raise FederationError(f"output is {output}: give a file for predictions that ends in .csv or .parquet.")
+
+
+def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
+    """A row for each test example of each client: ``client``, ``example`` (its number among all of the data), what is true and what
+    is predicted of it, and the numbers that say so: see :func:`columns`.
+
+    Args:
+        run: whose clients' models predict, as they are measured.
+        new_trainer: builds their Trainer.
+
+    Raises:
+        FederationError: if a network answers in texts.
+    """
+    trainer, names = turn_trainer(new_trainer), getattr(run.data, "class_names", None) if run.data.predicts_labels else None
+    rows: list[Row] = []
+    for client in run.clients:
+        module, data = run.client_module(client.id), run.data.client(client.id)
+        test = data.splits[2]
+        batches: Any = trainer.predict(module, datamodule=replace(data, splits=(test, test[:0], test[:0]))) or []
+        outputs = torch.cat(batches) if batches else torch.empty(0, module.num_classes)
+        found = columns(module.task, outputs, data.data.targets(test), names)
+        rows += [
+            {"client": client.id, "example": example} | {name: values[row] for name, values in found.items()}
+            for row, example in enumerate(test.tolist())
+        ]
+    return rows
+
+
+def columns(task: Task, outputs: Tensor, targets: Tensor, names: list[str] | None = None) -> dict[str, list[Any]]:
+    """What there is to say of examples, by name, a value for each.
+
+    - ``multiclass``: ``target`` and ``prediction`` (classes, by name where they have any), and ``probability/<class>`` of each;
+    - ``binary``: the same of 0 and 1, with ``probability`` of 1;
+    - ``multilabel``: ``target/<n>`` and ``probability/<n>`` of each label;
+    - ``regression``: ``target`` and ``prediction``, or ``…/<n>`` of each number;
+    - ``survival``: ``event``, ``time`` and ``risk``.
+
+    Raises:
+        FederationError: for outputs that are not one row of numbers per example, as those of texts.
+    """
+    if outputs.dim() != 2:
+        raise FederationError(
+            f"The network gives outputs of shape {tuple(outputs.shape)}, which are no columns of a table: export the model, and "
+            "predict with the library that it is of."
+        )
+    outputs, targets = outputs.float().cpu(), targets.cpu()
+    classes = [str(names[k]) if names else k for k in range(outputs.shape[1])]
+    match task.name:
+        case "multiclass":
+            found = {"target": targets, "prediction": outputs.argmax(1)}
+            named = {name: [classes[k] for k in numbers.tolist()] for name, numbers in found.items()}
+            return named | _each("probability", outputs.softmax(1), classes)
+        case "binary":
+            likely = outputs.sigmoid().flatten()
+            found = {"target": targets.flatten().int(), "prediction": (likely > 0.5).int(), "probability": likely}
+        case "multilabel":
+            return _each("target", targets.int(), classes) | _each("probability", outputs.sigmoid(), classes)
+        case "regression":
+            targets = targets.reshape(outputs.shape)
+            if outputs.shape[1] > 1:
+                return _each("target", targets, classes) | _each("prediction", outputs, classes)
+            found = {"target": targets.flatten(), "prediction": outputs.flatten()}
+        case "survival":
+            found = {"event": targets[:, 0].int(), "time": targets[:, 1], "risk": outputs.flatten()}
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def _each(what: str, values: Tensor, names: list[Any]) -> dict[str, list[Any]]:
+    return {f"{what}/{name}": column.tolist() for name, column in zip(names, values.T, strict=True)}
+
+
+def write_rows(rows: list[Row], output: Path) -> None:
+    """Write a table as CSV or, with pyarrow, as Parquet."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".parquet":
+        pyarrow, parquet = optional("pyarrow", "hub"), optional("pyarrow.parquet", "hub")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), output)
+        return
+    with output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["client", "example"])
+        writer.writeheader()
+        writer.writerows(rows)

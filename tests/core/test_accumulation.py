@@ -1,0 +1,89 @@
+"""Steps of several batches, and calls outside of a federation."""
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from tiny import CLASSES, Net, new_data, new_federation, new_method, new_trainer, sgd
+
+from lightning_fed.errors import FederationError
+from lightning_fed.methods import FedAvg, FedProto, FedProx
+
+
+def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **options: Any) -> torch.Tensor:
+    data = new_data(1, 65, batch_size=batch_size, val_share=0.0, test_share=0.2)  # of 52, the last step of an epoch has 4
+    module = method(Net, CLASSES, optimizer=sgd, epochs=2, accumulate=accumulate, **options)
+    federation = new_federation(2)
+    federation.fit(module, data)
+    return torch.cat([tensor.flatten() for tensor in federation.run.server.state_dict().values()])
+
+
+@pytest.mark.parametrize(("method", "options"), [(FedAvg, {}), (FedProx, {"mu": 0.5}), (FedAvg, {"gradient_clip": 0.01})])
+def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], options: dict[str, float]) -> None:
+    whole, parts = trained(24, 1, method, **options), trained(8, 3, method, **options)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+    assert (trained(8, 1, method, **options) - whole).abs().max() > 1e-4
+
+
+def test_steps_are_counted_and_logged_as_they_are_taken() -> None:
+    rows = []
+    for batch_size, accumulate in ((24, 1), (8, 3)):
+        federation = new_federation(1)
+        data = new_data(1, 60, batch_size=batch_size, val_share=0.0, test_share=0.2)  # two steps an epoch
+        federation.fit(FedAvg(Net, CLASSES, sgd, steps=5, accumulate=accumulate), data)
+        rows += federation.run.history
+    assert rows[0]["train/local_loss"] == pytest.approx(rows[1]["train/local_loss"], rel=1e-5)
+    assert rows[0]["compute/flops"] == rows[1]["compute/flops"]
+
+
+def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
+    rows = []
+    for batch_size, accumulate in ((24, 1), (8, 3)):
+        federation = new_federation(1)
+        module = FedProto(Net, CLASSES, sgd, prototypes="last_epoch", accumulate=accumulate)
+        federation.fit(module, new_data(2, 96, batch_size=batch_size))
+        rows.append(federation.run.server.state["prototypes"])
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_of_a_kind_of_their_own_take_no_more_batches() -> None:
+    with pytest.raises(FederationError, match="accumulate is 2, but PF2LoRA has a training step of its own"):
+        new_method("PF2LoRA", accumulate=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"), [({"accumulate_grad_batches": 4}, "accumulate=4"), ({"gradient_clip_val": 1.0}, "gradient_clip=1.0")]
+)
+def test_what_a_trainer_would_do_to_gradients_is_an_option_of_the_module(option: dict[str, Any], remedy: str) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1, **option
+    )
+    with pytest.raises(FederationError, match=rf"FedAvg steps itself: give it {remedy} instead"):
+        trainer.fit(FedAvg(Net, CLASSES), datamodule=new_data().client(0))
+    with pytest.raises(FederationError, match=f"give it {remedy} instead"):
+        new_federation(1, trainer=partial(new_trainer, **option)).fit(FedAvg(Net, CLASSES), new_data())
+
+
+def test_a_module_answers_before_anybody_trains_it() -> None:
+    net = Net(CLASSES)
+    x = next(iter(new_data().client(0).train_dataloader()))[0].float()
+    assert torch.equal(FedAvg(net)(x), net(x))
+    assert FedAvg(Net, CLASSES)(x).shape == (len(x), CLASSES)
+    with pytest.raises(FederationError, match="give num_classes"):
+        FedAvg(Net)(x)
+
+
+def test_predictions_are_of_inputs_with_or_without_targets() -> None:
+    module, batch = FedAvg(Net, CLASSES), next(iter(new_data().client(0).test_dataloader()))
+    batch = batch[0].float(), batch[1]
+    assert torch.equal(module.predict_step(batch), module(batch[0]))
+    assert torch.equal(module.predict_step(batch[0]), module(batch[0]))
+    pixels = {"pixel_values": batch[0]}
+    assert torch.equal(module.predict_step(pixels | {"labels": batch[1]}), module(batch[0]))
+
+
+def test_an_optimizer_of_parameters_is_refused() -> None:
+    with pytest.raises(FederationError, match=r"optimizer is a Adam of parameters that exist already.*partial\(torch.optim.Adam"):
+        FedAvg(Net, CLASSES, torch.optim.Adam(Net(CLASSES).parameters()))
