@@ -166,7 +166,9 @@ class FederatedModule(PredictionMixin, PhasedModule):
         Args:
             given: what makes it, of ``backbone`` or added to ``self.networks``; None: what makes the client's.
         """
-        return self.networks.new(self._factory if given is None else given, self.num_classes)
+        if given is None:
+            return self.networks.new(self._factory, self.num_classes, self.place)
+        return self.networks.new(given, self.num_classes)
 
     def without_adapters(self) -> Any:
         """The client's network as it is frozen, before anything is put on it."""

@@ -34,7 +34,8 @@ class Adapters:
     Names and defaults are those of peft's ``LoraConfig``.
 
     Args:
-        r: rank of the adapters.
+        r: rank of the adapters; or a list, of which client ``k`` has entry ``k mod len(list)``, for methods whose clients may have
+            different networks.
         lora_alpha: the scale s is ``lora_alpha / r``.
         target_modules: names of the layers that are adapted (linear ones, convolutions, embeddings), or how they end, or a pattern
             of whole names; ``all-linear``: every linear layer but the heads. None: query and value projections, where the network
@@ -45,7 +46,7 @@ class Adapters:
         modules_to_save: names of further layers, or how they end, that learn as a whole.
     """
 
-    r: PositiveInt = 8
+    r: list[PositiveInt] | PositiveInt = 8
     lora_alpha: PositiveFloat = 8
     target_modules: list[str] | str | None = None
     lora_dropout: ClosedUnitInterval = 0.0
@@ -53,12 +54,18 @@ class Adapters:
     layers_to_transform: list[int] | int | None = None
     modules_to_save: list[str] | None = None
 
-    def add_to(self, network: Backbone | Transformer, name: str = COMMON) -> None:
+    @property
+    def ranks(self) -> list[int]:
+        """Of the clients, in turn."""
+        return self.r if isinstance(self.r, list) else [self.r]
+
+    def add_to(self, network: Backbone | Transformer, name: str = COMMON, place: int = 0) -> None:
         """Put adapters on a network, in place, beside those that are there. What required gradients still does, and so do they.
 
         Args:
             network: of which nothing but heads and further modules requires gradients, see :class:`.FrozenBackbone`.
             name: of these adapters.
+            place: which of the ranks they have.
 
         Raises:
             FederationError: if no layer has such a name, or one cannot have such adapters.
@@ -69,8 +76,9 @@ class Adapters:
         frozen = {id(parameter) for parameter in network.parameters() if not parameter.requires_grad}
         learning = [path for path, p in inner.named_parameters() if p.requires_grad and ".lora_" not in path]
         heads = sorted({path.rpartition(".")[0] for path in learning})
+        rank = self.ranks[place % len(self.ranks)]
         config = LoraConfig(
-            r=self.r,
+            r=rank,
             lora_alpha=cast(int, self.lora_alpha),
             target_modules=self._targets(network, heads),
             exclude_modules=heads,  # a head's layer may be called as one of the body's
@@ -92,9 +100,9 @@ class Adapters:
         for path, layer in adapted_layers(network).items():
             layer.set_adapter(list(layer.r))  # putting one there deactivates those before
             rows, columns = _shape(layer.get_base_layer())
-            if self.r * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
+            if rank * (rows + columns) > A_SLIP * rows * columns:  # beyond the smaller side it is of no more use, but it works
                 raise FederationError(
-                    f"Adapters of rank {self.r} were asked for, but the layer {path} of {name_of(network)} is {rows} x {columns}: "
+                    f"Adapters of rank {rank} were asked for, but the layer {path} of {name_of(network)} is {rows} x {columns}: "
                     f"give up to {min(rows, columns)}, or leave the layer out of target_modules."
                 )
         for parameter in network.parameters():

@@ -1,6 +1,7 @@
 """What the networks of a method's clients are made of."""
 
 from collections.abc import Iterable
+from math import lcm
 from typing import Any, Self
 
 from torch import nn
@@ -39,6 +40,13 @@ class Networks:
                 f"{method.__name__} got adapters, but {method.refuses_adapters}: leave adapters out, or choose another method, "
                 "such as FedAvg."
             )
+        if adapters and len(ranks := adapters.ranks) != 1:
+            if not ranks or not method.heterogeneous:
+                raise FederationError(
+                    f"adapters have r={ranks}, but {method.__name__} averages them: give one rank, or use a method that merges "
+                    "different ones (FlexLoRA, FLoRA, HETLoRA) or for heterogeneous models (Standalone, LGFedAvg, FedProto)."
+                )
+            self.factories = [self.factories[k % len(self.factories)] for k in range(lcm(len(ranks), len(self.factories)))]
         self.adapters = adapters
         self.frozen: list[FrozenBackbone[Any]] = []
         self.add(self.factories)
@@ -49,12 +57,18 @@ class Networks:
             new = {id(given): given for given in factories if all(given is not frozen.given for frozen in self.frozen)}
             self.frozen += [FrozenBackbone(given, learning=self.adapters.modules_to_save or ()) for given in new.values()]
 
-    def new(self, given: Any, num_classes: int) -> Backbone:
-        """A network with initial weights of its own; with adapters, these are the adapters' and the heads'."""
+    def new(self, given: Any, num_classes: int, place: int = 0) -> Backbone:
+        """A network with initial weights of its own; with adapters, these are the adapters' and the heads'.
+
+        Args:
+            given: what makes it.
+            num_classes: its outputs.
+            place: which entry of ``factories`` the client has, and of ranks.
+        """
         if self.adapters is None:
             return backbone_of(given, num_classes)
         network: Backbone = self.without_adapters(given, num_classes)
-        self.adapters.add_to(network)
+        self.adapters.add_to(network, place=place)
         return network
 
     def without_adapters(self, given: Any, num_classes: int) -> Any:
@@ -86,4 +100,5 @@ class Networks:
     def with_weights(self, network: State, num_classes: int, what: str) -> Self:
         """The same, whose networks begin with the given weights; see :meth:`.FederatedModule.with_initial_weights`."""
         make = self.frozen[0].make if self.frozen else backbone_of
-        return self.fresh([with_weights(make(given, num_classes), network, what) for given in self.factories])
+        made = {id(given): with_weights(make(given, num_classes), network, what) for given in self.factories}
+        return self.fresh([made[id(given)] for given in self.factories])

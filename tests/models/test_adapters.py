@@ -52,6 +52,8 @@ def takes_adapters(name: str) -> bool:
 TAKING = [name for name in METHODS if takes_adapters(name)]
 """Methods that run on adapters."""
 
+OF_TWO_RANKS = Adapters(r=[1, 3], lora_alpha=4, target_modules=["fc1", "fc2"])
+
 EACH = [
     (name, check)
     for name in TAKING
@@ -229,3 +231,27 @@ def test_convolutions_and_all_linear_layers(targets: Any) -> None:
     clean = module.networks.frozen[0].load(10)
     assert torch.equal(module(x), clean(x))  # B is zero
     assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())
+
+
+@pytest.mark.parametrize("name", ["Standalone", "LGFedAvg", "FedKD"])
+def test_clients_may_have_ranks_of_their_own(name: str) -> None:
+    """In turn; of networks that everybody has in common, all have the first. Workers make no difference."""
+    ends = []
+    for engine in (InProcess(), Processes(workers=2)):
+        federation = new_federation(1, engine=engine)
+        federation.fit(new_method(name, backbone=NoisyNet, adapters=OF_TWO_RANKS), new_data(3))
+        modules = [federation.client_module(client) for client in range(3)]
+        ends.append([module.state_dict() for module in modules])
+        for module, rank in zip(modules, [1, 3, 1], strict=True):
+            assert {module.get_parameter(f"backbone.{path}").shape[0] for path in adapter_names(module.backbone, "A")} == {rank}
+        if name == "FedKD":
+            assert {module.get_parameter(f"shared.{path}").shape[0] for path in adapter_names(modules[1].shared, "A")} == {1}
+        weights = [module.get_parameter("backbone.fc1.base_layer.weight") for module in modules]
+        assert len({weight.data_ptr() for weight in weights}) == 1
+    assert all(same(one, other) for one, other in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("FedAvg", [1, 3]), ("FedPer", [2, 4]), ("Standalone", [])])
+def test_adapters_that_are_averaged_have_one_rank(name: str, ranks: list[int]) -> None:
+    with pytest.raises(FederationError, match=r"adapters have r=\[.*\], but .* averages them: give one rank, or use .*FlexLoRA"):
+        new_method(name, adapters=Adapters(r=ranks, target_modules=["fc1"]))
