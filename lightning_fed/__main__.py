@@ -47,10 +47,11 @@ OF_FEDERATION = {"fit", "validate", "test", "predict", "export"}
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Exit code 2 and one line on standard error for what the user can change."""
-    args = list(sys.argv[1:] if args is None else args)
+    is_program, args = args is None, list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
+    from lightning_fed.cli.help_cache import asks_for_help, print_help
     from lightning_fed.errors import FederationError, print_error
     from lightning_fed.formatting import nearest
     from lightning_fed.logs import lines_shown
@@ -60,12 +61,11 @@ def main(args: Sequence[str] | None = None) -> None:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
             question = nearest(args[0], SUBCOMMANDS)
             raise FederationError(f"there is no command {args[0]!r}{question}; there are {', '.join(SUBCOMMANDS)}.")
-        own = args[0] in SUBCOMMANDS.keys() - OF_FEDERATION
-        if not own and sys.stderr.isatty():  # a moment in which nothing else can be said
-            print("Loading PyTorch and Lightning…", file=sys.stderr)
-        run = import_module(f"lightning_fed.cli.{args[0] if own else 'fit'}").run
+        if is_program and asks_for_help(args):
+            print_help(args, lambda: run_verb(args))
+            return
         with lines_shown():
-            run(args)
+            run_verb(args)
     except FederationError as error:
         print_error(str(error))
         raise SystemExit(2) from None
@@ -81,6 +81,14 @@ def main(args: Sequence[str] | None = None) -> None:
     except Terminated:
         print(f"lightning-fed: terminated (SIGTERM).{how_to_continue(args)}", file=sys.stderr)
         raise
+
+
+def run_verb(args: Sequence[str]) -> None:
+    """Do what a command line says."""
+    own = args[0] in SUBCOMMANDS.keys() - OF_FEDERATION
+    if not own and sys.stderr.isatty():  # a moment in which nothing else can be said
+        print("Loading PyTorch and Lightning…", file=sys.stderr)
+    import_module(f"lightning_fed.cli.{args[0] if own else 'fit'}").run(args)
 
 
 def how_to_continue(args: Sequence[str]) -> str:
