@@ -26,7 +26,7 @@ TOPICS = ("all", *BLOCKS)
 
 INSTEAD = {
     "config": "a YAML file, or a name that lightning-fed configs lists; later ones go over earlier ones",
-    "ckpt_path": "go on from a checkpoint: last, best on validation data, or a folder",
+    "ckpt_path": "which round: last, best on validation data, or the folder of a run or of one checkpoint",
     "seed_everything": "seed of everything random",
     "print_config": "print the configuration that all of this makes, and exit",
     "model": "the method",
@@ -54,7 +54,7 @@ class HelpAction(argparse._HelpAction):
         parser.exit()
 
 
-def page(parser: Any, topic: str, known: Callable[[str], Sequence[str]]) -> str:
+def page(parser: Any, topic: str, known: Callable[..., Sequence[str]]) -> str:
     """The help of a verb, or of a class (``--model.help FedAvg``).
 
     Args:
@@ -94,7 +94,7 @@ def wanted(action: Any, topic: str, refused: set[str]) -> bool:
     return topic == "all" or name.partition(".")[0] == topic
 
 
-def rows(action: Any, known: Callable[[str], Sequence[str]], full: bool, width: int) -> list[str]:
+def rows(action: Any, known: Callable[..., Sequence[str]], full: bool, width: int) -> list[str]:
     """An option as it stands on the screen."""
     name = max(action.option_strings, key=len) if action.dest != "help" else "-h, --help"
     name = name.removesuffix("+")
@@ -122,14 +122,14 @@ def choices_of(hint: Any) -> Sequence[Any]:
     return hint.__args__ if getattr(hint, "__origin__", None) is Literal else ()
 
 
-def words(action: Any, known: Callable[[str], Sequence[str]], full: bool) -> str:
+def words(action: Any, known: Callable[..., Sequence[str]], full: bool) -> str:
     """What an option is for: in short its first sentence."""
     if action.dest.endswith(".help"):
         return "the options of one of these" if known(action.dest.split(".")[-2]) else "the options of a class"
     text = plain(INSTEAD.get(action.dest) or action.help or "")
     if not full:
         text = re.split(r"[.;:] |, in which|, and after the last", text)[0].removesuffix(".")
-    names = known(action.dest.rpartition(".")[2])
+    names = known(action.dest.rpartition(".")[2], getattr(action, "_typehint", None))
     text = text.removesuffix(".") if names else text
     default = None if callable(action.default) else action.default
     notes = [f"default: {spelled(default)}"] if default not in (None, argparse.SUPPRESS) else []

@@ -6,11 +6,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from functools import cache
 from itertools import groupby
+from typing import Any, get_args
+
+import torch
 
 import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
+from lightning_fed.cli.help import BLOCKS
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
@@ -18,10 +22,16 @@ from lightning_fed.engines import Engine
 from lightning_fed.engines.compression import Compression
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
-from lightning_fed.models import Adapters, Backbone
+from lightning_fed.models import Adapters, Backbone, Transformer
 from lightning_fed.options import parameters_of
 
-HELP = "see lightning-fed fit --help and, say, --model.help PFedLoRA"
+HELP = "see lightning-fed fit --help and --model.help {method}"
+
+OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "nesterov"}
+"""Options that belong to an optimizer, wherever they were looked for."""
+
+CLASSES_OF_TORCH = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
+"""Where the classes are that an option names."""
 
 BASES = {
     "FederatedModule": "FedAvg",
@@ -34,6 +44,7 @@ BASES = {
     "Partitioner": "IID",
     "Engine": "InProcess",
     "Backbone": "LeNet5",
+    "Transformer": "TransformerClassifier",
 }
 """Classes that others are made of and that do nothing themselves, each with one that does."""
 
@@ -154,22 +165,42 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         text = text.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
-        text += hint(wrong[1], OPTIONS) or nearest(wrong[1].partition(".")[0], names)
+        text += hint(wrong[1], OPTIONS) or _place(wrong[1], names) or nearest(wrong[1].partition(".")[0], names)
         if short in BASES:
             text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
     elif wrong := re.search(r"not accept option '([^']+)'", text):
-        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options)
+        near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or _place(wrong[1])
+        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
-        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or nearest(wrong[1], options, "--")
+        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or _place(wrong[1]) or nearest(wrong[1], options, "--")
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         text += nearest(given[0], ["class_path", "init_args"]) if given else ""
+    if wrong := re.search(r"(?:there is no|has no attribute) '(?:[\w.]*\.)?(\w+)'", text):
+        home = CLASSES_OF_TORCH.get(keys[-1].rpartition(".")[2] if keys else "")
+        text += nearest(wrong[1], [name for name in dir(home) if name[0].isupper()]) if home else ""
     if keys and ("there is no" in text or "has no attribute" in text) and (names := known(keys[-1].rpartition(".")[2])):
         wrong = re.search(r"there is no '([^']*)'", text)
         text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
     elif keys and "there is no" in text and (group := GROUPS.get(keys[-1].rpartition(".")[2])):
         text = f"got {_given(message)}, expected options by name: {', '.join(field.name for field in fields(group))}"
-    return f"{text}; {HELP}" if "unrecognized arguments" in text or "not accept" in text else text
+    method = path.rpartition(".")[2] if keys[:1] == ["model"] and (path := _whose(message, "is not accepted")) else "PFedLoRA"
+    return f"{text}; {HELP.format(method=method)}" if "unrecognized arguments" in text or "not accept" in text else text
+
+
+def _place(option: str, names: Collection[str] = ("optimizer",)) -> str:
+    """Where an optimizer's option belongs, if this is one that was looked for elsewhere."""
+    elsewhere = option.rpartition(".")[2] in OF_OPTIMIZERS and not (option.startswith("model.") and ".init_args." in option[6:])
+    if not elsewhere or "optimizer" not in names:
+        return ""
+    name = option.rpartition(".")[2].replace("learning_rate", "lr")
+    return f" (it belongs to the optimizer: --model.init_args.optimizer.init_args.{name})"
+
+
+def _nearest_block(option: str) -> str:
+    """The block that was meant, if this begins with the name of none."""
+    first, dot, _ = option.partition(".")
+    return nearest(first, BLOCKS) if dot and first not in BLOCKS else ""
 
 
 def _whose(message: str, what: str) -> str:
@@ -190,8 +221,13 @@ def options_of(path: str) -> list[str]:
         return []
 
 
-def known(key: str) -> list[str]:
-    """Names of the classes that an option takes, if they are the library's own."""
+def known(key: str, hint: Any = None) -> list[str]:
+    """Names of the classes that an option takes, if they are the library's own.
+
+    Args:
+        key: the last part of the option's name.
+        hint: its type, where that is known: some methods take some networks alone.
+    """
     homes = {
         "model": (lightning_fed.methods, FederatedModule),
         "backbone": (lightning_fed.models, Backbone),
@@ -200,5 +236,12 @@ def known(key: str) -> list[str]:
         "engine": (lightning_fed.engines, Engine),
     }
     module, base = homes.get(key, (lightning_fed.methods, type(None)))
+    if key == "backbone" and hint is not None and not _names_backbones(hint):
+        base = Transformer
     found = {name: getattr(module, name) for name in module.__all__ if name not in BASES}
     return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, base)]
+
+
+def _names_backbones(hint: Any) -> bool:
+    """Whether a type has :class:`Backbone` among its parts."""
+    return hint is Backbone or any(map(_names_backbones, get_args(hint)))
