@@ -57,8 +57,7 @@ html_title = "lightning-fed"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
-    "source_view_link": f"{links.repository()}/blob/main/docs/{{filename}}",
-    "top_of_page_buttons": ["view"],
+    "top_of_page_buttons": [],
 }
 copybutton_prompt_text = r"\$ "
 copybutton_exclude = ".linenos, .gp, .go"

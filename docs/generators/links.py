@@ -1,4 +1,4 @@
-"""Links. Pages are read on GitHub and on the site; what is no page of the site is in the repository.
+"""Links. Pages are read in the repository and on the site; what is no page of the site is named there, and not linked to.
 
 ``python docs/generators/links.py FOLDER`` looks in a built site for links and anchors that lead nowhere.
 """
@@ -6,7 +6,6 @@
 import os
 import re
 import sys
-import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -16,12 +15,9 @@ DOCS = ROOT / "docs"
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files outside ``docs`` that the site shows, and where."""
 
-LINK = re.compile(r"(?P<before>\]\(|src=\")(?P<path>(?![a-z]+:|[#/<])[^)\s#\"]+)(?P<anchor>#[^)\s\"]*)?")
-
-
-def repository() -> str:
-    """Where the code is, as pyproject.toml says."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"].rstrip("/")
+LINK = re.compile(
+    r"(?P<before>\[(?P<text>[^\[\]]*)\]\(|src=\")(?P<path>(?![a-z]+:|[#/<])[^)\s#\"]+)(?P<anchor>#[^)\s\"]*)?(?P<after>[)\"])"
+)
 
 
 def rebased(text: str, home: Path, page: Path) -> str:
@@ -41,9 +37,8 @@ def rebased(text: str, home: Path, page: Path) -> str:
         if inside in PAGES:
             target = DOCS / PAGES[inside]
         elif not target.is_relative_to(DOCS) or target.suffix not in {".md", ".png"}:
-            kind = "tree" if target.is_dir() else "blob"
-            return f"{match['before']}{repository()}/{kind}/main/{inside}{match['anchor'] or ''}"
-        return f"{match['before']}{os.path.relpath(target, page.parent)}{match['anchor'] or ''}"
+            return str(match["text"])
+        return f"{match['before']}{os.path.relpath(target, page.parent)}{match['anchor'] or ''}{match['after']}"
 
     return LINK.sub(link, text)
 
