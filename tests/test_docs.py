@@ -15,12 +15,21 @@ import transformers
 from tiny import CLASSES, TINY_BERT, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same, sgd
 from tiny_texts import save_tokenizer
 
+import lightning_fed.core
 from lightning_fed.cli.dry_run import check_start, read
-from lightning_fed.core import ClientInfo, FederatedModule, FederationError, Server, WeightedMean
+from lightning_fed.core import (
+    ClientInfo,
+    FederatedModule,
+    FederationError,
+    PersonalServer,
+    PublicDistillation,
+    Server,
+    WeightedMean,
+)
 from lightning_fed.data import Digits
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
-from lightning_fed.models import CNN5, ResNet8, TransformerClassifier
+from lightning_fed.models import CNN5, Backbone, ResNet8, TransformerClassifier
 from lightning_fed.testing.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -213,3 +222,18 @@ def test_a_run_with_all_parts_goes_on_as_if_it_had_not_been_stopped(my_server: M
     assert same(whole.run.server.state_dict(), stopped.run.server.state_dict())
     assert any(name.endswith("/momentum_buffer") for name in whole.run.server.state_dict())
     assert not same(whole.run.server.state, fit(FedAvg(Net, CLASSES, sgd), rounds=4).run.server.state)
+
+
+def test_hooks_that_the_guide_names_are_there() -> None:
+    """In the table: what is to be overridden, or called, by its name."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("### Which hook to override")[2].partition("What a method may know")[0]
+    named = {
+        name
+        for row in table.splitlines()[4:]
+        if row.startswith("|")
+        for name in re.findall(r"`([a-z_]\w*)(?:\(\))?`", row.split("|")[2])
+    }
+    homes = (FederatedModule, Backbone, Server, PersonalServer, PublicDistillation, lightning_fed.core)
+    missing = {name for name in named if not any(hasattr(home, name) for home in homes)}
+    assert missing <= {"combine", "privacy", "update"}, missing
+    assert len(named) > 25
