@@ -2,5 +2,6 @@
 
 Each verb has ``run(args)`` in a file of its name, and a line in ``SUBCOMMANDS`` of ``lightning_fed/__main__.py``; ``fit.py`` has
 ``validate``, ``test`` and ``export``, too. The other files are what verbs have in common: how options are read (``parser``,
-``options``, ``environment``), refused (``checks``, ``refusals``, ``trainer``) and described (``help``). ``fork_server`` is the process that a sweep's runs are forked from.
+``options``, ``environment``), refused (``checks``, ``refusals``, ``trainer``) and described (``help``). ``fork_server`` is the
+process that a sweep's runs are forked from.
 """
