@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
     from lightning_fed.errors import FederationError, print_error
     from lightning_fed.formatting import nearest
     from lightning_fed.logs import lines_shown
-    from lightning_fed.signals import Terminated
+    from lightning_fed.signals import Preempted, Terminated
 
     try:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
@@ -80,6 +80,9 @@ def main(args: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
     except Terminated:
         print(f"lightning-fed: terminated (SIGTERM).{how_to_continue(args)}", file=sys.stderr)
+        raise
+    except Preempted:
+        print(f"lightning-fed: stopped at a checkpoint (SIGUSR1).{how_to_continue(args)}", file=sys.stderr)
         raise
 
 

@@ -1,5 +1,6 @@
-"""Ctrl-C and SIGTERM end a run; what a run holds is let go on the way out."""
+"""Ctrl-C and SIGTERM end a run, SIGUSR1 at its next checkpoint; what a run holds is let go on the way out."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,15 @@ class Terminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
+
+
+class Preempted(SystemExit):
+    """The process was asked to make room (SIGUSR1), and has stopped at a checkpoint. Uncaught, it ends with exit code 75, which
+    ``sysexits.h`` calls ``EX_TEMPFAIL``: whoever is asked again goes on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(os.EX_TEMPFAIL)
 
 
 class _Stop(BaseException):
@@ -64,3 +74,19 @@ def stopped_by_signals() -> Iterator[None]:
             yield
     except _Stop:
         raise (KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()) from None
+
+
+@contextmanager
+def preemption() -> Iterator[Callable[[], bool]]:
+    """Within the block, SIGUSR1 is noted; gives whether it has come. Where somebody else handles it, and in other threads than the
+    main one, nothing changes.
+    """
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+    try:
+        yield lambda: bool(caught)
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)

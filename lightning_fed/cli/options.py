@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
-from lightning_fed.options import PositiveInt
+from lightning_fed.options import NonNegativeInt, PositiveInt
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ def restricted(kind: Callable[[str], T], name: str) -> Callable[[str], T]:
 
 
 positive = restricted(PositiveInt, "number from 1 on")
+whole = restricted(NonNegativeInt, "number from 0 on")
 
 
 def say(lines: Iterable[str]) -> None:

@@ -2,35 +2,45 @@
 
 import logging
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import yaml
 from rich.console import Console
 
-from lightning_fed.cli.options import Options, positive
+from lightning_fed.cli.options import Options, positive, whole
 from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.configs import SWEEP, found
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
-from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments, read_sweep
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
+from lightning_fed.experiments.sweep.forks import ForkServer
+from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
 from lightning_fed.experiments.sweep.player import CellJob, play, write_cells
+from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
 from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 
 log = logging.getLogger(__name__)
 
-TEXT = "Play a comparison: methods × settings × seeds, each run in a process of its own. Finished runs are not played again."
+TEXT = """Play a comparison: methods × settings × seeds, each run in a process. Finished runs are not played again.
+Exit code 0: all are finished, or played elsewhere; 1: some have failed; 2: something is to be changed first; 75: stopped at
+checkpoints (SIGUSR1); 130, 143: stopped (Ctrl-C, SIGTERM). What was stopped goes on when the same command is given again."""
 
 
 def parser() -> Options:
     """Of the verb's command line."""
     parser = Options("sweep", TEXT)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a file, or a name of lightning-fed configs")
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--workers", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
+    which.add_argument("--cell", type=whole, metavar="N", help="play the run of this number in the list of --dry_run alone")
     parser.add_argument("--dry_run", action="store_true", help="check all runs and print their commands, without playing them")
+    text = "start a process for each run, in which Python imports everything anew, instead of forking one that has"
+    parser.add_argument("--isolate", action="store_true", help=text)
     return parser
 
 
@@ -44,34 +54,90 @@ def run(args: Sequence[str]) -> None:
         found(sweep.base)
     except FederationError as error:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
-    jobs = checked(sweep, [*sweep.trials, *(cell for cell in sweep.cells if cell.method not in sweep.tune)], console)
-    tried = [job for job in jobs if job.cell.value]
-    if given.dry_run:
-        show(sweep, jobs)
-        return
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    (sweep.folder / "sweep.yaml").write_text(yaml.safe_dump(as_config(sweep), sort_keys=False))
     again = shlex.join(["lightning-fed", *args])
-    played(sweep, tried, tried, given.workers, console)
-    best = chosen(trials(sweep, sweep.folder))
-    if tried:
-        cells = [cell for cell in sweep.cells_with(best) if cell.method not in sweep.tune or cell.value]
-        jobs = checked(sweep, cells, console)
-    played(sweep, jobs, [*tried, *jobs], given.workers, console)
-    undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
-    conclude(sweep, [*undecided, *jobs], again)
+    if given.dry_run:
+        show(sweep, checked(sweep, known_cells(sweep, {}), console))
+    elif given.cell is not None:
+        play_cell(sweep, given.cell, console, again)
+    elif given.isolate or sys.platform != "linux":  # elsewhere what a system's libraries do does not survive a fork
+        play_all(sweep, given.workers, console, own_processes(sweep.threads), again)
+    else:
+        with ForkServer(sweep.threads) as forks:  # which imports what it needs while the runs are checked
+            play_all(sweep, given.workers, console, forks, again)
+
+
+def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
+    """The runs that try values, and all others of which it is known what they are.
+
+    Args:
+        sweep: the comparison.
+        best: the value with which a method that is tuned is played, by setting and method.
+    """
+    return [*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune)]
 
 
 def show(sweep: Sweep, jobs: Sequence[CellJob]) -> None:
     """Print the commands of all runs that are known before something has been played."""
+    numbers = {cell.name: number for number, cell in reversed([*enumerate([*sweep.trials, *sweep.cells])])}
     for job in jobs:
-        print(f"# {job.cell.name}: {job.folder.status}\n{job.command}")
+        print(f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}")
     for method in sweep.tune:
         more = len(sweep.settings) * (len(sweep.draws) - 1)
         print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
 
 
-def played(sweep: Sweep, jobs: Sequence[CellJob], known: Sequence[CellJob], workers: int, console: Console) -> None:
+def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str) -> None:
+    """Play what is not finished: first the runs that try values, then all.
+
+    Args:
+        sweep: the comparison.
+        workers: how many to play at a time.
+        console: where to show it.
+        start: starts their processes.
+        again: the command that goes on with it.
+    """
+    jobs = checked(sweep, known_cells(sweep, {}), console)
+    if isinstance(start, ForkServer):
+        start.prepare()
+    tried = [job for job in jobs if job.cell.value]
+    played(sweep, tried, known_cells(sweep, {}), workers, console, start)
+    best = chosen(trials(sweep, sweep.folder))
+    if tried:
+        cells = [cell for cell in sweep.cells_with(best) if cell.method not in sweep.tune or cell.value]
+        jobs = checked(sweep, cells, console)
+    played(sweep, jobs, known_cells(sweep, best), workers, console, start)
+    undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
+    conclude(sweep, [*undecided, *jobs], again)
+
+
+def play_cell(sweep: Sweep, number: int, console: Console, again: str) -> None:
+    """Play one run, if it is not finished or being played.
+
+    Args:
+        sweep: the comparison.
+        number: of the run: those that try values come first.
+        console: where to show it.
+        again: the command that goes on with it.
+
+    Raises:
+        FederationError: if there is none, or if it is not known yet what it is.
+    """
+    best = chosen(trials(sweep, sweep.folder))
+    cells = [*sweep.trials, *sweep.cells_with(best)]
+    if number >= len(cells):
+        raise FederationError(f"There is no run {number}: the sweep has {len(cells)}, from 0 on; --dry_run lists them.")
+    cell = cells[number]
+    if cell.method in sweep.tune and not cell.value:
+        raise FederationError(
+            f"Run {number} is one of {cell.method} with its best value, which is not known before its runs among 0 to "
+            f"{len(sweep.trials) - 1} have ended: play them first."
+        )
+    jobs = checked(sweep, [cell], console, build=False)
+    played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads))
+    conclude(sweep, jobs, again)
+
+
+def played(sweep: Sweep, jobs: Sequence[CellJob], known: Iterable[Cell], workers: int, console: Console, start: Start) -> None:
     """Play some runs.
 
     Args:
@@ -80,12 +146,19 @@ def played(sweep: Sweep, jobs: Sequence[CellJob], known: Sequence[CellJob], work
         known: all that are listed in ``cells.csv``.
         workers: how many to play at a time.
         console: where to show it.
+        start: starts their processes.
     """
-    if jobs:
-        facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
-        progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
-        listed = {job.cell.name: job for job in known}  # the best one of what was tried is one of the runs
-        play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", list(listed.values())))
+    if not jobs:
+        return
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(sweep.folder / "sweep.yaml", yaml.safe_dump(as_config(sweep), sort_keys=False))
+    cells = {cell.name: cell for cell in known}.values()  # the best one of what was tried is one of the runs
+    folders = [CellFolder(sweep.folder / cell.name) for cell in cells]
+    commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
+    listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(cells, folders, commands, strict=True)]
+    facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
+    progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
+    play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", listed), start)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -102,8 +175,14 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
     log.info(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
 
 
-def checked(sweep: Sweep, cells: Sequence[Cell], console: Console) -> list[CellJob]:
-    """Parse what is to be played, and build what it is made of, before the first run starts; what differs by its seeds alone, once.
+def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:
+    """Parse what is to be played before the first run starts; what differs by its seeds alone, once.
+
+    Args:
+        sweep: the comparison.
+        cells: the runs.
+        console: where to say that it takes a moment.
+        build: build what they are made of, too.
 
     Raises:
         SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.
@@ -124,7 +203,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console) -> list[CellJ
                 continue
             failed.add(kind)  # until it has been understood
             try:
-                if kind not in built and folder.status != "finished":
+                if build and kind not in built and folder.status != "finished":
                     known[kind] = check_start(cell.name, args)
                     built.add(kind)
                 elif kind not in known:

@@ -49,6 +49,7 @@ def serve(connection: Connection, number: int, settings: Settings) -> None:
     """A worker process: carries out what comes through the connection until that is closed."""
     pipe = Pipe(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as a queue's does
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if settings.gpus and (gpu := settings.gpus[number]) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu

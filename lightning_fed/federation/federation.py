@@ -45,7 +45,7 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.seeding import isolated
-from lightning_fed.signals import stopped_by_signals
+from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.export import write
@@ -221,8 +221,8 @@ class Federation:
                 f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {rounds}: continue with at "
                 "least as many, or from an earlier checkpoint."
             )
-        with self._opened(model, datamodule, checkpoint) as run:
-            run.play()
+        with self._opened(model, datamodule, checkpoint) as run, preemption() as preempted:
+            run.play(preempted)
         return run.history
 
     @lines_shown()

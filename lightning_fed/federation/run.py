@@ -31,6 +31,7 @@ from lightning_fed.federation.meters import BestRound, Stopwatch, Target, runnin
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, isolated, seeded
+from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
@@ -140,8 +141,15 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------------ the rounds
 
-    def play(self) -> None:
-        """All rounds that are left."""
+    def play(self, preempted: Callable[[], bool] = lambda: False) -> None:
+        """All rounds that are left.
+
+        Args:
+            preempted: whether somebody needs the machine: the run then stops at its next checkpoint.
+
+        Raises:
+            Preempted: when it has, before its last round.
+        """
         with in_one_line(self._kept_for_later, *self._written):
             if self.checkpoints and self._continued:
                 self.checkpoints.go_on_from(self._continued)
@@ -151,8 +159,10 @@ class Run:
                     self.round += 1
                     self.history.append(self._play_round())
                     self._report()
-                    self._save_checkpoint()
+                    saved = self._save_checkpoint()
                     self.completed += 1
+                    if saved and preempted() and self.round < self.rounds:
+                        raise Preempted
                 self._call("on_fit_end")
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
@@ -337,11 +347,13 @@ class Run:
                     raise
             self._call("on_round_end")
 
-    def _save_checkpoint(self) -> None:
-        """Where one is due, and where the round is the best so far: it is not there any more when one is due."""
+    def _save_checkpoint(self) -> bool:
+        """Where one is due, and where the round is the best so far: it is not there any more when one is due; returns whether."""
         best = self._best.best
         is_best = best is not None and best.round == self.round
-        if self.checkpoints and self.settings.checkpoint_every and (self._is_due(self.settings.checkpoint_every) or is_best):
+        every = self.settings.checkpoint_every
+        is_written = self.checkpoints is not None and every > 0 and (self._is_due(every) or is_best)
+        if self.checkpoints and is_written:
             with self._stopwatch("checkpoint"):
                 manifest = Manifest(
                     self.round,
@@ -355,6 +367,7 @@ class Run:
                 server = self.server.state_dict()
                 self.checkpoints.save(manifest, self.history, server, self.store, self._merged, self.client_state)
             self._merged = {}
+        return is_written
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         """Bring server, store and history to where the checkpoint is."""

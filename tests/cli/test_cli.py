@@ -14,6 +14,7 @@ from tiny_commands import printed, refused
 
 from lightning_fed.__main__ import how_to_continue, main
 from lightning_fed.methods import __all__ as methods
+from lightning_fed.signals import Preempted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART, FIVE_NETWORKS = str(CONFIGS / "quickstart.yaml"), str(CONFIGS / "pfedlora" / "digits.yaml")
@@ -272,11 +273,14 @@ def test_a_client_that_diverges_ends_the_run_and_leaves_its_checkpoint(capsys: p
     assert final_checkpoint(Path("runs/version_0"))[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "what"), [(KeyboardInterrupt, 130, "interrupted"), (Preempted, 75, "stopped at a checkpoint (SIGUSR1)")]
+)
 def test_an_interrupted_run_says_the_command_that_continues_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: type[BaseException], code: int, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(args: list[str]) -> None:
-        raise KeyboardInterrupt
+        raise end
 
     commands = {
         "fit": " Continue with: lightning-fed fit --config 'my own.yaml' --ckpt_path last",
@@ -288,8 +292,8 @@ def test_an_interrupted_run_says_the_command_that_continues_it(
     for verb, said in commands.items():
         with pytest.raises(SystemExit) as error:
             main([verb, "--config", "my own.yaml"])
-        assert error.value.code == 130
-        assert capsys.readouterr().err == f"lightning-fed: interrupted.{said}\n"
+        assert error.value.code == code
+        assert capsys.readouterr().err == f"lightning-fed: {what}.{said}\n"
 
 
 @pytest.mark.parametrize("given", [["--ckpt_path=last"], ["--ckpt_path", "runs/version_0"]])

@@ -1,4 +1,4 @@
-"""The verb ``sweep``: what it checks before the first run, and real runs, each in its process."""
+"""The verb ``sweep``: what it checks before the first run, and real runs."""
 
 import csv
 import json
@@ -22,9 +22,10 @@ from lightning_fed.cli import dry_run
 from lightning_fed.cli.dry_run import check_start, errors_of, read
 from lightning_fed.data import IID, InMemory
 from lightning_fed.experiments.report import load_clients, load_runs
-from lightning_fed.experiments.sweep import player
-from lightning_fed.experiments.sweep.plan import Cell, arguments, read_sweep
+from lightning_fed.experiments.sweep import processes
+from lightning_fed.experiments.sweep.plan import Cell, arguments
 from lightning_fed.experiments.sweep.settings import Settings, flat, plain, read_yaml
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.models import SoftmaxMLP, TransformerClassifier, VisionTransformer
@@ -57,7 +58,7 @@ def base() -> None:
 @pytest.fixture
 def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run would leave a file."""
-    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", "-c", "open('played', 'w')"))
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", "-c", "open('played', 'w')"))
 
 
 def sweep(*args: str, **changes: object) -> None:
@@ -123,7 +124,7 @@ def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixtu
         (run / "metrics.csv").write_text("round\n1\n")
         (run / "config.yaml").write_text(yaml.safe_dump({"federation": {"participation": 0.5}}))
     with pytest.raises(SystemExit) as error:
-        sweep(seeds=[3, 4, 5])
+        sweep("--isolate", seeds=[3, 4, 5])
     said = [line for line in capfd.readouterr().err.splitlines() if "was played with" in line]
     assert (error.value.code, len(said), Path("played").exists()) == (2, 2, False)
     for seed, line in zip((3, 4), said, strict=True):
@@ -147,7 +148,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 def test_all_that_is_wrong_is_told_in_a_line_each_before_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
     methods = {name: overrides for name, (overrides, _) in WRONG.items()}
     with pytest.raises(SystemExit) as error:
-        sweep(methods={"right": {}, **methods, "again": methods["accelerator"]}, seeds=[0, 1])
+        sweep("--isolate", methods={"right": {}, **methods, "again": methods["accelerator"]}, seeds=[0, 1])
     lines = capsys.readouterr().err.splitlines()
     assert error.value.code == 2
     for line, (name, (_, message)) in zip(lines, WRONG.items(), strict=True):
@@ -169,7 +170,7 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dry_run, "check_start", lambda name, args: tried.append(name) or check_start(name, args))  # type: ignore[func-returns-value]
     sweep("--dry_run", grid={"data.init_args.partition.init_args.alpha": [0.1, 5]}, seeds=[3, 4, 5])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "# alpha=0.1/FedAvg/seed_3: waiting"
+    assert lines[0] == "# 0 alpha=0.1/FedAvg/seed_3: waiting"
     assert re.fullmatch(r"OMP_NUM_THREADS=1 lightning-fed fit --config base.yaml .*alpha=0\.1 .*run_dir=\S+", lines[1])
     assert len(lines) == 2 * 12
     assert [name.split("/")[-1] for name in tried] == ["seed_3"] * 4  # what differs by its seed alone is read once
@@ -182,14 +183,43 @@ def test_a_dry_run_prints_commands_and_plays_nothing(monkeypatch: pytest.MonkeyP
 def test_a_run_that_fails_is_named_and_the_exit_code_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", "-c", "raise SystemExit('lightning-fed: error: no luck')"))
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", "-c", "raise SystemExit('lightning-fed: error: no luck')"))
     with pytest.raises(SystemExit) as error:
-        sweep()
+        sweep("--isolate")
     assert error.value.code == 1
     said = capsys.readouterr()
     assert "0 of 2 runs are finished." in said.out
     assert "FedAvg/seed_3 failed: no luck; all it said is in compared/FedAvg/seed_3/log.txt." in said.err
-    assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml" in said.err
+    assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml --isolate" in said.err
+
+
+def files(folder: str) -> dict[str, object]:
+    """What all runs have written, but for seconds and what is told from them."""
+    found: dict[str, object] = {}
+    for path in Path(folder).rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.name == "metrics.csv":
+            with path.open(newline="") as file:
+                found[name] = [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in csv.DictReader(file)]
+        elif path.name == "manifest.json":
+            body = json.loads(json.loads(path.read_text())["body"])
+            found[name] = {key: value for key, value in body.items() if key != "rows"}  # which has seconds
+        elif path.name == "log.txt":
+            found[name] = re.sub(r"\d+:\d\d:\d\d|\d+\.\d+ s|\d+\.\d (?= )|seconds .*", "", path.read_text()).replace(folder, "")
+        elif path.is_file() and path.name not in ("cell.json", "cells.csv", "sweep.yaml"):
+            found[name] = path.read_bytes().replace(folder.encode(), b"")
+    return found
+
+
+@pytest.mark.slow
+def test_forks_find_what_processes_of_their_own_find() -> None:
+    given = {"seeds": [3, 4], "methods": {"FedAvg": {}, "adapted": {"model": "FedAvgFT"}}}
+    sweep("--workers", "2", folder="forked", **given)
+    sweep("--workers", "2", "--isolate", folder="alone_", **given)
+    forked, alone = files("forked"), files("alone_")
+    assert len(forked) > 4 * 5
+    assert forked.keys() == alone.keys()
+    assert {name for name in forked if forked[name] != alone[name]} == set()
 
 
 TUNED = """
@@ -207,21 +237,65 @@ run.mkdir(parents=True)
 """
 
 
-def test_all_seeds_are_played_with_the_value_that_was_best(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+TUNING: dict[str, object] = {
+    "tune": {"FedAvg": {"model.init_args.epochs": [1, 2, 9]}},
+    "seeds": {"partition": [5, 6], "training": [0]},
+}
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small program stands for a run, and nothing is checked before."""
     for check in ("check_start", "read"):
         monkeypatch.setattr(dry_run, check, lambda name, args: {"federation.rounds": 1})
     Path("run.py").write_text(TUNED)
-    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
-    tune = {"FedAvg": {"model.init_args.epochs": [1, 2, 9]}}
-    changes = {"tune": tune, "seeds": {"partition": [5, 6], "training": [0]}}
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_run_is_played_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def status() -> dict[str, str]:
+        with Path("compared/cells.csv").open(newline="") as file:
+            return {row["folder"].removeprefix("compared/"): row["status"] for row in csv.DictReader(file)}
+
+    played = partial(sweep, **TUNING)
+    played("--dry_run")
+    assert re.findall("^# (.*):", capsys.readouterr().out, re.MULTILINE) == [
+        *(f"{number} FedAvg/epochs={value}/partition_5_seed_0" for number, value in enumerate((1, 2, 9))),
+        *("4 local_only/partition_5_seed_0", "6 local_only/partition_6_seed_0"),
+    ]
+    for number, said in {
+        5: "Run 5 is one of FedAvg with its best value, which is not known before",
+        7: "There is no run 7",
+    }.items():
+        assert said in refused(capsys, start=partial(played, "--cell", str(number)))
+    assert not Path("compared").exists()
+    played("--cell", "1")
+    assert "FedAvg/epochs=2/partition_5_seed_0: finished" in capsys.readouterr().out
+    assert [state for state in status().values() if state != "waiting"] == ["finished"]
+    played("--cell", "0")
+    with pytest.raises(SystemExit) as error:
+        played("--cell", "2")
+    assert error.value.code == 1
+    assert "Try the rest again with: lightning-fed sweep --config my.sweep.yaml --cell 2" in capsys.readouterr().err
+    played("--cell", "3")
+    assert "FedAvg/epochs=2/partition_5_seed_0: finished before" in capsys.readouterr().out
+    played("--cell", "5")
+    assert status() == {
+        **{f"FedAvg/epochs={value}/partition_5_seed_0": "failed" if value == 9 else "finished" for value in (1, 2, 9)},
+        **{"local_only/partition_5_seed_0": "waiting", "FedAvg/epochs=2/partition_6_seed_0": "finished"},
+        "local_only/partition_6_seed_0": "waiting",
+    }
+
+
+@pytest.mark.usefixtures("tuned")
+def test_all_seeds_are_played_with_the_value_that_was_best(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = TUNING
     sweep("--dry_run", **changes)
     assert "# 1 more of FedAvg, with the best of 3 values" in capsys.readouterr().out
     assert not Path("compared").exists()
     for _ in range(2):
-        sweep(**changes)
+        sweep("--isolate", **changes)
         assert "4 of 4 runs are finished." in capsys.readouterr().out
         with Path("compared/cells.csv").open(newline="") as file:
             cells = {(row["method"], row["value"], row["partition"]): row["status"] for row in csv.DictReader(file)}
@@ -233,7 +307,7 @@ def test_all_seeds_are_played_with_the_value_that_was_best(
     log = Path("compared/FedAvg/epochs=9/partition_5_seed_0/log.txt").read_text()
     assert log.count("diverged") == 2  # tried again
     with pytest.raises(SystemExit) as error:
-        sweep(folder="other", **changes | {"tune": {"FedAvg": {"model.init_args.epochs": [9, 10]}}})
+        sweep("--isolate", folder="other", **changes | {"tune": {"FedAvg": {"model.init_args.epochs": [9, 10]}}})
     said = capsys.readouterr()
     assert error.value.code == 1
     assert "FedAvg/epochs=9/partition_5_seed_0 failed: it diverged" in said.err
@@ -361,9 +435,9 @@ def test_the_example_of_the_documentation(monkeypatch: pytest.MonkeyPatch, capfd
     [content] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     Path("my.sweep.yaml").write_text(content)
     Path("configs").symlink_to(ROOT / "configs")
-    commands = [line.split() for line in re.findall(r"^lightning-fed ((?:sweep|report) .*)$", page, re.MULTILINE)]
-    for command in commands:
-        main(command)
+    [commands, *_] = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)  # the others play what others have published
+    for line in commands.splitlines():
+        main(line.removeprefix("lightning-fed ").split())
     assert Path("report/report.html").is_file()
     [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(program, "comparisons.md", "exec"), {})

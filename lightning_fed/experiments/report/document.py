@@ -19,7 +19,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.methods_table import tables
 from lightning_fed.experiments.report.runs import read_runs
 from lightning_fed.experiments.report.writers import markdown
-from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep, read_sweep
+from lightning_fed.experiments.sweep.plan import ReportOptions, Sweep
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import inequality
 
 BLOCK = re.compile(r"(<!-- runs: (?P<runs>[^,\s]+)(?:, sweep: (?P<sweep>\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)

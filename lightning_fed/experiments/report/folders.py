@@ -9,8 +9,9 @@ from typing import Any
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.files import read_facts, read_settings
-from lightning_fed.experiments.sweep.plan import Cell, Sweep, read_sweep
+from lightning_fed.experiments.sweep.plan import Cell, Sweep
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, plain
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")

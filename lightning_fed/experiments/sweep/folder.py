@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,10 +62,8 @@ class CellFolder:
         return CellRecord(**{key: value for key, value in content.items() if key in known})
 
     def record(self, result: CellRecord) -> None:
-        """Write ``cell.json``, aside first: it is there as a whole, or as it was before."""
-        aside = self.path / ".cell.json"
-        aside.write_text(json.dumps(asdict(result), indent=1))
-        aside.replace(self.path / "cell.json")
+        """Write ``cell.json``."""
+        write_whole(self.path / "cell.json", json.dumps(asdict(result), indent=1))
 
     @property
     def run(self) -> Path | None:
@@ -92,11 +91,20 @@ class CellFolder:
         """Hold the cell within the block; gives None if another process does.
 
         What is given is the open lock: a process that inherits it goes on holding the cell, also when its parent is killed.
+
+        Raises:
+            FederationError: where files cannot be locked.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         try:
-            held = taken(descriptor)
+            try:
+                held = taken(descriptor)
+            except OSError as error:  # of some network file systems
+                raise FederationError(
+                    f"{self.path} cannot be locked ({error.strerror}), so two could play it: give the sweep a folder on a file "
+                    "system with locks."
+                ) from error
             while not held and taken(descriptor, shared=True):
                 # Who plays the cell would have left no room for this either: somebody only asks for its status.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -122,3 +130,12 @@ class CellFolder:
         finally:
             os.close(descriptor)
         return result.status if result else "waiting"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file aside, and then put it in its place: whoever reads it, on whichever machine, has all of it, or what was there
+    before.
+    """
+    aside = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
+    aside.write_text(text)
+    aside.replace(path)

@@ -1,4 +1,4 @@
-"""What a sweep plays: a file of settings to a list of runs."""
+"""What a sweep plays: methods × points of a grid × seeds, as a list of runs."""
 
 import itertools
 import json
@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain, read_yaml, within
+from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, plain
 
 Overrides = dict[str, Any]
 """Options of ``lightning-fed fit`` without their dashes, and their values."""
-
-RESERVED = {SEED, PARTITION_SEED, "data.partition_seed", "federation.run_dir", "config", "ckpt_path"}
 
 OF_SEED, OF_PARTITION = "{seed}", "{partition}"
 """What stands for a run's seeds in the values of overrides: paths to something that has been made for each."""
@@ -24,17 +21,6 @@ Seeds = list[int] | dict[str, list[int]]
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's."""
-
-LONGEST_NAME = 255
-"""Bytes that the name of a folder may have."""
-
-REPORTED: dict[str, tuple[Any, str]] = {
-    "metric": (str, "a column of metrics.csv"),
-    "baseline": (str, "a method"),
-    "target": ((int, float), "a number"),
-    "pooled": (bool, "true or false"),
-}
-"""What keys of a sweep's report have to be."""
 
 VIEWS = re.compile(r"last|selected|best|mean([1-9]\d*)")
 """Which rounds of a run can be reported."""
@@ -206,167 +192,6 @@ class Sweep:
         groups = (*self.methods.values(), *self.settings.values())
         given = [(key, value) for overrides in groups for key, value in overrides.items() if isinstance(value, str)]
         return {SEED, plain(PARTITION_SEED)} | {plain(key) for key, value in given if OF_SEED in value or OF_PARTITION in value}
-
-
-def read_sweep(path: Path) -> Sweep:
-    """Read and check a sweep file. Raises :class:`FederationError` naming the key that is wrong."""
-    content = read_yaml(path)
-    known = list(Sweep.__dataclass_fields__)
-    if unknown := [key for key in content if key not in known]:
-        raise FederationError(f"{path}: {unknown[0]!r} is no key of a sweep; known are {', '.join(known)}.")
-    if missing := [key for key in ("base", "folder", "methods", "seeds") if not content.get(key)]:
-        raise FederationError(f"{path}: {missing[0]!r} is missing; a sweep has base, folder, methods, seeds, and may have a grid.")
-    for key, example in (("base", "configs/quickstart.yaml"), ("folder", "runs/my-sweep")):
-        if not isinstance(content[key], str) or "\0" in content[key]:
-            raise FederationError(f"{path}: {key} is {content[key]!r}, expected a path, such as {example}.")
-    methods = _mapping(path, "methods", content)
-    sweep = Sweep(
-        base=Path(content["base"]),
-        folder=Path(content["folder"]),
-        methods={str(name): _overrides(path, f"methods.{name}", options) for name, options in methods.items()},
-        seeds=_seeds(path, content["seeds"]),
-        grid={str(axis): _axis(path, str(axis), values) for axis, values in _mapping(path, "grid", content).items()},
-        tune=_tune(path, _mapping(path, "tune", content), list(map(str, methods))),
-        published=[_published(path, entry) for entry in _listed(path, "published", content)],
-        report=_report_options(path, _mapping(path, "report", content)),
-        threads=content.get("threads", 1),
-    )
-    if not _is_whole(sweep.threads) or sweep.threads < 1:
-        raise FederationError(f"{path}: threads is {sweep.threads!r}: give a number of torch threads, at least 1.")
-    _refuse_conflicts(path, sweep)
-    return sweep
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _listed(path: Path, key: str, content: Mapping[str, Any]) -> list[Any]:
-    value = content.get(key) or []
-    if not isinstance(value, list):
-        raise FederationError(f"{path}: {key} is {value!r}, expected a list.")
-    return value
-
-
-def _mapping(path: Path, key: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    value = content.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise FederationError(f"{path}: {key} is {value!r}, expected names and what belongs to them.")
-    return value
-
-
-def _overrides(path: Path, key: str, value: Any) -> Overrides:
-    value = {} if value is None else value
-    if not isinstance(value, Mapping):
-        raise FederationError(f"{path}: {key} is {value!r}, expected options as on the command line, such as {{model: FedAvg}}.")
-    if taken := [option for option in value if option in RESERVED]:
-        raise FederationError(f"{path}: {key} sets {taken[0]}, which the sweep sets for every run: use seeds and folder.")
-    return {str(option): setting for option, setting in value.items()}
-
-
-def _seeds(path: Path, value: Any) -> Seeds:
-    """Seeds as they are given, checked."""
-    if isinstance(value, Mapping):
-        if value.keys() != {"partition", "training"}:
-            raise FederationError(f"{path}: seeds has {', '.join(map(str, value))}, expected partition and training.")
-        return {kind: _numbers(path, f"seeds.{kind}", value[kind]) for kind in ("partition", "training")}
-    return _numbers(path, "seeds", value)
-
-
-def _numbers(path: Path, key: str, value: Any) -> list[int]:
-    good = isinstance(value, list) and value and all(_is_whole(seed) and 0 <= seed <= LARGEST_SEED for seed in value)
-    if not good or len(set(value)) != len(value):
-        raise FederationError(
-            f"{path}: {key} is {value!r}, expected different numbers from 0 to {LARGEST_SEED}, such as [0, 1, 2]."
-        )
-    return list(value)
-
-
-def _axis(path: Path, axis: str, values: Any) -> dict[str, Overrides]:
-    """An axis as named groups of overrides."""
-    if isinstance(values, Mapping) and values:
-        return {str(name): _overrides(path, f"grid.{axis}.{name}", overrides) for name, overrides in values.items()}
-    if isinstance(values, list) and values:
-        return {label(axis, value): _overrides(path, f"grid.{axis}", {axis: value}) for value in values}
-    raise FederationError(f"{path}: grid.{axis} is {values!r}, expected a list of values, or names and their overrides.")
-
-
-def _tune(path: Path, content: Mapping[str, Any], methods: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """What is tried of each method: of an option with a list, of all of them."""
-    for_all = {option: values for option, values in content.items() if isinstance(values, list)}
-    own = {str(method): options for method, options in content.items() if not isinstance(options, list)}
-    for method, options in own.items():
-        if method not in methods or not isinstance(options, Mapping):
-            raise FederationError(
-                f"{path}: tune.{method} is {options!r}, expected an option and its values, or a method ({', '.join(methods)}) and "
-                "options with their values."
-            )
-    found = {}
-    for method in methods:
-        options = _overrides(path, f"tune.{method}", for_all | dict(own.get(method, {})))
-        for option, values in options.items():
-            if not isinstance(values, list) or not values or len({label(option, value) for value in values}) < len(values):
-                raise FederationError(f"{path}: tune.{option} is {values!r}, expected a list of different values.")
-        if options:
-            found[method] = options
-    return found
-
-
-def _published(path: Path, entry: Any) -> Published:
-    known = list(Published.__dataclass_fields__)
-    if not isinstance(entry, Mapping) or not {"method", "mean"} <= entry.keys() <= set(known):
-        raise FederationError(f"{path}: published has the entry {entry!r}, expected {', '.join(known)} (the first two at least).")
-    for key in ("mean", "std"):
-        value = entry.get(key)
-        if not (key == "std" and value is None) and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise FederationError(f"{path}: published has {key} {value!r} of {entry['method']!r}, expected a number.")
-    return Published(**entry)
-
-
-def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
-    known = list(ReportOptions.__dataclass_fields__)
-    if unknown := [key for key in entry if key not in known]:
-        raise FederationError(f"{path}: report has the key {unknown[0]!r}, expected {', '.join(known)}.")
-    options = ReportOptions(**entry)
-    for key, (kinds, expected) in REPORTED.items():
-        value = getattr(options, key)
-        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
-            raise FederationError(f"{path}: report.{key} is {value!r}, expected {expected}.")
-    if options.equal not in (None, "rounds", "bytes", "flops"):
-        raise FederationError(f"{path}: report.equal is {options.equal!r}, expected rounds, bytes or flops.")
-    if not VIEWS.fullmatch(str(options.at)):
-        raise FederationError(f"{path}: report.at is {options.at!r}, expected last, selected, best or, say, mean10.")
-    if options.room is not None and (not isinstance(options.room, list) or len(options.room) != 2):
-        raise FederationError(f"{path}: report.room is {options.room!r}, expected a list of two methods, the lower one first.")
-    return options
-
-
-def _refuse_conflicts(path: Path, sweep: Sweep) -> None:
-    names = [cell.name for cell in (*sweep.cells, *sweep.trials)]
-    if long := next((part for name in names for part in name.split("/") if len(part.encode()) > LONGEST_NAME), None):
-        raise FederationError(
-            f"{path}: {long[:40]}… would be the name of a folder, with {len(long)} characters: shorten the method's name, or give "
-            f"the points of the grid names, up to {LONGEST_NAME} characters."
-        )
-    if double := next((name for name in names if names.count(name) > 1), None):
-        raise FederationError(f"{path}: two runs would be called {double}: give methods and points of the grid different names.")
-    axes = list(sweep.grid.values())
-    points = [{plain(key) for overrides in axis.values() for key in overrides} for axis in axes]
-    groups = {f"method {name}": {plain(key) for key in overrides if key != "model"} for name, overrides in sweep.methods.items()}
-    for method, options in sweep.tune.items():
-        given = {*sweep.methods[method], *(key for point in sweep.settings.values() for key in point)}
-        if both := sorted(set(map(plain, options)) & set(map(plain, given))):
-            raise FederationError(f"{path}: tune and method {method} or the grid both set {both[0]}: leave it to one of them.")
-    groups |= {f"axis {name}": keys for name, keys in zip(sweep.grid, points, strict=True)}
-    for (one, keys), (axis, others) in itertools.product(groups.items(), zip(sweep.grid, points, strict=True)):
-        if one != f"axis {axis}" and (both := sorted(key for key in keys if within(key, others))):
-            raise FederationError(f"{path}: {one} and grid.{axis} both set {both[0]}: leave it to one of them.")
-    for entry in sweep.published:
-        if entry.method not in sweep.methods or entry.setting not in sweep.settings:
-            raise FederationError(
-                f"{path}: published names method {entry.method!r} and setting {entry.setting!r}; the sweep has methods "
-                f"{', '.join(sweep.methods)} and settings {', '.join(map(repr, sweep.settings))}."
-            )
 
 
 def _of_draw(overrides: Overrides, partition: int | None, seed: int) -> Overrides:

@@ -1,12 +1,12 @@
-"""Plays the cells of a sweep, each in a process of its own, several side by side."""
+"""Plays the cells of a sweep, each in a process, several side by side."""
 
 import csv
 import io
+import itertools
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
 from lightning_fed.experiments.sweep.plan import Cell
+from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Terminated, first_signal
-
-PROGRAM = (sys.executable, "-m", "lightning_fed")
-"""What plays a cell."""
+from lightning_fed.signals import Preempted, Terminated, first_signal, preemption
 
 PATIENCE = 20.0
 """Seconds that a run has to end when it is asked to."""
 
+LOOK = 0.05
+"""Seconds between two looks at what is being played; what is shown is as old as twenty of them."""
+
+STOPPED = {os.EX_TEMPFAIL, *(code for number in (signal.SIGTERM, signal.SIGUSR1) for code in (128 + number, -number))}
+"""Exit codes of a run that somebody has stopped: it has not failed."""
 
 Paces = dict[tuple[str, str], list[float]]
 """Seconds per round by method and point of the grid."""
@@ -39,7 +42,7 @@ class CellJob:
         cell: which.
         folder: where.
         args: what follows ``lightning-fed`` on its command line.
-        rounds: how many it plays.
+        rounds: how many it plays; 0 if it is only listed.
         threads: of torch.
     """
 
@@ -63,9 +66,10 @@ class Attempt:
         lock: the open lock of its folder, which the process inherits.
         holding: what lets the lock go.
         facts: an result with the versions, commit and machine.
+        start: starts its process.
     """
 
-    def __init__(self, job: CellJob, lock: int, holding: ExitStack, facts: CellRecord) -> None:
+    def __init__(self, job: CellJob, lock: int, holding: ExitStack, facts: CellRecord, start: Start) -> None:
         before = job.folder.result
         self.job = job
         self.played = job.folder.rounds  # before this attempt
@@ -75,17 +79,7 @@ class Attempt:
         self._outcome = replace(facts, command=job.command)
         job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # unless it comes to an end
         args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
-        threads = {f"{library}_NUM_THREADS": str(job.threads) for library in ("OMP", "MKL", "OPENBLAS")}
-        with job.folder.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*PROGRAM, *args],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | threads | {"PYTHONUNBUFFERED": "1"},
-                pass_fds=[lock],
-                start_new_session=True,  # Ctrl-C comes to the sweep alone, which passes it on
-            )
+        self._process = start(args, job.folder.log, lock)
 
     @property
     def seconds(self) -> float:
@@ -97,15 +91,15 @@ class Attempt:
         """Whether the process is over."""
         return self._process.poll() is not None
 
-    def ask_to_end(self) -> None:
-        """Have the run stop as at SIGTERM."""
+    def ask_to_end(self, number: int = signal.SIGTERM) -> None:
+        """Have the run stop as at a signal: at once, or, by SIGUSR1, at its next checkpoint."""
         if not self.ended:
-            self._process.terminate()
+            self._process.send_signal(number)
 
     def conclude(self) -> CellRecord:
         """Wait for the process, record what became of it and let the cell go."""
         code = self._wait()
-        status = "finished" if code == 0 else "interrupted" if code in (128 + signal.SIGTERM, -signal.SIGTERM) else "failed"
+        status = "finished" if code == 0 else "interrupted" if code in STOPPED else "failed"
         said = f"killed by {signal.Signals(-code).name}" if code < 0 else self.job.folder.last_line or f"exit code {code}"
         error = said.removeprefix("lightning-fed: error: ") if status == "failed" else ""
         result = replace(self._outcome, status=status, seconds=round(self._spent + self.seconds, 1), error=error)
@@ -117,12 +111,19 @@ class Attempt:
         try:
             return self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.kill()
+            self._process.wait(PATIENCE)
             return -signal.SIGTERM  # it was asked to end
 
 
-def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: SweepProgress, changed: Callable[[], None]) -> None:
+def play(
+    jobs: Sequence[CellJob],
+    workers: int,
+    facts: CellRecord,
+    progress: SweepProgress,
+    changed: Callable[[], None],
+    start: Start,
+) -> None:
     """Play all jobs that are not finished. What becomes of them is in their folders.
 
     Args:
@@ -131,32 +132,44 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
         facts: an result with the versions, commit and machine.
         progress: what is shown meanwhile.
         changed: called whenever something has: :func:`write_cells`.
+        start: starts processes.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
+        Preempted: after SIGUSR1, when all runs have stopped at a checkpoint, and some are left.
     """
     waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
     caught: list[int] = []
-    with first_signal(caught.append):  # what starts processes must not be left in the middle of it
+    stopping = left_over = False
+    with first_signal(caught.append), preemption() as preempted:  # what starts processes must not be left in the middle of it
         try:
             with progress:
-                while (waiting or playing) and not caught:
-                    while waiting and len(playing) < workers:
-                        job = waiting.popleft()
-                        attempt = attempted(job, facts)
-                        if attempt is None:
-                            progress.passed_over(job.cell.name, job.folder.status, job.rounds)
-                        else:
-                            playing.append(attempt)
-                            progress.began(job.cell.name)
+                for look in itertools.count():
                     for attempt in [attempt for attempt in playing if attempt.ended]:
                         playing.remove(attempt)
                         note_pace(paces, attempt)
-                        progress.ended(attempt.job.cell.name, attempt.conclude(), attempt.job.rounds)
+                        result = attempt.conclude()
+                        left_over |= result.status == "interrupted"
+                        progress.ended(attempt.job.cell.name, result, attempt.job.rounds)
                         changed()
-                    progress.left = time_left(waiting, playing, paces, workers)
-                    progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
-                    time.sleep(0.1)
+                    if preempted() and not stopping:
+                        stopping, left_over = True, bool(waiting)
+                        waiting.clear()
+                        for attempt in playing:
+                            attempt.ask_to_end(signal.SIGUSR1)
+                    while waiting and len(playing) < workers and not caught:
+                        job = waiting.popleft()
+                        if begun := attempted(job, facts, start):
+                            playing.append(begun)
+                            progress.began(job.cell.name)
+                        else:
+                            progress.passed_over(job.cell.name, job.folder.status, job.rounds)
+                    if caught or not playing:
+                        break
+                    if look % 20 == 0:  # the files of all runs are read for it
+                        progress.left = time_left(waiting, playing, paces, workers)
+                        progress.at({attempt.job.cell.name: (attempt.job.folder.rounds, attempt.job.rounds) for attempt in playing})
+                    time.sleep(LOOK)
         finally:
             for attempt in playing:
                 attempt.ask_to_end()
@@ -165,16 +178,18 @@ def play(jobs: Sequence[CellJob], workers: int, facts: CellRecord, progress: Swe
             changed()
         if caught:
             raise KeyboardInterrupt if caught[0] == signal.SIGINT else Terminated()
+        if stopping and left_over:
+            raise Preempted
 
 
-def attempted(job: CellJob, facts: CellRecord) -> Attempt | None:
+def attempted(job: CellJob, facts: CellRecord, start: Start) -> Attempt | None:
     """Begin to play a job; None if it is finished, or if somebody else plays it."""
     with ExitStack() as holding:
         lock = holding.enter_context(job.folder.locked())
         before = job.folder.result
         if lock is None or (before and before.status == "finished"):
             return None
-        return Attempt(job, lock, holding.pop_all(), facts)
+        return Attempt(job, lock, holding.pop_all(), facts, start)
 
 
 def note_pace(paces: Paces, attempt: Attempt) -> None:
@@ -210,6 +225,4 @@ def write_cells(path: Path, jobs: Sequence[CellJob]) -> None:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text.getvalue())
-    aside.replace(path)
+    write_whole(path, text.getvalue())

@@ -7,8 +7,9 @@ import yaml
 
 from lightning_fed.cli.sweep import as_config
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.sweep.plan import arguments, read_sweep
+from lightning_fed.experiments.sweep.plan import arguments
 from lightning_fed.experiments.sweep.settings import differences, flat
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 
 CONTENT = {
     "base": "base.yaml",

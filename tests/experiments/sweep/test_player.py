@@ -1,6 +1,7 @@
 """Who plays which cell, and what becomes of it. A small program stands for a run: it starts at once."""
 
 import csv
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightning_fed.experiments.sweep import player
+from lightning_fed.errors import FederationError
+from lightning_fed.experiments.sweep import folder as folders
+from lightning_fed.experiments.sweep import forks, processes
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord
+from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
+from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Terminated
+from lightning_fed.signals import Preempted, Terminated
 
 STAND_IN = """
-import os, sys, time
+import atexit, logging, os, signal, sys, time, warnings
 from pathlib import Path
 
 folder, behaviour = Path(sys.argv[1]), sys.argv[2]
+preempted = []
+if behaviour == "makes room":
+    signal.signal(signal.SIGUSR1, lambda *_: preempted.append(1))
 with (folder / "calls.txt").open("a") as calls:
     calls.write(" ".join(sys.argv[3:]) + f" threads={os.environ['OMP_NUM_THREADS']}\\n")
 run = folder / "version_0"
@@ -40,17 +48,52 @@ if behaviour == "fails" or behaviour == "fails once" and not sys.argv[3:]:
     sys.exit("lightning-fed: error: it is broken")
 if behaviour == "dies":
     os.kill(os.getpid(), 9)
-if behaviour == "waits":
+if behaviour == "leaves":
+    os._exit(7)
+if behaviour == "breaks":
+    atexit.register(print, "let go")
+    1 / 0
+if behaviour == "looks":
+    print(sys.argv[1:], os.getcwd(), sorted(os.environ.items()), sys.stdin.read(), len(os.listdir("/proc/self/fd")))
+    print([signal.getsignal(number) for number in signal.valid_signals()], os.getsid(0) == os.getpid() == os.getpgrp())
+    print(sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.write_through, __name__, logging.root.handlers, warnings.filters)
+if behaviour in ("waits", "makes room"):
+    print("waiting")
     while not (folder / "go").exists():
         time.sleep(0.01)
+        if preempted:
+            sys.exit(75)
 """
 FACTS = CellRecord("interrupted", versions="python 3", commit="abc", machine="this one")
+
+
+OWN = own_processes(3)
+FORK_SERVER = """
+import runpy, sys
+from lightning_fed.cli import fork_server
+
+fork_server.warm_up = lambda: None
+fork_server.runpy.run_module = lambda *args, **kwargs: runpy.run_path("run.py", run_name="__main__")
+fork_server.main()
+"""
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("run.py").write_text(STAND_IN)
-    monkeypatch.setattr(player, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, "-S", str(Path("run.py").absolute())))
+    Path("server.py").write_text(FORK_SERVER)
+    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, str(Path("server.py").absolute())))
+
+
+@pytest.fixture(params=["own processes", "forks"])
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Both ways to play a cell. The fork server imports nothing here."""
+    if request.param == "own processes":
+        yield OWN
+    else:
+        with ForkServer(3) as server:
+            yield server
 
 
 def job(seed: int, behaviour: str = "works") -> CellJob:
@@ -58,11 +101,11 @@ def job(seed: int, behaviour: str = "works") -> CellJob:
     return CellJob(Cell("A", "", seed, {}), folder, [str(folder.path), behaviour], 1, 3)
 
 
-def played(jobs: list[CellJob], workers: int = 1) -> list[dict[str, str]]:
+def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN) -> list[dict[str, str]]:
     """Play, and what ``cells.csv`` then says."""
     Path("sweep").mkdir(exist_ok=True)
     table = Path("sweep/cells.csv")
-    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), partial(write_cells, table, jobs))
+    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), partial(write_cells, table, jobs), start)
     return cells()
 
 
@@ -75,9 +118,9 @@ def calls(job: CellJob) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_each_cell_is_played_once_with_its_threads_and_recorded() -> None:
+def test_each_cell_is_played_once_with_its_threads_and_recorded(start: Start) -> None:
     jobs = [job(0), job(1)]
-    rows = played(jobs, workers=2)
+    rows = played(jobs, 2, start)
     assert [calls(job) for job in jobs] == [[" threads=3"]] * 2
     assert [(row["method"], row["seed"], row["status"], row["commit"]) for row in rows] == [
         ("A", "0", "finished", "abc"),
@@ -85,18 +128,28 @@ def test_each_cell_is_played_once_with_its_threads_and_recorded() -> None:
     ]
     assert rows[0]["command"] == "OMP_NUM_THREADS=3 lightning-fed sweep/A/seed_0 works"
     assert 0 < float(rows[0]["seconds"]) < 20
-    assert [row["status"] for row in played(jobs)] == ["finished"] * 2
+    assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 2
     assert [calls(job) for job in jobs] == [[" threads=3"]] * 2  # not again
 
 
-def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next_time() -> None:
-    jobs = [job(0, "fails once"), job(1, "dies"), job(2)]
-    rows = played(jobs)
-    assert [row["status"] for row in rows] == ["failed", "failed", "finished"]
-    assert [row["error"] for row in rows] == ["it is broken", "killed by SIGKILL", ""]
-    assert [row["status"] for row in played(jobs)] == ["finished", "failed", "finished"]
+def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next_time(start: Start) -> None:
+    jobs = [job(0, "fails once"), job(1, "dies"), job(2, "leaves"), job(3, "breaks"), job(4)]
+    rows = played(jobs, 1, start)
+    assert [row["status"] for row in rows] == ["failed", "failed", "failed", "failed", "finished"]
+    assert [row["error"] for row in rows] == ["it is broken", "killed by SIGKILL", "exit code 7", "let go", ""]
+    assert "ZeroDivisionError" in jobs[3].folder.log.read_text()
+    assert jobs[0].folder.log.read_text() == "lightning-fed: error: it is broken\n"
+    assert [row["status"] for row in played(jobs, 1, start)] == ["finished", "failed", "failed", "failed", "finished"]
     assert calls(jobs[0]) == [" threads=3", "--ckpt_path=last threads=3"]
-    assert len(calls(jobs[2])) == 1
+    assert len(calls(jobs[4])) == 1
+
+
+def test_a_fork_finds_itself_where_a_process_of_its_own_would() -> None:
+    one, other = job(0, "looks"), job(1, "looks")
+    played([one])
+    with ForkServer(3) as server:
+        played([job(2), job(3), other], 3, server)
+    assert one.folder.log.read_text().replace("seed_0", "seed_1") == other.folder.log.read_text()
 
 
 def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,19 +214,75 @@ def when(condition: Callable[[], bool], do: Callable[[], Any]) -> threading.Thre
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
-def test_a_signal_ends_the_runs_and_they_are_continued_next_time(number: int, raised: type[BaseException]) -> None:
+def test_a_signal_ends_the_runs_and_they_are_continued_next_time(number: int, raised: type[BaseException], start: Start) -> None:
     jobs, before = [job(0, "waits"), job(1, "waits"), job(2)], signal.getsignal(number)
     when(lambda: bool(calls(jobs[0]) and calls(jobs[1])), lambda: os.kill(os.getpid(), number))
     with pytest.raises(raised):
-        played(jobs, workers=2)
+        played(jobs, 2, start)
     rows = cells()
     assert [row["status"] for row in rows] == ["interrupted", "interrupted", "waiting"]
     assert signal.getsignal(number) == before
     for one in jobs:
         one.folder.path.mkdir(parents=True, exist_ok=True)
         (one.folder.path / "go").touch()
-    assert [row["status"] for row in played(jobs)] == ["finished"] * 3
+    assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 3
     assert calls(jobs[0])[1] == "--ckpt_path=last threads=3"
+
+
+def says(job: CellJob, word: str) -> bool:
+    return job.folder.log.is_file() and word in job.folder.log.read_text()
+
+
+def test_whoever_is_asked_to_make_room_waits_until_runs_have_stopped_at_a_checkpoint(start: Start) -> None:
+    jobs = [job(0, "makes room"), job(1, "makes room"), job(2)]
+    when(lambda: says(jobs[0], "waiting") and says(jobs[1], "waiting"), lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    with pytest.raises(Preempted) as raised:
+        played(jobs, 2, start)
+    assert raised.value.code == 75
+    assert [row["status"] for row in cells()] == ["interrupted", "interrupted", "waiting"]
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    with jobs[0].folder.locked() as lock:
+        assert lock is not None  # whoever comes next can go on
+    for one in jobs[:2]:
+        (one.folder.path / "go").touch()
+    assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 3
+
+
+def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() -> None:
+    jobs = [job(0, "waits"), job(1)]
+    with ForkServer(3) as server:
+        when(lambda: says(jobs[0], "waiting"), server._process.kill)
+        rows = played(jobs, 1, server)
+        assert [row["status"] for row in rows] == ["playing", "finished"]
+        (jobs[0].folder.path / "go").touch()
+        when(lambda: jobs[0].folder.status == "interrupted", lambda: None).join(20)
+        assert [row["status"] for row in played(jobs, 1, server)] == ["finished", "finished"]
+
+
+def test_a_fork_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, "-S", "-c", "raise SystemExit('no luck')"))
+    said = r"has ended while it started \(no luck\): give each cell its own with --isolate"
+    with pytest.raises(FederationError, match=said), ForkServer(1) as server:
+        played([job(0)], 1, server)
+
+
+def test_a_fork_server_that_is_still_starting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "FORK_SERVER", (sys.executable, "-S", "-c", "import time; time.sleep(60)"))
+    when(lambda: job(0).folder.status == "playing", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    start = time.monotonic()
+    with pytest.raises(Terminated), ForkServer(1) as server:
+        played([job(0)], 1, server)
+    assert time.monotonic() - start < 15  # it would end its runs for 20 seconds
+    assert [row["status"] for row in cells()] == ["interrupted"]
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(descriptor: int, shared: bool = False) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folders, "taken", taken)
+    with pytest.raises(FederationError, match="A/seed_0 cannot be locked \\(No locks available\\), so two could play it"):
+        played([job(0)])
 
 
 def test_two_sweeps_on_one_folder_share_the_cells() -> None:
@@ -184,7 +293,7 @@ def test_two_sweeps_on_one_folder_share_the_cells() -> None:
             import sys
             sys.path.insert(0, sys.argv[1])
             import test_player as t
-            t.player.PROGRAM = (sys.executable, "-S", "run.py")
+            t.processes.PROGRAM = (sys.executable, "-S", "run.py")
             t.played([t.job(seed) for seed in range(4)])
             """
         )

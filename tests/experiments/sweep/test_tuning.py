@@ -15,7 +15,8 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report import load_runs
 from lightning_fed.experiments.report.pictures import values_tried
 from lightning_fed.experiments.report.report import report_on
-from lightning_fed.experiments.sweep.plan import Sweep, read_sweep
+from lightning_fed.experiments.sweep.plan import Sweep
+from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import at_edges, chosen, grouped, inequality, trials
 
 LR = "model.init_args.optimizer.init_args.lr"

@@ -1,0 +1,22 @@
+"""The process that cells are forked from."""
+
+import os
+
+import pytest
+import torch
+
+from lightning_fed.cli import fork_server
+
+
+def test_it_asks_for_no_gpu_and_leaves_the_environment_to_the_runs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """CUDA that has been asked anything is of no use in a fork; what a variable says is said, or refused, by each run."""
+    asked = list[str]()
+    for name in ("is_available", "device_count", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: asked.append(name))
+    monkeypatch.setenv("LIGHTNING_FED_FIT__FEDERATION__ROUNDS", "many")
+    fork_server.warm_up()
+    assert asked == []
+    assert os.environ["LIGHTNING_FED_FIT__FEDERATION__ROUNDS"] == "many"
+    assert capfd.readouterr() == ("", "")
