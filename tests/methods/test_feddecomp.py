@@ -72,6 +72,7 @@ def test_each_phase_leaves_the_other_part_bit_identical() -> None:
     assert {name.rsplit(".", 1)[1] for name in moved["full_rank"]} == {"original", "bias"}
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("alternating", [True, False])
 def test_low_rank_parts_are_private(alternating: bool) -> None:
     federation = fit(FedDecomp(NoisyNet, CLASSES, alternating=alternating, optimizer=sgd))

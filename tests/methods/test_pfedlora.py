@@ -97,6 +97,7 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
 # ----------------------------------------------------------------------------------------------------- degenerate cases
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("adapter", ["reduction", "factorized"])
 def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     options = {"rounds": 3, "participation": 0.5}
@@ -246,6 +247,7 @@ def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
         assert sum(tensor.numel() for tensor in payload.values()) == parameters
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("classes", "h", "parameters"),
     mostly_slow(
@@ -266,6 +268,7 @@ def test_traffic_of_different_networks(classes: int, h: int, parameters: int) ->
     assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), images_of(classes, 5), parameters)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     ("classes", "h", "parameters"),
     [

@@ -142,6 +142,7 @@ def test_masks_follow_the_server() -> None:
 # ------------------------------------------------------------------------------------------------------- the sparse stage
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("gradient_clip", [None, 0.1])
 def test_entries_outside_the_mask_keep_their_bits(gradient_clip: float | None) -> None:
     """In spite of weight decay, momentum and everything else that an optimizer may do; what is frozen is in memory once."""
@@ -206,9 +207,7 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("base", mostly_slow(["original", "residual"], often={"residual"}))
-@pytest.mark.parametrize(
-    ("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(3, None), (8, 2.0)})
-)
+@pytest.mark.parametrize(("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(8, 2.0)}))
 def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alpha: float | None) -> None:
     """And with all ranks it starts as what the first stage has learned."""
     federation = fit(rounds=2, method=method_of(r=r, lora_alpha=lora_alpha, base=base))
@@ -258,7 +257,8 @@ def test_nothing_learned_starts_as_lora() -> None:
     assert same(stage(federation, 3).state, federation.run.model.shared_state())
 
 
-@pytest.mark.parametrize("base", ["original", "residual"])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("base", ["residual", "original"])
 def test_a_residual_base_keeps_the_function(base: Any) -> None:
     federation = fit(rounds=2, method=method_of(base=base))
     before = logits_after(federation, stage(federation, 2))
@@ -354,9 +354,7 @@ def test_what_travels_of_vit_small() -> None:
 # -------------------------------------------------------------------------------------------------------------- resumption
 
 
-@pytest.mark.parametrize(
-    ("round", "base"), mostly_slow(product([2, 3], ["original", "residual"]), often={(2, "residual"), (3, "original")})
-)
+@pytest.mark.parametrize(("round", "base"), mostly_slow(product([2, 3], ["original", "residual"]), often={(2, "residual")}))
 def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> None:
     whole = fit(method=method_of(sparse_rounds=1, base=base), run_dir="whole")
     with pytest.raises(KeyboardInterrupt):

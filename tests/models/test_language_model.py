@@ -210,6 +210,7 @@ WHOLE = ["Ditto", "FML", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedCAC", "Fed
 """Methods that train a whole network of any kind."""
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", mostly_slow(WHOLE, often={"FedAvg", "Ditto", "PFedSD"}))
 def test_a_method_that_trains_the_whole_network_answers_and_is_measured_as_in_fine_tuning(name: str, tmp_path: Path) -> None:
     """By texts and by the perplexity of the tokens that are targets."""
