@@ -13,7 +13,7 @@ import torch
 import yaml
 from often import mostly_slow
 from tiny import CLASSES, Net, Recording, momentum, new_data, new_federation, new_method, new_trainer, sgd, without_seconds
-from tiny_rounds import Changing, at_start
+from tiny_rounds import Changing, UniformFedAvg, at_start
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -35,12 +35,6 @@ from lightning_fed.testing.toys import PartlyFrozenNet
 
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 TinyResNet = partial(ResNet8, width=1 / 16)
-
-
-class UniformFedAvg(FedAvg):
-    """FedAvg that counts every client the same."""
-
-    weighting = "uniform"
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

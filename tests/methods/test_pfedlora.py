@@ -1,7 +1,6 @@
 """pFedLoRA against its paper."""
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +22,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PFedLoRA, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
+from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 HETEROGENEOUS = [Net, WideNet]
@@ -36,15 +36,6 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
-
-
-def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that a client's turn sees."""
-    client_data = data.client(client)
-    client_data.order_seed = derive_seed(0, TURN, round, client)
-    loader = client_data.train_dataloader()
-    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-    yield from loader
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

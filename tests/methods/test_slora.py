@@ -14,7 +14,6 @@ from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_fe
 from tiny_rounds import checked
 from torch import Tensor
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
@@ -23,22 +22,12 @@ from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
 from lightning_fed.tensors import State, count_floats
+from lightning_fed.testing.checks import InterruptInRound
 
 adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
 TARGETS = 2 * 4
 """Adapted matrices of the tiny network, 8 × 8 each."""
 QUERY = "backbone.network.vit.layers.0.attention.q_proj"
-
-
-class Interrupt(FederationCallback):
-    """Somebody presses Ctrl-C within a round."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        if run.round == self.round:
-            raise KeyboardInterrupt
 
 
 @cache
@@ -358,7 +347,7 @@ def test_what_travels_of_vit_small() -> None:
 def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> None:
     whole = fit(method=method_of(sparse_rounds=1, base=base), run_dir="whole")
     with pytest.raises(KeyboardInterrupt):
-        fit(method=method_of(sparse_rounds=1, base=base), run_dir="parts", callbacks=[Interrupt(round)])
+        fit(method=method_of(sparse_rounds=1, base=base), run_dir="parts", callbacks=[InterruptInRound(round)])
     parts = new_federation(3, "parts", participation=0.7, evaluate_every=0)
     parts.fit(method_of(sparse_rounds=1, base=base), new_data(3, 60), ckpt_path="last")
     assert without_seconds(parts.run.history) == without_seconds(whole.run.history)
