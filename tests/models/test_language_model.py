@@ -194,7 +194,7 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
     backbone = partial(tiny_lm, config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3)
     adam = partial(torch.optim.AdamW, lr=0.01)  # larger steps overshoot from some initial weights
     method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, steps=3, **options)
-    federation = new_federation(2)
+    federation = new_federation(2, evaluate_every=1)
     federation.fit(method, tiny_e2e(tmp_path))
     prefix = "adapted_" if name == "PerFedAvgLoRA" else ""
     assert federation.run.metric == f"{prefix}bleu"
