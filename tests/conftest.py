@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ def plays(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if not plays(config):
         return
+    gc.set_threshold(100_000, 50, 100)  # networks come and go: looking for circles after each 700 objects takes a twentieth of all
     import torch
     from lightning.fabric.utilities import registry
 
@@ -51,6 +53,18 @@ def pytest_collectstart() -> None:
     from lightning_fed.seeding import seed_torch
 
     seed_torch(0)  # what a module of tests draws while it is imported is the same in every process, whatever else runs
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked ``often(n)`` the first n are tried often; the others are slow."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (often := item.get_closest_marker("often")) and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > often.args[0]:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,19 @@ OFTEN = {"FedAvg", "PFedLoRA", "FedHM", "FedDecomp", "PF2LoRA", "HETLoRA", "SCAF
 what a server keeps for each client or learns itself.
 """
 
+FEW = {"FedAvg", "PFedLoRA", "FedHM", "SCAFFOLD", "DSFL"}
+"""Of these, those with which the core's own ways are tried: what is private, in phases, in sizes, kept with moments, public."""
+
+OF_THE_CORE = {
+    "an interrupted run continues as if nothing had happened",
+    "another order memory and measuring change nothing",
+    "another seed gives other numbers",
+    "steps cost as much on the meta device",
+    "the last checkpoint is measured as the run was",
+    "who never took part has nothing stored",
+}
+"""Checks of what is the core's affair more than a method's: each with OFTEN, by their names."""
+
 
 def mostly_slow(cases: Iterable[Any], often: Collection[Any]) -> list[Any]:
     """All cases, one argument or a tuple of arguments each, of which those that are not tried often are marked slow."""

@@ -27,6 +27,7 @@ from lightning_fed.core import (
     WeightedMean,
 )
 from lightning_fed.data import Digits
+from lightning_fed.experiments import configs
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedPer, HOMLoRA, PFedLoRA
 from lightning_fed.models import CNN5, Backbone, ResNet8, TransformerClassifier
@@ -63,7 +64,22 @@ COMMANDS = {page: commands for page in PAGES if (commands := commands_of(page))}
 assert sum(map(len, COMMANDS.values())) > 80
 
 
-@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+each_page = pytest.mark.parametrize("page", COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@each_page
+def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are known. Configurations without any are parsed in test_every_config.py."""
+    monkeypatch.chdir(ROOT)
+    for words in COMMANDS[page]:
+        if len(words) > 3:
+            read(page.name, words)
+        else:
+            assert configs.found(words[2])
+
+
+@pytest.mark.slow
+@each_page
 def test_commands_can_be_played(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options are known; and where no files of data are needed, networks, data and Trainer can be built."""
     monkeypatch.chdir(ROOT)

@@ -52,10 +52,14 @@ LARGE = {"fed_et/cifar10.yaml", "feddecomp/tiny_imagenet.yaml", "fedhm/cifar100.
 """Of networks that take seconds, and whose methods have tests of their own."""
 
 BEGUN_OFTEN = with_something_new(CONFIGS, "model", "data") - {ROOT / "configs" / path for path in LARGE}
-"""What is built and takes a step in the default tests. All are parsed as they are; the others have other numbers."""
+"""What is built and takes a step in the default tests. The others have other numbers."""
 
 RUN_OFTEN = with_something_new(CONFIGS, "data") & BEGUN_OFTEN
 """What is played in the default tests; what is common to all methods, tests/test_every_method.py tries with each of them."""
+
+
+ONE_OF_EACH = {path.parent: path for path in CONFIGS}
+"""By folder, what is parsed as it is in the default tests: the others there have other numbers."""
 
 
 def configs(often: set[Path]) -> pytest.MarkDecorator:
@@ -168,7 +172,7 @@ class TestConfig:
     def test_begins_with_the_command_that_runs_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == f"# lightning-fed fit --config {path.relative_to(ROOT)}"
 
-    @each_config
+    @configs({*ONE_OF_EACH.values()})
     def test_parses_as_it_is(self, path: Path) -> None:
         assert read("It", ["fit", "--config", str(path)])["federation.run_dir"].startswith("runs/")
 

@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from often import OFTEN, mostly_slow
+from often import FEW, OF_THE_CORE, OFTEN, mostly_slow
 from tiny import METHODS, data_for, momentum, new_federation, new_method, private_states, same
 from torch import Tensor
 
@@ -31,21 +31,11 @@ def subject(name: str) -> Subject:
     return Subject(partial(new_method, name), partial(data_for, name), any_network=not tunes)
 
 
-TRIED_WITH_THEM = {
-    "an interrupted run continues as if nothing had happened",
-    "another order memory and measuring change nothing",
-    "another seed gives other numbers",
-    "steps cost as much on the meta device",
-    "the last checkpoint is measured as the run was",
-    "who never took part has nothing stored",
-}
-"""What is the core's affair more than a method's."""
-
 SIBLINGS = {"FedAdagrad", "FedAdam", "FedYogi", "FedExLoRA", "FLoRA", "FFALoRA", "FedRolex", "FedHMDelta"}
 """Methods that differ from one that is tried (FedAvgM, FlexLoRA, RoLoRA, HeteroFL, FedHM) in a formula, which has its tests."""
 
 EACH = [(name, check) for name in METHODS for check in checks_of(subject(name))]
-TRIED = [(name, check) for name, check in EACH if name in OFTEN or (str(check) not in TRIED_WITH_THEM and name not in SIBLINGS)]
+TRIED = [(name, check) for name, check in EACH if name in OFTEN or (str(check) not in OF_THE_CORE and name not in SIBLINGS)]
 
 
 @pytest.mark.parametrize(("name", "check"), mostly_slow(EACH, TRIED), ids=str)
@@ -71,7 +61,7 @@ class Start(FederationCallback):
         self.state = {key: tensor.clone() for key, tensor in run.server.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_an_override_of_the_loss_is_what_is_learned(name: str) -> None:
     """Whatever a method does with the loss of a batch, it is the one of its subclass."""
     method, called = getattr(lightning_fed.methods, name), []
@@ -94,7 +84,7 @@ FRESH = {"FedHM", "FedHMDelta", "FedHMLoRA", "FedHMLoRADelta", "SLoRA", "FLoRA",
 """Methods whose clients train other tensors in each turn, of which no moments are left."""
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_rounds_may_be_counted_in_steps_and_moments_stay(name: str) -> None:
     if name == "FedDecomp":
         with pytest.raises(FederationError, match="FedDecomp got steps=2, but its two phases are counted in lora_epochs"):
@@ -115,7 +105,7 @@ def test_rounds_may_be_counted_in_steps_and_moments_stay(name: str) -> None:
         assert any(key.startswith(MOMENTS) for state in private_states(federation).values() for key in state)
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_an_update_of_another_kind_is_refused_with_its_client_and_changes_nothing(name: str) -> None:
     start = Start()
     federation = new_federation(1, engine=Converting(), evaluate_every=0, callbacks=[start])

@@ -32,10 +32,10 @@ from lightning_fed.testing.toys import (
     WideNet,
     momentum,
     new_data,
-    new_federation,
     new_trainer,
     sgd,
 )
+from lightning_fed.testing.toys import new_federation as measured_federation
 from lightning_fed.testing.watch import Recording, Shuffled
 
 __all__ = [
@@ -60,6 +60,9 @@ __all__ = [
 ]
 
 METHODS = lightning_fed.methods.__all__
+
+new_federation = partial(measured_federation, evaluate_every=0)
+"""A silent federation that measures its clients after the last round, which takes as long as a round."""
 
 TINY_TRANSFORMER = {
     "model_type": "roberta",

@@ -82,6 +82,7 @@ def test_everybodys_ranks_are_written_and_drawn() -> None:
     assert drawn() == [2]
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("every", "evaluate_every", "rounds"),
     mostly_slow([(2, 1, (2, 4, 5)), (2, 4, (4, 5)), (10, 1, (5,)), (1, 0, (5,))], often={(2, 4, (4, 5)), (1, 0, (5,))}),

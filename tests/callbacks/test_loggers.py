@@ -47,6 +47,7 @@ def fit(logger: Any, method: str = "PFedLoRA", rounds: int = 2, **options: Any) 
     return federation
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("several", [list, tuple])
 def test_several_loggers_all_get_everything(several: type) -> None:
     one, other = Noted(), Noted()
@@ -58,6 +59,7 @@ def test_several_loggers_all_get_everything(several: type) -> None:
     assert list(Path("runs/version_0").glob("events.*"))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("nothing", [False, [], [False]])
 def test_none(nothing: Any) -> None:
     assert fit(nothing).run.loggers == []
@@ -81,6 +83,7 @@ OFTEN = {"FML", "FedAvgFT", "FedHM", "PF2LoRA", "PFedLoRA", "SplitMix"}
 """Two networks, a phase of adaptation, ranks, adapters, several phases, several networks."""
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("method", mostly_slow(METHODS, OFTEN))
 def test_names_are_words_of_which_none_is_a_folder_of_another(method: str) -> None:
     """A logger that keeps a file for each has no use for one that is a folder, too."""

@@ -12,6 +12,7 @@ from lightning_fed.callbacks.progress import ProgressBar, summary_table
 AMOUNTS = ("traffic/total_parameters", "traffic/total_bytes", "compute/total_flops", "target/bytes", "target/flops")
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", ["FedAvgFT", "SplitMix"])
 def test_no_line_is_broken_at_80_columns(method: str) -> None:
     """Whatever the numbers."""

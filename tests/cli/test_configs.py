@@ -39,6 +39,7 @@ def test_it_waits_for_nothing_and_stops_when_nobody_reads() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("given", [["--config", "quickstart"], ["--config=configs/quickstart.yaml"], ["-c", "quickstart.yaml"]])
 def test_fit_finds_one_by_name(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     config = yaml.safe_load(printed(capsys, "fit", *given, "--config", "{federation: {rounds: 7}}", "--print_config"))

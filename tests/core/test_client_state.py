@@ -36,6 +36,7 @@ def fit(rounds: int, ckpt_path: str | None = None, **options: Any) -> Path:
     return federation.run.folder
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("limit", [1e-6, 100])
 def test_what_is_kept_is_in_checkpoints_and_continued(limit: float) -> None:
     whole, stopped = fit(4, store_limit_mb=limit), fit(2, store_limit_mb=limit)

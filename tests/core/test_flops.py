@@ -161,6 +161,7 @@ def test_a_part_of_the_network_may_refuse_to_be_copied() -> None:
     assert flops(FedAvg(Locked, CLASSES), one_client()) == 2 * (2 * 80 * PIXELS * CLASSES)
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_counts_whatever_kernel_computes_it(dropout: float) -> None:
     """On a CPU, torch computes attention without dropout, and a layer of a Transformer that only answers, each in one kernel."""

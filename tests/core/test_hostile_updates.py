@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from often import OFTEN, mostly_slow
+from often import FEW, mostly_slow
 from tiny import METHODS, data_for, new_data, new_federation, new_method
 from torch import Tensor
 
@@ -158,7 +158,7 @@ class Forging(InProcess):
                 self.wrong[name] = repr(error)
 
 
-@pytest.mark.parametrize("method", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("method", mostly_slow(METHODS, FEW))
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors|quantiz|quantize):UserWarning", "ignore:.*quantiz:DeprecationWarning")
 def test_no_server_sees_an_update_that_was_tampered_with(method: str) -> None:
     engine = Forging()
@@ -190,6 +190,7 @@ class Tampered(InProcess):
             yield (self.tamper(update) or update) if turn.verb == self.verb else update
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     ("verb", "tamper", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from often import OFTEN, mostly_slow
+from often import FEW, mostly_slow
 from tiny import METHODS, Net, WideNet, data_for, new_data, new_method, new_trainer, same
 
 import lightning_fed.methods
@@ -43,7 +43,7 @@ def test_names_and_numbers() -> None:
     assert lost == ["function", "network"]
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_a_checkpoint_is_enough_to_load_a_method(name: str, tmp_path: Path) -> None:
     module, data = new_method(name), data_for(name, num_clients=2, size=40)
     trainer = new_trainer(max_epochs=1, logger=CSVLogger(tmp_path), limit_train_batches=2, **SILENT)

@@ -301,6 +301,7 @@ def test_another_seed_draws_another_frozen_tensor() -> None:
     assert not torch.equal(*(frozen(template.for_client(CLIENT, seed))["projection.weight"] for seed in (0, 1)))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", ["projection", "adapter"])
 def test_a_method_that_is_fitted_twice_does_not_remember(name: str) -> None:
     """Neither what was drawn for another seed nor where the first run ended."""

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from often import OFTEN, mostly_slow
+from often import mostly_slow
 from tiny import METHODS, data_for, new_method, new_trainer, same
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def assert_ends_the_same(name: str, folder: Path, places: slice = slice(None, -1
         assert "val/accuracy" in relogged or checkpoint == keep.made[-2], checkpoint.name
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, {"FedAvg", "PFedLoRA", "DSFL", "PF2LoRA"}))
 def test_it_ends_as_if_it_had_not_been_stopped(name: str, tmp_path: Path) -> None:
     """Inside of its first epoch, and of a later one; with a schedule and in other precisions, below, anywhere."""
     longer = {"steps": 5} if issubclass(getattr(lightning_fed.methods, name), AdapterModule) else {}
@@ -88,6 +88,7 @@ def test_with_a_schedule(name: str, interval: str, tmp_path: Path) -> None:
     assert_ends_the_same(name, tmp_path, lr_scheduler=schedule, lr_interval=interval, **longer)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
 def test_in_any_precision(precision: str, tmp_path: Path) -> None:
     assert_ends_the_same("FedRep", tmp_path, precision=precision, head_epochs=1)

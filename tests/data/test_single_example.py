@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from often import OFTEN, mostly_slow
+from often import FEW, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
@@ -106,7 +106,7 @@ def test_other_sizes_are_batched_as_ever() -> None:
 # --------------------------------------------------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize("name", mostly_slow(ON_ANY_NETWORK, OFTEN & {*ON_ANY_NETWORK}))
+@pytest.mark.parametrize("name", mostly_slow(ON_ANY_NETWORK, FEW))
 def test_every_method_trains_with_batch_norm(name: str) -> None:
     engine = Recording()
     federation = new_federation(1, engine=engine)

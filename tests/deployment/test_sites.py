@@ -87,7 +87,7 @@ def test_messages_are_as_small_as_those_of_one_process() -> None:
     compression = Compression("topk", "int8", share=0.2)
     link, together = linked("PFedLoRA", compression=compression), new_federation(3, participation=0.7, compression=compression)
     together.fit(new_method("PFedLoRA"), data_of("PFedLoRA"))
-    assert_same_as_here(fit("PFedLoRA", link, evaluate_every=None, compression=compression), link, together)
+    assert_same_as_here(fit("PFedLoRA", link, compression=compression), link, together)
 
 
 SENT_BY_DEFINITION = {

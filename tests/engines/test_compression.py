@@ -121,7 +121,7 @@ WAYS = [(engine, up, down) for engine in (InProcess(), Processes(workers=2)) for
 
 @pytest.mark.parametrize(("engine", "up", "down"), mostly_slow(WAYS, [way for way in WAYS if way[1:] == ("topk", "int8")]))
 def test_a_run_on_any_engine_and_through_a_stop(engine: Engine, up: Any, down: Any) -> None:
-    options: dict[str, Any] = {"compression": Compression(up, down, share=0.2), "participation": 0.7}
+    options: dict[str, Any] = {"compression": Compression(up, down, share=0.2), "participation": 0.7, "evaluate_every": 1}
     whole = new_federation(3, **options)
     whole.fit(new_method("PFedLoRA"), new_data(4, 120))
     new_federation(2, "runs", engine=engine, **options).fit(new_method("PFedLoRA"), new_data(4, 120))
@@ -147,6 +147,7 @@ def test_the_server_gets_what_was_expanded_and_traffic_counts_what_was_sent() ->
     assert all(torch.allclose(exact[name], rounded[name], atol=0.02) for name in exact)
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize("name", mostly_slow(METHODS, ["FD", "FedHM", "HETLoRA", "PFedGate"]))
 @pytest.mark.parametrize("up", ["int8", "topk"])
 def test_payloads_of_any_kind(name: str, up: Any) -> None:

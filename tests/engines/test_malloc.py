@@ -56,6 +56,7 @@ def test_steps_get_the_memory_that_steps_before_them_had() -> None:
     assert held - left > 80  # it is given back
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("told", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}])
 def test_who_has_told_the_c_library_is_heard(told: dict[str, str]) -> None:
     outside, inside, *_ = probe(**told)

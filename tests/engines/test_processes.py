@@ -92,6 +92,7 @@ def test_numbers_are_those_of_one_process(name: str, engine: Processes) -> None:
     assert_same(fit(engine, name, store_limit_mb=1e-6), fit(InProcess(threads=1), name))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("order", ["forth", "back"])
 def test_a_run_continues_on_the_other_engine(order: str, engine: Processes) -> None:
     whole, here = fit(InProcess(threads=1), rounds=4), InProcess(threads=1)
@@ -106,6 +107,7 @@ def test_the_number_of_workers_changes_nothing(engine: Processes) -> None:
     three._stop()
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", ["projection", "adapter"])
 def test_what_is_drawn_and_frozen_is_the_same_on_any_worker(name: str, engine: Processes) -> None:
     """Whichever client a worker meets first."""

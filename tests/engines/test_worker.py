@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from often import OFTEN, mostly_slow
+from often import FEW, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
@@ -263,7 +263,7 @@ def assert_a_function(worker: Worker, taken: Iterable[tuple[Turn, State | None, 
         assert private is before is None or same(private or {}, before or {})
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
     """On another worker, that was made from what can travel, in another order."""
     engine, travelled = noted(name)
@@ -274,7 +274,7 @@ def test_a_turn_is_a_function_of_its_inputs(name: str) -> None:
     assert_a_function(spec.worker(), taken)
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, often=OFTEN))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 def test_a_recipe_travels_without_networks(name: str) -> None:
     """And what was built from it stays as it is."""
     engine, travelled = noted(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from often import OFTEN, mostly_slow
+from often import FEW, mostly_slow
 from tiny import CLASSES, METHODS, Net, data_for, momentum, new_data, new_federation, new_method, same
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from lightning_fed.methods import FedAvg, FedHM
 from lightning_fed.methods.fedhm import FedHMServer
 from lightning_fed.tensors import State, count_bytes
 
-each_method = pytest.mark.parametrize("name", mostly_slow(METHODS, OFTEN))
+each_method = pytest.mark.parametrize("name", mostly_slow(METHODS, FEW))
 no_sgd = partial(torch.optim.SGD, lr=0.0)
 
 

@@ -26,7 +26,8 @@ def personal(federation: Federation, client: int) -> State:
     return dict(federation.client_module(client).personal.state_dict())
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.1, 2.0])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("lam", [0.1, 0.0, 2.0])
 def test_the_global_model_is_fedavgs_bit_for_bit(lam: float) -> None:
     ours = fit(Ditto(NoisyNet, CLASSES, lam, optimizer=momentum, epochs=2), participation=0.7)
     theirs = fit(FedAvg(NoisyNet, CLASSES, momentum, epochs=2), participation=0.7)

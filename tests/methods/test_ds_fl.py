@@ -158,7 +158,8 @@ def test_the_label_of_a_lone_client_is_its_own_sharpened() -> None:
     torch.testing.assert_close(server_of(federation).labels["labels/probabilities"], (own / 0.2).softmax(1))
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("rounds", [4, 1])
 def test_the_orders_are_one_for_who_never_stays_away(rounds: int) -> None:
     """Up to when it is measured: of consecutive turns each distils what came of the one before. All examples are in one batch, so
     that their order makes no difference.

@@ -253,7 +253,8 @@ def test_outputs_are_added_up_over_all_epochs_and_sent_by_label() -> None:
 # ----------------------------------------------------------------------------------------------------------------- the rounds
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
     ours = fit(FD(NETWORKS, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
     assert_same_networks(ours, fit(Standalone(NETWORKS, CLASSES, momentum, epochs=2), participation=participation))
@@ -303,7 +304,8 @@ def bare_rounds(initial: list[State], cohorts: list[list[int]], gamma: float, ep
     return [{f"backbone.{name}": t for name, t in network.state_dict().items()} for network in networks]
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
     engine = Recording()
     federation = fit(FD(NETWORKS, CLASSES, 0.5, optimizer=momentum, epochs=2), participation=participation, engine=engine)

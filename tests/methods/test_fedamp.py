@@ -246,7 +246,8 @@ def test_only_the_rounds_own_phase_is_drawn_to_the_cloud() -> None:
 # ----------------------------------------------------------------------------------------------------------------- the rounds
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_without_the_second_term_it_is_standalone_bit_for_bit(participation: float) -> None:
     ours = fit(FedAMP(fixed(Net), CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
     theirs = fit(Standalone(fixed(Net), CLASSES, momentum, epochs=2), participation=participation)
@@ -296,8 +297,9 @@ def bare_rounds(model: FedAMP, initial: State, rounds: int, cohorts: list[list[i
     return own
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("proximal", ["closed_form", "gradient"])
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_rounds_are_those_of_a_bare_loop(proximal: Any, participation: float) -> None:
     def model() -> FedAMP:
         return FedAMP(Net, CLASSES, 1.0, **LIVELY, alpha_every=2, proximal=proximal, optimizer=momentum, epochs=2)

@@ -32,6 +32,7 @@ def test_without_fine_tuning_it_is_fedavg() -> None:
     assert_same(ours, theirs)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"fine_tuning": FineTuning(epochs=3)}, {"fine_tuning": FineTuning(steps=2)}, {"fine_tuning": FineTuning(part="head")}],

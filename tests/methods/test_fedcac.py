@@ -166,7 +166,8 @@ def test_who_does_not_take_part_keeps_its_critical_entries(tmp_path: Path) -> No
 # ----------------------------------------------------------------------------------------------------------------- the rounds
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_with_nothing_critical_it_is_fedavg_bit_for_bit(participation: float) -> None:
     ours = fit(FedCAC(Net, CLASSES, 0.0, optimizer=momentum, epochs=2), participation=participation)
     theirs = fit(FedAvg(Net, CLASSES, momentum, epochs=2), participation=participation)
@@ -181,6 +182,7 @@ class Linear(Net):
         return self.fc2(self.fc1(x.flatten(1)))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("beta", [1, 100])
 def test_where_all_entries_move_tau_1_is_fedavg_with_equal_weights(beta: int) -> None:
     """Equal masks: everybody collaborates for every t, and the plain mean is what all get."""
@@ -247,7 +249,8 @@ def bare_rounds(model: FedCAC, initial: State, cohorts: list[list[int]]) -> list
     return get
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("participation", [0.7, 1.0])
 def test_rounds_are_those_of_a_bare_loop(participation: float) -> None:
     engine, model = Recording(), partial(FedCAC, Net, CLASSES, 0.3, 2, optimizer=momentum, epochs=2)
     federation = fit(model(), participation=participation, engine=engine)

@@ -9,24 +9,18 @@ import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, momentum, new_data, new_federation, same, sgd
 from tiny_loops import fixed
-from tiny_rounds import fit
+from tiny_rounds import UniformFedAvg, fit
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_fed import FederationError
-from lightning_fed.methods import FedAvg, FedDecomp
+from lightning_fed.methods import FedDecomp
 from lightning_fed.methods.feddecomp import distance
 from lightning_fed.models import CNN1
 from lightning_fed.tensors import State, count_floats
 from lightning_fed.testing.toys import PartlyFrozenNet
 
 INFO = new_data().clients[0]
-
-
-class UniformFedAvg(FedAvg):
-    """FedAvg that counts every client the same, as FedDecomp does."""
-
-    weighting = "uniform"
 
 
 fit = partial(fit, rounds=2, evaluate_every=1)
@@ -72,6 +66,7 @@ def test_each_phase_leaves_the_other_part_bit_identical() -> None:
     assert {name.rsplit(".", 1)[1] for name in moved["full_rank"]} == {"original", "bias"}
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("alternating", [True, False])
 def test_low_rank_parts_are_private(alternating: bool) -> None:
     federation = fit(FedDecomp(NoisyNet, CLASSES, alternating=alternating, optimizer=sgd))

@@ -116,6 +116,7 @@ def test_clients_of_a_rank_move_a_layer_within_twice_it(ratio: float, participan
         assert values[bound:].max() < 1e-5 * values[0] < values[bound - 1]
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("masked", [True, False])
 def test_with_full_size_clients_alone_it_is_fedavg(masked: bool) -> None:
     """To the last bit but one: w + (h - w) is rounded once, in float64, before it is stored in float32."""

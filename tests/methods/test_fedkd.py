@@ -58,14 +58,15 @@ def truncated(matrix: Tensor, share: float) -> Tensor:
     return ((left[:, :rank] * values[:rank]) @ right[:rank]).view(matrix.shape)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("participation", "hidden", "engine"),
     [
-        (1.0, 1.0, InProcess),
         (0.6, 0.5, InProcess),
+        (1.0, 1.0, InProcess),
         pytest.param(0.6, 0.5, partial(Processes, workers=2, threads=1), marks=pytest.mark.slow),
     ],
-    ids=["all", "some", "worker processes"],
+    ids=["some", "all", "worker processes"],
 )
 def test_rounds_are_those_of_a_bare_loop(participation: float, hidden: float, engine: Any) -> None:
     """Up to rounding: the factors here come from another routine. Who takes part is looked up."""

@@ -76,7 +76,8 @@ def test_every_channel_is_in_the_window_equally_often(width: float) -> None:
             assert torch.bincount(torch.tensor(seen)).tolist() == [max(1, round(width * channels))] * channels
 
 
-@pytest.mark.parametrize("network", [Net, NoisyNet])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("network", [NoisyNet, Net])
 def test_in_full_width_everywhere_it_is_unweighted_fedavg_in_a_late_round(network: Any) -> None:
     data = new_data(3, 240)
     ours = fit(FedRolex(network, CLASSES, widths=[1.0], masked=False, optimizer=momentum), data, rounds=4)

@@ -131,6 +131,7 @@ def test_shares_of_partitions() -> None:
     assert shares[2].tolist() == pytest.approx([0.5] * 4 + [2 / 3] * 4)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("partition", ["keep", "drop"])
 def test_with_equal_ranks_raflora_is_flexlora(partition: str) -> None:
     own, plain = (fit(method_of(FlexLoRA, r=2, partition=which)).run.server.state_dict() for which in (partition, "none"))

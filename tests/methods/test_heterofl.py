@@ -58,12 +58,14 @@ def test_in_full_width_everywhere_it_is_unweighted_fedavg(network: Any, masked: 
     assert theirs.keys() - state.keys() == ours.run.model.recomputed_buffers()
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
 def test_a_round_without_learning_changes_nothing(widths: tuple[float, ...]) -> None:
     federation = fit(HeteroFL(NoisyNet, CLASSES, widths=widths, optimizer=no_sgd), two_classes_each())
     assert same(federation.run.server.state_dict(), federation.run.model.shared_state())
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("widths", [(1.0, 0.6, 0.4), (0.6, 0.4)])
 def test_each_entry_is_averaged_over_those_who_have_it(widths: tuple[float, ...], masked: bool) -> None:
@@ -118,6 +120,7 @@ def test_the_scaler_divides_by_the_width_in_training_only(scaler: bool, factor: 
     torch.testing.assert_close(module.train().backbone.encode(x), expected)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("scaler", [True, False])
 @pytest.mark.parametrize("version", ["global", "width_0.6"])
 def test_in_evaluation_activations_are_normalized_by_their_own_statistics(version: str, scaler: bool) -> None:

@@ -35,6 +35,7 @@ def test_payload_of_cnn1(method: type[FederatedModule], floats: int) -> None:
     assert count_floats(method(CNN1, 10).for_client(INFO).shared_state()) == floats
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize(
     ("network", "count", "names"),
     [

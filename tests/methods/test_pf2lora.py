@@ -127,6 +127,7 @@ def test_the_papers_other_networks_have_such_gradients_too(config: dict[str, Any
     assert distance(gradient(first, [inner, outer]), expected) > 1e-3
 
 
+@pytest.mark.often(1)
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
 @pytest.mark.parametrize("config", [gpt2, deberta], ids=["gpt2", "deberta"])
 def test_the_papers_other_networks_train(config: dict[str, Any]) -> None:
@@ -300,6 +301,7 @@ class OuterBatches(HOMLoRA):
 double = partial(new_trainer, precision="64-true")
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("hypergradient", "count"),
     mostly_slow([("exact", 1), ("exact", 2), ("exact", 4), ("first_order", 2)], often={("exact", 2), ("first_order", 2)}),

@@ -52,6 +52,7 @@ def kept_blocks(importance: list[float], sizes: list[int], names: list[str], den
     return kept
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("density", "absentees", "engine"),
     [
@@ -131,6 +132,7 @@ class Open(PFedGate):
         return torch.ones(len(self.blocks))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("network", [NoisyNet, partial(ResNet8, width=0.1)], ids=["batch norm, dropout", "ResNet-8"])
 def test_an_open_gate_is_fedavg_bit_for_bit(network: Any) -> None:
     options: dict[str, Any] = {"rounds": 2, "participation": 0.7}
@@ -227,6 +229,7 @@ def test_what_is_not_sent_has_not_moved(optimizer: Any) -> None:
     assert (row["server/moved"] > 0.9) == (optimizer is momentum)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("separate", "gate"), [(False, 150_687), (True, 301_362)])
 def test_traffic_of_cnn1(separate: bool, gate: int) -> None:
     """One batch and plain SGD: what is kept, a byte for eight of the 49 blocks; down, everything."""
@@ -262,6 +265,7 @@ def test_more_batches_are_the_union_of_their_blocks() -> None:
     assert shares[0] < shares[1]
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(("participation", "participants"), [(0.4, None), (1.0, None), (1.0, [0, 2]), (0.5, [0, 2])])
 def test_who_is_absent_may_count_with_what_everybody_had(participation: float, participants: list[int] | None) -> None:
     """But not who may never take part."""

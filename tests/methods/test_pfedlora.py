@@ -1,7 +1,6 @@
 """pFedLoRA against its paper."""
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from often import mostly_slow
 from tiny import CLASSES, Net, NoisyNet, WideNet, momentum, new_data, new_federation, new_trainer, private_states, same, sgd
+from tiny_loops import batches
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +22,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import PFedLoRA, Standalone
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
-from lightning_fed.seeding import INITIAL, TURN, derive_seed, seeded
+from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
 HETEROGENEOUS = [Net, WideNet]
@@ -36,15 +36,6 @@ def fit(model: FederatedModule, data: InMemory | None = None, **options: Any) ->
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
-
-
-def batches(data: InMemory, client: int, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches that a client's turn sees."""
-    client_data = data.client(client)
-    client_data.order_seed = derive_seed(0, TURN, round, client)
-    loader = client_data.train_dataloader()
-    loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-    yield from loader
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -97,6 +88,7 @@ def test_rounds_are_those_of_a_bare_loop(mu: float, epochs: int, adapter_epochs:
 # ----------------------------------------------------------------------------------------------------- degenerate cases
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("adapter", ["reduction", "factorized"])
 def test_mu_1_is_standalone_bit_for_bit(adapter: Any) -> None:
     options = {"rounds": 3, "participation": 0.5}
@@ -246,6 +238,7 @@ def assert_traffic(model: PFedLoRA, data: InMemory, parameters: int) -> None:
         assert sum(tensor.numel() for tensor in payload.values()) == parameters
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("classes", "h", "parameters"),
     mostly_slow(
@@ -266,6 +259,7 @@ def test_traffic_of_different_networks(classes: int, h: int, parameters: int) ->
     assert_traffic(PFedLoRA(FIVE, classes, h, epochs=0), images_of(classes, 5), parameters)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     ("classes", "h", "parameters"),
     [

@@ -65,6 +65,7 @@ def test_rounds_are_those_of_a_bare_loop() -> None:
             torch.testing.assert_close(kept[f"personal.{name}"], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(("lam", "rounds"), [(0.0, 3), (2.0, 1)])
 @pytest.mark.parametrize(("weighting", "reference"), [("uniform", UniformFedAvg), ("examples", FedAvg)])
 def test_without_a_teacher_it_is_fedavg_bit_for_bit(lam: float, rounds: int, weighting: Any, reference: type[FedAvg]) -> None:

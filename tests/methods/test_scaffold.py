@@ -89,6 +89,7 @@ def test_the_second_round_is_not() -> None:
     assert not same(split(ours.run.server.state_dict())[0], theirs.run.server.state_dict())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("rate", [0.5, 8.0])
 def test_the_server_steps_by_its_rate(rate: float) -> None:
     """x + η_g (mean y - x); batch norm's buffers are the mean all the same: a variance that was stepped could be negative."""
@@ -261,6 +262,7 @@ def test_without_a_step_nothing_changes() -> None:
     assert all(not tensor.any() for tensor in c.values())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -14,7 +14,6 @@ from tiny import CLASSES, TINY_VIT, Recording, assert_same_end, new_data, new_fe
 from tiny_rounds import checked
 from torch import Tensor
 
-from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import Broadcast, ClientUpdate
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError
@@ -23,22 +22,12 @@ from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
 from lightning_fed.tensors import State, count_floats
+from lightning_fed.testing.checks import InterruptInRound
 
 adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
 TARGETS = 2 * 4
 """Adapted matrices of the tiny network, 8 × 8 each."""
 QUERY = "backbone.network.vit.layers.0.attention.q_proj"
-
-
-class Interrupt(FederationCallback):
-    """Somebody presses Ctrl-C within a round."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        if run.round == self.round:
-            raise KeyboardInterrupt
 
 
 @cache
@@ -142,6 +131,7 @@ def test_masks_follow_the_server() -> None:
 # ------------------------------------------------------------------------------------------------------- the sparse stage
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("gradient_clip", [None, 0.1])
 def test_entries_outside_the_mask_keep_their_bits(gradient_clip: float | None) -> None:
     """In spite of weight decay, momentum and everything else that an optimizer may do; what is frozen is in memory once."""
@@ -206,9 +196,7 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("base", mostly_slow(["original", "residual"], often={"residual"}))
-@pytest.mark.parametrize(
-    ("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(3, None), (8, 2.0)})
-)
+@pytest.mark.parametrize(("r", "lora_alpha"), mostly_slow([(3, None), (3, 12.0), (8, 2.0), (20, None)], often={(8, 2.0)}))
 def test_the_adapter_starts_as_the_best_of_its_rank(base: Any, r: int, lora_alpha: float | None) -> None:
     """And with all ranks it starts as what the first stage has learned."""
     federation = fit(rounds=2, method=method_of(r=r, lora_alpha=lora_alpha, base=base))
@@ -258,7 +246,8 @@ def test_nothing_learned_starts_as_lora() -> None:
     assert same(stage(federation, 3).state, federation.run.model.shared_state())
 
 
-@pytest.mark.parametrize("base", ["original", "residual"])
+@pytest.mark.often(1)
+@pytest.mark.parametrize("base", ["residual", "original"])
 def test_a_residual_base_keeps_the_function(base: Any) -> None:
     federation = fit(rounds=2, method=method_of(base=base))
     before = logits_after(federation, stage(federation, 2))
@@ -354,13 +343,11 @@ def test_what_travels_of_vit_small() -> None:
 # -------------------------------------------------------------------------------------------------------------- resumption
 
 
-@pytest.mark.parametrize(
-    ("round", "base"), mostly_slow(product([2, 3], ["original", "residual"]), often={(2, "residual"), (3, "original")})
-)
+@pytest.mark.parametrize(("round", "base"), mostly_slow(product([2, 3], ["original", "residual"]), often={(2, "residual")}))
 def test_a_run_continues_across_the_change_of_stages(base: Any, round: int) -> None:
     whole = fit(method=method_of(sparse_rounds=1, base=base), run_dir="whole")
     with pytest.raises(KeyboardInterrupt):
-        fit(method=method_of(sparse_rounds=1, base=base), run_dir="parts", callbacks=[Interrupt(round)])
+        fit(method=method_of(sparse_rounds=1, base=base), run_dir="parts", callbacks=[InterruptInRound(round)])
     parts = new_federation(3, "parts", participation=0.7, evaluate_every=0)
     parts.fit(method_of(sparse_rounds=1, base=base), new_data(3, 60), ckpt_path="last")
     assert without_seconds(parts.run.history) == without_seconds(whole.run.history)

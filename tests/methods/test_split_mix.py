@@ -35,6 +35,7 @@ def base(state: State, number: int) -> State:
     return {f"backbone.{name.removeprefix(prefix)}": tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("masked", [True, False])
 def test_one_network_is_unweighted_fedavg(masked: bool) -> None:
     data = new_data(3, 240)

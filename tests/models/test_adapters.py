@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from often import mostly_slow
+from often import OF_THE_CORE, mostly_slow
 from tiny import (
     CLASSES,
     METHODS,
@@ -62,7 +62,9 @@ EACH = [
 
 
 @pytest.mark.parametrize(
-    ("name", "check"), mostly_slow(EACH, [(name, check) for name, check in EACH if name in ("FedAvg", "Ditto", "DSFL")]), ids=str
+    ("name", "check"),
+    mostly_slow(EACH, [one for one in EACH if one[0] == "FedAvg" or (one[0] == "DSFL" and str(one[1]) not in OF_THE_CORE)]),
+    ids=str,
 )
 def test_a_method_keeps_on_adapters_what_it_keeps_without(name: str, check: Check) -> None:
     check()
@@ -77,6 +79,7 @@ def test_who_runs_on_adapters_and_who_refuses_them_in_a_line() -> None:
             new_method(name, adapters=ON_NET)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("backbone", [still_transformer, tiny_transformer], ids=["still", "dropout"])
 @pytest.mark.parametrize(
     "engine", [InProcess(), pytest.param(Processes(workers=2), marks=pytest.mark.slow)], ids=["here", "workers"]

@@ -299,10 +299,10 @@ def test_methods_say_what_they_cannot_take() -> None:
 
 
 def each_with_one(builds: list[Any]) -> set[tuple[str, Any]]:
-    """Some methods in turn with the one and with the other network; with all of them those that look into a network."""
-    looking, some = {"FedHM", "FedDecomp", "PFedGate", "PFedLoRA"}, [name for name in ANY if name in OFTEN]
-    in_turn = {(name, builds[place % len(builds)]) for place, name in enumerate(some)}
-    return in_turn | {(name, build) for name in looking for build in builds}
+    """Some methods in turn with each network, first those that look into it."""
+    looking = ["FedHM", "FedDecomp", "PFedGate", "PFedLoRA"]
+    some = [*looking, *(name for name in ANY if name in OFTEN and name not in looking)]
+    return {(name, builds[place % len(builds)]) for place, name in enumerate(some)}
 
 
 ANY = [name for name in WHOLE if name != "FedRolex"]  # which has to know what is hidden

@@ -194,7 +194,7 @@ def test_every_lora_method_trains_one(name: str, tmp_path: Path) -> None:
     backbone = partial(tiny_lm, config=TINY_GPT2 | {"n_layer": 1}, max_new_tokens=3)
     adam = partial(torch.optim.AdamW, lr=0.01)  # larger steps overshoot from some initial weights
     method = getattr(lightning_fed.methods, name)(backbone, 1, optimizer=adam, steps=3, **options)
-    federation = new_federation(2)
+    federation = new_federation(2, evaluate_every=1)
     federation.fit(method, tiny_e2e(tmp_path))
     prefix = "adapted_" if name == "PerFedAvgLoRA" else ""
     assert federation.run.metric == f"{prefix}bleu"
@@ -210,6 +210,7 @@ WHOLE = ["Ditto", "FML", "FedAMP", "FedAvg", "FedAvgFT", "FedBN", "FedCAC", "Fed
 """Methods that train a whole network of any kind."""
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", mostly_slow(WHOLE, often={"FedAvg", "Ditto", "PFedSD"}))
 def test_a_method_that_trains_the_whole_network_answers_and_is_measured_as_in_fine_tuning(name: str, tmp_path: Path) -> None:
     """By texts and by the perplexity of the tokens that are targets."""

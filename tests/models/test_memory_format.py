@@ -44,6 +44,7 @@ class Fussy(LeNet5):
         return super().encode(x, cut)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", [FedAvg, PFedLoRA])
 @pytest.mark.parametrize("engine", [InProcess(), Processes(workers=1)])
 def test_clients_keep_it_from_round_to_round(engine: Engine, method: type[FedAvg | PFedLoRA]) -> None:

@@ -74,6 +74,7 @@ def size(parameters: dict[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in parameters.values())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("config", "r", "client_r", "common", "both", "layers"),
     [

@@ -104,6 +104,7 @@ def test_fedavg_fine_tunes_all_of_it() -> None:
     assert federation.run.history[0]["compute/flops"] > 0
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     "name", mostly_slow(["FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA"], often={"LGFedAvg", "FedRoD", "PFedLoRA"})
 )

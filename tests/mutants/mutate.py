@@ -22,6 +22,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -68,11 +69,10 @@ class Mutant:
 
     def places(self, package: Path) -> list[tuple[Path, int, int]]:
         """Where it could be made: file, beginning and end."""
-        pattern = re.compile(r"\s+".join(re.escape(part) for part in self.find.split()))
-        found = []
-        for path in sorted(package.rglob("*.py")):
-            found += [(path, match.start(), match.end()) for match in pattern.finditer(path.read_text())]
-        return found
+        first, *more = self.find.split()
+        pattern = re.compile(r"\s+".join(map(re.escape, (first, *more))))
+        likely = [(path, text) for path, text in sources(package).items() if first in text]
+        return [(path, match.start(), match.end()) for path, text in likely for match in pattern.finditer(text)]
 
     def made(self, text: str, start: int, end: int) -> str:
         """A file's text with the mistake."""
@@ -82,27 +82,16 @@ class Mutant:
         return text[:start] + mistake + text[end:]
 
 
-def with_words(text: str, words: list[list[str]]) -> str:
-    """A snippet, or the options of a test, in today's words."""
-    for old, new in words:
-        text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new, text)
-    return text
+@cache
+def sources(package: Path) -> dict[Path, str]:
+    """The files of a package as they were before any mistake."""
+    return {path: path.read_text() for path in sorted(package.rglob("*.py"))}
 
 
-def mutants(package: Path) -> list[Mutant]:
-    """All of them. Of those that are not found as they are written, the form with today's words."""
+def mutants() -> list[Mutant]:
+    """All of them."""
     content = yaml.safe_load((HERE / "mutants.yaml").read_text())
-    files, words = content["files"], content["words"]
-    found = []
-    for entry in content["mutants"]:
-        names = [test.split(" ", 1) for test in entry["tests"]]
-        entry["tests"] = tuple(" ".join([files.get(name, name), *(with_words(o, words) for o in more)]) for name, *more in names)
-        mutant = Mutant(**entry)
-        if words and not mutant.places(package):
-            mutant = Mutant(
-                entry["id"], entry["room"], with_words(mutant.find, words), with_words(mutant.replace, words), mutant.tests
-            )
-        found.append(mutant)
+    found = [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in content["mutants"]]
     assert len({mutant.id for mutant in found}) == len(found), "two have one id"
     return found
 
@@ -215,12 +204,14 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [
         mutant
-        for mutant in mutants(given.tree / "lightning_fed")
+        for mutant in mutants()
         if (not given.only or any(fnmatch.fnmatchcase(mutant.id, pattern) for pattern in given.only))
         and given.room in (None, mutant.room)
     ]
     if given.check:
-        return check(chosen, given.tree)
+        obstacles = [f"{mutant.id}: {why}" for mutant in chosen if (why := obstacle(mutant, given.tree))]
+        print(*obstacles, f"{len(chosen) - len(obstacles)} of {len(chosen)} can be made.", sep="\n")
+        return int(bool(obstacles))
     if given.csv is None:
         parser.error("--csv says where the verdicts go")
     rows: dict[str, dict[str, Any]] = dict(read(given.csv))
@@ -248,24 +239,18 @@ def main() -> int:
     return int(any(row["verdict"] != "killed" for row in rows.values()))
 
 
-def check(chosen: list[Mutant], tree: Path) -> int:
-    """Say what could not be made."""
-    wrong = 0
-    for mutant in chosen:
-        places = mutant.places(tree / "lightning_fed")
-        what = "" if len(places) == 1 else f"found {len(places)} times"
-        if not what:
-            path, start, end = places[0]
-            try:
-                compile(mutant.made(path.read_text(), start, end), str(path), "exec")
-                commands(mutant, tree)
-            except (SyntaxError, FileNotFoundError) as error:
-                what = f"{type(error).__name__}: {error}"
-        if what:
-            wrong += 1
-            print(f"{mutant.id}: {what}")
-    print(f"{len(chosen) - wrong} of {len(chosen)} can be made.")
-    return int(bool(wrong))
+def obstacle(mutant: Mutant, tree: Path) -> str:
+    """Why a mutant cannot be made and tested; empty if it can."""
+    places = mutant.places(tree / "lightning_fed")
+    if len(places) != 1:
+        return f"found {len(places)} times"
+    path, start, end = places[0]
+    try:
+        compile(mutant.made(path.read_text(), start, end), str(path), "exec")
+        commands(mutant, tree)
+    except (SyntaxError, FileNotFoundError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 if __name__ == "__main__":

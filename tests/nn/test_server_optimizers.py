@@ -56,6 +56,7 @@ def fit(model: FederatedModule, rounds: int = 3, ckpt_path: str | None = None, *
     return federation
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     "method",
     [
@@ -145,6 +146,7 @@ def test_the_paper_begins_with_the_square_of_tau() -> None:
     assert not ServerAdam(tau=0.1, initial_v=0.0).initial(DELTA)["v"].any()
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("method", [FedAvgM, FedAdagrad, FedAdam, FedYogi])
 def test_buffers_are_averaged_and_parameters_are_not(method: Any) -> None:
     ours, theirs = (fit(each(NoisyNet, CLASSES, optimizer=sgd), rounds=1).run.server for each in (method, FedAvg))
@@ -166,6 +168,7 @@ def test_moments_are_in_the_checkpoint_and_a_continued_run_ends_alike(tmp_path: 
     assert same(resumed.run.server.state_dict(), whole)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("name", ["FedProx", "PFedLoRA", "HOMLoRA", "FedPer", "FedRep", "Ditto"])
 def test_it_moves_what_is_shared_and_nothing_else(name: str) -> None:
     """One round: private parts end where they do without it, and shared parameters half as far from where they began."""

@@ -236,6 +236,7 @@ def test_states_of_another_kind_are_refused(played: Path, of: int | None, change
         go_on(run)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [("HETLoRA", "ranks", "Client 0 had rank"), ("FedKD", "holds", "Clients held changes")],

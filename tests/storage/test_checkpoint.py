@@ -324,6 +324,7 @@ def test_what_a_run_writes_does_not_grow_with_its_rounds(monkeypatch: pytest.Mon
 HARMS_OF_ROWS = [Path.unlink, lambda path: path.write_bytes(b"")]
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("harm", HARMS_OF_ROWS)
 def test_a_lost_row_is_a_gap_in_the_table(harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
     """What the target took and the totals are in the newest checkpoint."""
@@ -403,7 +404,7 @@ def test_a_best_round_without_a_checkpoint_is_named(checkpoints: Checkpoints, st
 @pytest.mark.parametrize("every", mostly_slow([1, 3, 100], often={3}))
 def test_the_best_round_of_a_run_can_be_measured(every: int) -> None:
     """However seldom checkpoints are written, the best round gets one. Measured again, it has what it had in its round."""
-    federation = new_federation(7, "run", participation=0.5, checkpoint_every=every)
+    federation = new_federation(7, "run", participation=0.5, checkpoint_every=every, evaluate_every=2)
     federation.fit(new_method("FedRep", epochs=2), new_data())
     last = federation.run.history[-1]
     best = federation.run.history[int(last["selected/round"]) - 1]
@@ -542,14 +543,15 @@ def test_a_manifest_of_another_format_is_refused(checkpoints: Checkpoints, store
 
 @pytest.mark.parametrize("victim", mostly_slow([*VICTIMS, "index"], often={VICTIMS[0], "index"}))
 def test_a_run_continues_from_the_checkpoint_before_and_says_so(victim: str, capsys: pytest.CaptureFixture[str]) -> None:
-    new_federation(rounds=3, run_dir="whole").fit(new_method("PFedLoRA"), new_data())
-    new_federation(rounds=2, run_dir="stopped").fit(new_method("PFedLoRA"), new_data())
+    data, often = new_data(2, 60), {"evaluate_every": 1}
+    new_federation(rounds=3, run_dir="whole", **often).fit(new_method("PFedLoRA"), data)
+    new_federation(rounds=2, run_dir="stopped", **often).fit(new_method("PFedLoRA"), data)
     run = Path("stopped/version_0")
     damaged = run / victim.replace("client_000000", "client_000001")
     if victim == "index":
         damaged = run / "index" / Checkpoints(run).latest()[0].manifest.index[0]
     flip(damaged)
-    new_federation(rounds=3, run_dir="stopped").fit(new_method("PFedLoRA"), new_data(), ckpt_path="last")
+    new_federation(rounds=3, run_dir="stopped", **often).fit(new_method("PFedLoRA"), data, ckpt_path="last")
     said = capsys.readouterr().out
     assert str(damaged) in said
     assert "Continuing from round 1" in said

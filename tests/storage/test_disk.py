@@ -25,8 +25,14 @@ from lightning_fed.storage.run_folder import load_checkpoint
 def fit(run_dir: str, ckpt_path: Path | str | None = None, rounds: int = 3, **options: Any) -> Federation:
     """Clients keep a network, of which one is in memory at a time."""
     federation = new_federation(rounds, run_dir, participation=0.7, evaluate_every=0, store_limit_mb=1e-6, **options)
-    federation.fit(new_method("PFedLoRA"), new_data(3), ckpt_path)
+    federation.fit(new_method("PFedLoRA"), new_data(3, 90), ckpt_path)
     return federation
+
+
+def average(rounds: int, run_dir: str, ckpt_path: str | None = None) -> None:
+    """Nothing stays with a client; all are measured in each round."""
+    federation = new_federation(rounds, run_dir, evaluate_every=1)
+    federation.fit(new_method("FedAvg"), new_data(2, 40), ckpt_path)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +40,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a good disk."""
     folder = tmp_path_factory.mktemp("whole")
     fit(str(folder))
+    return folder / "version_0"
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one."""
+    folder = tmp_path_factory.mktemp("averaged")
+    average(3, str(folder))
     return folder / "version_0"
 
 
@@ -106,6 +120,7 @@ def test_a_folder_that_disappears(whole: Path) -> None:
     assert_same_end(Path("runs/version_0"), whole)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("victim", ["clients", "checkpoints", "index"])
 def test_a_file_where_a_folder_should_be(victim: str) -> None:
     def swap() -> None:
@@ -185,6 +200,7 @@ def put_there(path: Path, kind: str) -> None:
         path.write_text("mine")
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -196,19 +212,15 @@ def put_there(path: Path, kind: str) -> None:
         ("metrics.csv", "folder"),
     ],
 )
-def test_what_is_in_the_way_stops_no_continuation(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def play(rounds: int, run_dir: str, ckpt_path: str | None = None) -> None:
-        new_federation(rounds, run_dir).fit(new_method("FedAvg"), new_data(2, 40), ckpt_path)
-
-    play(2, "runs")
+def test_what_is_in_the_way_stops_no_continuation(name: str, kind: str, averaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    average(2, "runs")
     path = Path("runs/version_0", name)
     path.unlink(missing_ok=True)
     put_there(path, kind)
     capsys.readouterr()
-    play(4, "runs", "last")
+    average(3, "runs", "last")
     said = capsys.readouterr().out
-    play(4, "whole")
-    assert_same_end(Path("runs/version_0"), Path("whole/version_0"))
+    assert_same_end(Path("runs/version_0"), averaged)
     assert Path("mine/notes.txt").read_text() == "mine"
     if not path.name.startswith("."):  # those are names of ours
         aside = path.with_name(f"{path.name}.other1")
@@ -216,7 +228,7 @@ def test_what_is_in_the_way_stops_no_continuation(name: str, kind: str, capsys: 
         assert aside.read_text() == "mine" if kind == "file" else (aside / "notes.txt").read_text() == "mine"
     if "round" in name:
         assert f"{path} is no folder, and so no checkpoint. Continuing from round 2." in said
-    assert len(Path("runs/version_0/metrics.csv").read_text().splitlines()) == 5
+    assert len(Path("runs/version_0/metrics.csv").read_text().splitlines()) == 4
 
 
 def test_a_table_that_somebody_moves_away_is_written_again() -> None:
@@ -275,9 +287,9 @@ def test_a_run_that_goes_on_otherwise_leaves_nothing_of_what_it_had_been() -> No
         if seed == 1:
             with pytest.raises(StoppedError):
                 fit("runs", older, rounds=7, callbacks=[At(Checkpoints(run).load(older).manifest.round + 1, stop)])
-        federation.fit(new_method("PFedLoRA", epochs=seed + 1), new_data(3), older)
+        federation.fit(new_method("PFedLoRA", epochs=seed + 1), new_data(3, 90), older)
         new_federation(rounds, "twin", participation=1.0, evaluate_every=0).fit(
-            new_method("PFedLoRA", epochs=seed + 1), new_data(3), Path("twin") / older.relative_to("runs")
+            new_method("PFedLoRA", epochs=seed + 1), new_data(3, 90), Path("twin") / older.relative_to("runs")
         )
         assert_same_end(run, Path("twin/version_0"))
         loaded = [Checkpoints(run).load(path) for path in Checkpoints(run).paths()]

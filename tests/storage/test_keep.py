@@ -14,8 +14,8 @@ FOLDER = Path("runs/version_0")
 
 
 def fit(keep: Keep, rounds: int = 3, method: str = "PFedLoRA", ckpt_path: str | None = None, **options: object) -> Federation:
-    federation = new_federation(rounds, "runs", keep=keep, participation=0.5, **options)
-    federation.fit(new_method(method), new_data(), ckpt_path)
+    federation = new_federation(rounds, "runs", keep=keep, participation=0.5, **{"evaluate_every": 1} | options)
+    federation.fit(new_method(method), new_data(4, 80), ckpt_path)
     return federation
 
 
@@ -39,7 +39,7 @@ def test_the_last_one_is_as_it_was_and_has_all_it_needs(method: str) -> None:
     assert all(same(state, federation.run.store.get(client)) for client, state in clients.items())
     checkpoint, _ = federation.run.checkpoints.latest()  # type: ignore[union-attr]
     assert names("clients") == {record["file"] for record in (*checkpoint.clients.values(), *checkpoint.client_state.values())}
-    before = federation.test(new_method(method), new_data())
+    before = federation.test(new_method(method), new_data(4, 80))
     assert before["after/test_accuracy/mean"] == history[-1]["after/test_accuracy/mean"]
 
 
@@ -59,9 +59,10 @@ def test_of_none_the_tables_stay() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {".lock", "clients.csv", "metrics.csv", "run.json"}
     assert federation.client_module(0) is not None  # in memory still
     with pytest.raises(FederationError, match=r"There is no checkpoint of PFedLoRA in runs: .* unless keep is none"):
-        federation.test(new_method("PFedLoRA"), new_data())
+        federation.test(new_method("PFedLoRA"), new_data(4, 80))
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", ["PFedLoRA", "FedAMP"])
 def test_of_none_what_is_on_disk_only_can_be_asked_for_as_long_as_the_run_is_there(method: str) -> None:
     federation = fit("none", method=method, store_limit_mb=1e-6)

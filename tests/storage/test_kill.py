@@ -193,10 +193,10 @@ def assert_ended_as(run_folder: Path, whole: Path) -> None:
 @pytest.mark.parametrize(
     ("arm", "first", "step"),
     [
-        pytest.param(WRITING, 1, 9, id="writing"),
+        pytest.param(WRITING, 1, 18, id="writing"),
         pytest.param(TABLES, 1, 1, id="tables", marks=pytest.mark.slow),
         pytest.param(TRAINING, 1, 11, id="training", marks=pytest.mark.slow),
-        *(pytest.param(WRITING, first, 9, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 10)),
+        *(pytest.param(WRITING, first, 9, id=f"writing from {first}", marks=pytest.mark.slow) for first in range(2, 11)),
     ],
 )
 def test_killed_anywhere_and_continued(arm: Arm, first: int, step: int) -> None:
@@ -232,7 +232,7 @@ def test_killed_while_it_learns_from_public_data_and_continued(method: str, firs
     assert kills >= 3
 
 
-@pytest.mark.parametrize(("first", "step"), [(1, 5), *(pytest.param(first, 5, marks=pytest.mark.slow) for first in range(2, 6))])
+@pytest.mark.parametrize(("first", "step"), [(1, 10), *(pytest.param(first, 5, marks=pytest.mark.slow) for first in range(2, 7))])
 def test_killed_while_it_plays_rounds_again_and_continued(first: int, step: int) -> None:
     """A run of four rounds goes on from the third: what it has left of the fourth is in the way."""
     fit("whole")

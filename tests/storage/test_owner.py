@@ -40,7 +40,7 @@ def other_process(context: str, then: str = "time.sleep(60)") -> Iterator[None]:
 
 
 def fit(rounds: int, run_dir: str = "runs", ckpt_path: str | None = None, **options: object) -> None:
-    new_federation(rounds, run_dir, **options).fit(new_method("PFedLoRA"), new_data(2, 40), ckpt_path)
+    new_federation(rounds, run_dir, evaluate_every=1, **options).fit(new_method("PFedLoRA"), new_data(2, 40), ckpt_path)
 
 
 def test_the_second_process_gets_one_line_and_the_first_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from lightning_fed.federation.federation import Federation
 
 def fit(method: str, rounds: int, run_dir: str, ckpt_path: Path | str | None = None) -> Federation:
     """Rounds in which half of the clients take part, with momentum, two batches a client at least."""
-    federation = new_federation(rounds, run_dir, participation=0.5, store_limit_mb=0.004)
-    federation.fit(new_method(method, epochs=2), new_data(), ckpt_path)
+    federation = new_federation(rounds, run_dir, participation=0.5, evaluate_every=1, store_limit_mb=0.004)
+    federation.fit(new_method(method, epochs=2), new_data(4, 120), ckpt_path)
     return federation
 
 

@@ -84,6 +84,7 @@ def test_of_one_class_the_area_under_the_curve_is_no_number() -> None:
     assert metric.compute() == 0.5
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("problem", "metric", "least"), [("binary", "accuracy", 0.85), ("survival", "c_index", 0.85)])
 def test_a_federation_learns_it(problem: Any, metric: str, least: float) -> None:
     federation = new_federation(15)

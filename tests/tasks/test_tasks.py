@@ -210,7 +210,7 @@ class Named(FedAvg):
 
 
 def test_the_best_is_the_smallest_where_less_is_better() -> None:
-    federation = fit(Named(Net, CLASSES, momentum), rounds=4, target=100.0)
+    federation = fit(Named(Net, CLASSES, momentum), rounds=4, target=100.0, evaluate_every=1)
     history = federation.run.history
     assert not federation.run.model.higher_is_better
     best = min(history, key=lambda row: row["after/val_error/mean"])

@@ -402,6 +402,7 @@ def test_the_network_can_be_made_again(backbone: Any, expected: dict[str, Any]) 
         made.load_state_dict(module.backbone.state_dict())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("client", [None, 0, 1])
 def test_the_network_of_a_width_can_be_made_again(client: int | None) -> None:
     fit_and_export("HeteroFL", client=client, widths=[0.5, 1.0])
@@ -432,6 +433,7 @@ def texts_with_names() -> InMemory:
     return data
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_tokenizer_goes_with_the_texts_network(merged: bool) -> None:
     fit_and_export("HOMLoRA", texts_with_names(), merged=merged)
@@ -453,7 +455,7 @@ def test_a_tokenizer_goes_with_the_texts_network(merged: bool) -> None:
 
 
 def test_the_best_round_is_exported_with_private_states() -> None:
-    federation = new_federation(6, "runs", participation=0.5)
+    federation = new_federation(6, "runs", participation=0.5, evaluate_every=2)
     federation.fit(new_method("FedRep", epochs=2), new_data())
     best = int(federation.run.history[-1]["selected/round"])
     assert best < 6  # else it would be the last

@@ -130,7 +130,7 @@ def test_what_onnx_cannot_express_is_refused() -> None:
 
 def test_the_command() -> None:
     options = ["--data=Digits", "--data.num_clients=3", "--data.image_size=8", "--model=FedAvg", "--federation.rounds=1"]
-    options += ["--model.backbone=ResNet8", "--model.backbone.width=0.1"]
+    options += ["--model.backbone=MLP", "--model.backbone.inputs=192", "--model.backbone.hidden=[8]"]
     main(["fit", *options, "--federation.progress=false"])
     main(["export", *options, "--output=exported", "--client=1", "--format=onnx", "--ckpt_path=best"])
     images, _ = next(iter(Digits(num_clients=3, image_size=8).client(1).test_dataloader()))
