@@ -29,6 +29,7 @@ class DataAtSites(FederatedDataModule):
             partition=given.partition,
             batch_size=given.batch_size,
             single_example=given.single_example,
+            continue_epochs=given.continue_epochs,
             seed=given.seed,
             partition_seed=given.partition_seed,
         )

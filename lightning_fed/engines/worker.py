@@ -24,7 +24,7 @@ from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import COMPRESSION, FINE_TUNE, TURN, seed_all
+from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite
 
 
@@ -102,7 +102,12 @@ class Worker:
         metrics = self.before_training(module, turn)
         data = self._data_of(turn)
         module.rounds_before = turn.round - 1  # phases may depend on it
-        metrics |= self.train(module, data, module.phases(), turn.round - 1)
+        phases = module.phases()
+        if self.data.continue_epochs:
+            length = len(data.train_dataloader())
+            data.order_seed = derive_seed(self.seed, ORDER, turn.client.id)
+            data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
+        metrics |= self.train(module, data, phases, turn.round - 1)
         module.after_training(self.after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
