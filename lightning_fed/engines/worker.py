@@ -115,13 +115,13 @@ class Worker:
         if turn.evaluate:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's own data, for its own model
-            metrics |= self._measure(module, data)
+            metrics |= self.measure(module, data)
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Measure a model: metrics alone."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
-        metrics = self._measure(module, self._data_of(turn)) | module.inspect() | costs
+        metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def compute_statistics(self, module: FederatedModule, turn: Turn) -> TurnResult:
@@ -243,7 +243,8 @@ class Worker:
         self.activity = "gathering statistics"
         return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
 
-    def _measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+    def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+        """What a model comes to on validation data, where there are any, and on test data."""
         self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []

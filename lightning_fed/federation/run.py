@@ -296,6 +296,13 @@ class Run:
             self.local.fine_tune(module, client, self.round)
         return module.cpu()
 
+    def measure_across(self, client: int) -> dict[int, Metrics]:
+        """What a client's model comes to on the data of each client, by id, and on everybody's (-1)."""
+        module = self.client_module(client)
+        tested = {other.id: self.data.client(other.id) for other in self.clients} | {SERVER: self.data.pooled()}
+        with isolated():
+            return {other: self.local.measure(module, data) for other, data in tested.items()}
+
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
         self._refresh_statistics()

@@ -194,7 +194,7 @@ def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     private = set().union(*(module.private_names() for module in subject.modules()))
     measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
     assert measured == [0, 1, 2], f"The clients {listed(measured)} were measured, expected 0, 1, 2, once each."
-    participants = 1 if federation.run.model.centralized else 2
+    participants = federation.run.cohort_size
     fits = sum(turn.verb == "fit" for turn in engine.turns)
     assert fits == 2 * participants, f"{fits} turns were trained in two rounds, expected {2 * participants}."
     for turn, update in zip(engine.turns, engine.updates, strict=True):
@@ -292,7 +292,7 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
     [before, after], [_, cohort] = watch.states, watch.cohorts
-    expected = 1 if federation.run.model.centralized else 2
+    expected = federation.run.cohort_size
     assert len(cohort) == expected, f"{len(cohort)} clients trained in the second round, expected {expected}."
     absent = before.keys() - cohort
     assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."
