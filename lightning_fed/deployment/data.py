@@ -59,6 +59,11 @@ class DataAtSites(FederatedDataModule):
         return list(self._clients)
 
     @property
+    def num_labels(self) -> int:
+        """How many labels the sites count; as many as there are classes before they have said it."""
+        return len(self._clients[0].label_counts) if self._clients else self.num_classes
+
+    @property
     def num_clients(self) -> int:
         """How many sites there are."""
         return len(self._clients)
