@@ -174,7 +174,7 @@ class CSVFiles(ScaledColumns, TableData):
         return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
 
     def column_title(self, place: int) -> str:
-        return repr(self.titles[place])
+        return self.titles[place]
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Of which examples a column says nothing."""

@@ -58,6 +58,13 @@ def test_each_clients_own_scale_and_gaps() -> None:
     )
 
 
+def test_some_columns_are_standardised() -> None:
+    write()
+    own = rows(table(standardize="all", standardized=["age"]), 0, 0)
+    assert torch.equal(own[:, 1:], rows(table(), 0, 0)[:, 1:])
+    assert torch.equal(own[:, 0], rows(table(standardize="all"), 0, 0)[:, 0])
+
+
 def test_what_is_tested_on_says_nothing_about_a_scale() -> None:
     write()
     before = rows(table(standardize="all"), 0, 0)
@@ -84,6 +91,8 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
         ({"categorical": ["pain"], "input": ["age"]}, r"Got categorical=\['pain'\], but the inputs are age"),
         ({"impute": "zero"}, "Got impute='zero': give one of mean, median, none"),
         ({"standardize": "site"}, "Got standardize='site': give one of client, all, none"),
+        ({"standardize": "all", "standardized": ["weight"]}, r"Got standardized=\['weight'\], but the columns are age, pain=1"),
+        ({"standardized": ["age"]}, r"Got standardized=\['age'\] with standardize=none"),
         ({"target": "age", "task": "binary", "input": ["pain"]}, "sites has 6 classes in the column 'age'.*task binary is of two"),
         (
             {"target": "pressure", "task": "regression", "input": ["pain"]},
