@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fed.data.batches import INPUT, TARGETS, Inputs
+from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.hub import optional
 from lightning_fed.data.lines import csv_table, refuse_doubles
@@ -90,7 +90,7 @@ class CSVFiles(ScaledColumns, TableData):
         return super().num_classes
 
     @property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override]
         """How many outputs a network has: one per class, or per number; one risk, or yes."""
         return {"multiclass": self.num_labels, "regression": len(self.target)}.get(self.problem, 1)
 
@@ -130,7 +130,7 @@ class CSVFiles(ScaledColumns, TableData):
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
-        self._owners = columns.get(owner) if owner != "file" else None
+        self._owners = columns.get(owner) if owner not in (None, "file") else None
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
@@ -143,7 +143,7 @@ class CSVFiles(ScaledColumns, TableData):
             titles, part = self._one_hot(name, columns[name], files) if name in self.categorical else ([name], None)
             parts.append(self._numbers(name, columns[name], files)[:, None] if part is None else part)
             self.titles += titles
-        inputs: Inputs = torch.from_numpy(np.concatenate(parts, axis=1))
+        inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, np.diff(ends))
         if self.predicts_labels:
