@@ -3,6 +3,7 @@
 from lightning_fed.callbacks.adapter_ranks import AdapterRanks
 from lightning_fed.callbacks.base import FederationCallback, RunView
 from lightning_fed.callbacks.board import TensorBoardPage
+from lightning_fed.callbacks.cross_table import CrossTable
 from lightning_fed.callbacks.facts import RunFacts
 from lightning_fed.callbacks.hyperparameters import Hyperparameters
 from lightning_fed.callbacks.lines import RoundLines, StartLine
@@ -12,6 +13,7 @@ from lightning_fed.callbacks.tensorboard import TensorBoardFigures
 
 __all__ = [
     "AdapterRanks",
+    "CrossTable",
     "FederationCallback",
     "Hyperparameters",
     "MetricsTable",

@@ -61,6 +61,9 @@ class RunView(Protocol):
     def results(self) -> dict[int, dict[str, float]]:
         """The last measured metrics by client."""
 
+    def measure_across(self, client: int) -> dict[int, dict[str, float]]:
+        """What a client's model comes to on the data of each client, by id, and on everybody's (-1)."""
+
     def monitored(self, kind: Literal["val", "test"]) -> str:
         """The column that progress, model selection and targets use, on validation or test data."""
 

@@ -8,7 +8,7 @@ from lightning_fed.deployment.wire import VerbSettings, pack
 from lightning_fed.experiments.sweep.settings import SEED, flat, within
 from lightning_fed.storage.initial import initial_network
 
-OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_example", "augment", "mean", "std")
+OF_DATA = ("num_classes", "class_names", "problem", "batch_size", "single_example", "continue_epochs", "augment", "mean", "std")
 """What of the data must be the same everywhere, whatever data they are."""
 
 OF_TRAINER = (

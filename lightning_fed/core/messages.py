@@ -62,6 +62,7 @@ class Turn:
         last_round: round of the client's last fit turn that the server merged, 0 if there is none: the private state that the
             client has to start from is of that round.
         fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
+        turns: how many of the client's fit turns the server has merged.
     """
 
     verb: Literal["fit", "evaluate", "compute_statistics", "predict_public", "train_on_public"]
@@ -71,6 +72,7 @@ class Turn:
     evaluate: bool = False
     last_round: int = 0
     fine_tune: bool = True
+    turns: int = 0
 
 
 @dataclass(frozen=True)

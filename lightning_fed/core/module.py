@@ -362,6 +362,17 @@ class FederatedModule(PredictionMixin, PhasedModule):
         """
         return Server(self.update_state(), self.weighting, holds_model=self.shares_whole_model)
 
+    def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo] | None:
+        """Who takes part in a round, where a method says it: a function of its arguments. Default: None, as many are drawn as the
+        federation's ``participation`` says.
+
+        Args:
+            clients: those that may take part.
+            round: from 1.
+            seed: the run's.
+        """
+        return None
+
     def new_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The server of a run: :meth:`configure_server`'s, with the ``server_optimizer`` if there is one."""
         server = self.configure_server(clients)

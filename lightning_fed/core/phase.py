@@ -78,6 +78,10 @@ class Phase:
         """Epochs that the phase spans, the last one possibly cut short."""
         return self.epochs if self.epochs is not None else -(-(self.steps or 0) * batches_per_step // batches_per_epoch)
 
+    def num_batches(self, batches_per_epoch: int, batches_per_step: int = 1) -> int:
+        """Batches that the phase takes."""
+        return self.epochs * batches_per_epoch if self.epochs is not None else (self.steps or 0) * batches_per_step
+
 
 @dataclass(slots=True)
 class Progress:

@@ -143,13 +143,18 @@ class ShuffledBatches(Sampler[Tensor]):
         batch_size: size of a batch.
         seed: non-negative.
         single_example: what becomes of an example that would be alone in the last batch.
+        start: of batches that go on where the last iteration stopped, also in the middle of a permutation: how many were played
+            before. None: each iteration is an epoch of its own.
     """
 
-    def __init__(self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join") -> None:
+    def __init__(
+        self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join", start: int | None = None
+    ) -> None:
         self.indices = indices
         self.batch_size = batch_size
         self.seed = seed
         self.single_example: SingleExample = single_example
+        self.played = start  # so far; None: nobody counts
         self.epoch = 0
         self.position = 0  # how many batches of the epoch were played
         self._stopped: tuple[int, int] | None = None  # epoch and position where the next iteration goes on
@@ -164,21 +169,30 @@ class ShuffledBatches(Sampler[Tensor]):
         return self._play(stopped)
 
     def _play(self, stopped: tuple[int, int] | None) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
-        order = torch.randperm(len(self.indices), generator=generator)
         start = stopped[1] if stopped and stopped[0] == self.epoch else 0
-        batches = batches_of(self.indices[order], self.batch_size, self.single_example)
-        for position in range(start, len(batches)):
+        number, batches = -1, list[Tensor]()
+        for position in range(start, len(self)):
+            wanted, place = (self.epoch, position) if self.played is None else divmod(self.played, len(self))
+            if wanted != number:
+                number, batches = wanted, self._shuffled(wanted)
             self.position = position + 1
-            yield batches[position]
+            if self.played is not None:
+                self.played += 1
+            yield batches[place]
+
+    def _shuffled(self, number: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
+        order = torch.randperm(len(self.indices), generator=generator)
+        return batches_of(self.indices[order], self.batch_size, self.single_example)
 
     def state_dict(self) -> dict[str, int]:
         """Where it is."""
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": self.epoch, "position": self.position} | ({} if self.played is None else {"played": self.played})
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next iteration go on from there, if it is of the same epoch."""
         self._stopped = state["epoch"], state["position"]
+        self.played = state.get("played")
 
     def __len__(self) -> int:
         return num_batches(len(self.indices), self.batch_size, self.single_example)
@@ -230,9 +244,11 @@ class SharedTensors(Dataset[Batch]):
         named = self.images.get(TARGETS) if isinstance(self.images, dict) else None
         return (self.labels if named is None else named)[indices]
 
-    def shuffled(self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join") -> DataLoader[Batch]:
-        """A loader for training."""
-        sampler = ShuffledBatches(indices, batch_size, seed, single_example)
+    def shuffled(
+        self, indices: Tensor, batch_size: int, seed: int, single_example: SingleExample = "join", start: int | None = None
+    ) -> DataLoader[Batch]:
+        """A loader for training; the arguments are those of :class:`ShuffledBatches`."""
+        sampler = ShuffledBatches(indices, batch_size, seed, single_example, start)
         return ResumableLoader(self, sampler=sampler, **self._options())
 
     def in_order(self, indices: Tensor, batch_size: int, no_single: bool = False) -> DataLoader[Batch] | list[Batch]:

@@ -29,6 +29,8 @@ class ClientDataModule(L.LightningDataModule):
         single_example: see :class:`lightning_fed.data.FederatedDataModule`.
         num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
         problem: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
+        start: how many batches of training were played before, where they go on; may be set between fits. None: each epoch has a
+            new order. See ``continue_epochs`` of :class:`lightning_fed.data.FederatedDataModule`.
     """
 
     info: ClientInfo
@@ -42,13 +44,14 @@ class ClientDataModule(L.LightningDataModule):
     single_example: SingleExample = "join"
     num_classes: int | None = None
     problem: TaskName | None = None
+    start: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
-        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example)
+        return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:
         """Batches in order; an empty list where nothing is held out."""

@@ -52,6 +52,9 @@ class FederatedDataModule(L.LightningDataModule):
             mirroring.
         single_example: what becomes of an example that would be alone in a client's last training batch, of which batch norm cannot
             learn: ``join`` adds it to the batch before, ``drop`` leaves it out of the epoch, ``keep`` lets it be a batch.
+        continue_epochs: whether a client's batches go on, in its next turn, where its last one stopped, also in the middle of an
+            epoch: with ``steps``, no example is seen a second time before all others are (FLamby's and FedJAX's convention). Else
+            each turn begins with a new order. A lost turn moves nothing.
         public: inputs that belong to nobody, for methods that distil on them: the training inputs of other data, made like the
             clients' (images of their size and colours, and normalized as theirs), or a share of the training set that no client
             gets. Their labels are never looked at.
@@ -95,6 +98,7 @@ class FederatedDataModule(L.LightningDataModule):
         test_share: ClosedUnitInterval | None = None,
         augment: Literal["none", "crop_flip"] = "none",
         single_example: SingleExample = "join",
+        continue_epochs: bool = False,
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
         partition_seed: AnySeed | None = None,
@@ -109,6 +113,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.test_share: float | None = 0.1 if test_share is None and split == "pooled" else test_share
         self.augment: Literal["none", "crop_flip"] = augment
         self.single_example: SingleExample = single_example
+        self.continue_epochs: bool = continue_epochs
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         self.partition_seed: int = seed if partition_seed is None else partition_seed

@@ -29,6 +29,7 @@ class DataAtSites(FederatedDataModule):
             partition=given.partition,
             batch_size=given.batch_size,
             single_example=given.single_example,
+            continue_epochs=given.continue_epochs,
             seed=given.seed,
             partition_seed=given.partition_seed,
         )
@@ -56,6 +57,11 @@ class DataAtSites(FederatedDataModule):
     @property
     def clients(self) -> list[ClientInfo]:
         return list(self._clients)
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels the sites count; as many as there are classes before they have said it."""
+        return len(self._clients[0].label_counts) if self._clients else self.num_classes
 
     @property
     def num_clients(self) -> int:

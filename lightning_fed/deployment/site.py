@@ -40,7 +40,13 @@ class OneClient(FederatedDataModule):
     """
 
     def __init__(self, data: FederatedDataModule, place: int, id: int) -> None:
-        super().__init__(partition=data.partition, batch_size=data.batch_size, single_example=data.single_example, seed=data.seed)
+        super().__init__(
+            partition=data.partition,
+            batch_size=data.batch_size,
+            single_example=data.single_example,
+            continue_epochs=data.continue_epochs,
+            seed=data.seed,
+        )
         self._own = data.client(place)
         self._own.info = replace(self._own.info, id=id)
         self.num_classes = data.num_classes

@@ -178,7 +178,7 @@ class TurnRequest:
         head = {"ask": "turn", **settings.head, "run": self.run, "held": self.held}
         head |= {"data": self.data, "frozen": self.frozen}
         head |= {"client": turn.client.id, "num_clients": turn.client.num_clients, "model_size": broadcast.model_size}
-        head |= {name: getattr(turn, name) for name in ("verb", "round", "last_round", "evaluate", "fine_tune")}
+        head |= {name: getattr(turn, name) for name in ("verb", "round", "last_round", "evaluate", "fine_tune", "turns")}
         tensors = {f"state/{name}": tensor for name, tensor in broadcast.state.items()}
         return pack(head, tensors | {f"statistics/{name}": tensor for name, tensor in broadcast.statistics.items()})
 
@@ -193,7 +193,7 @@ class TurnRequest:
         if verb not in ("fit", "evaluate", "compute_statistics"):
             raise FederationError(f"{whose} message asks a site to {shown(verb)}, expected fit, evaluate or compute_statistics.")
         model_size = None if head.get("model_size") is None else read_field(head, "model_size", float, whose)
-        counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "last_round")}
+        counts = {name: counted(head, name, whose) for name in ("client", "num_clients", "round", "last_round", "turns")}
         client = ClientInfo(counts["client"], 0, 0, 0, (), model_size, counts["num_clients"])
         parts: dict[str, State] = {"state": {}, "statistics": {}}
         for name, tensor in tensors.items():
@@ -209,6 +209,7 @@ class TurnRequest:
             read_field(head, "evaluate", bool, whose),
             counts["last_round"],
             read_field(head, "fine_tune", bool, whose),
+            counts["turns"],
         )
         rounds = tuple(number for number in held if type(number) is int)
         return cls(run, turn, rounds, read_field(head, "data", str, whose), read_field(head, "frozen", str, whose))

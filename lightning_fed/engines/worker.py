@@ -24,7 +24,7 @@ from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
 from lightning_fed.errors import FederationError
 from lightning_fed.nn.static_batch_norm import StatisticsPass
-from lightning_fed.seeding import COMPRESSION, FINE_TUNE, TURN, seed_all
+from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite
 
 
@@ -102,7 +102,12 @@ class Worker:
         metrics = self.before_training(module, turn)
         data = self._data_of(turn)
         module.rounds_before = turn.round - 1  # phases may depend on it
-        metrics |= self.train(module, data, module.phases(), turn.round - 1)
+        phases = module.phases()
+        if self.data.continue_epochs:
+            length = len(data.train_dataloader())
+            data.order_seed = derive_seed(self.seed, ORDER, turn.client.id)
+            data.start = turn.turns * sum(phase.num_batches(length, module.batches_per_step) for phase in phases)
+        metrics |= self.train(module, data, phases, turn.round - 1)
         module.after_training(self.after_training(module, data))
         self.activity = ""
         metrics["flops"] = float(self.flops.collect())
@@ -110,13 +115,13 @@ class Worker:
         if turn.evaluate:
             if module.has_statistics:
                 self._pass_over(module, data)  # of this client's own data, for its own model
-            metrics |= self._measure(module, data)
+            metrics |= self.measure(module, data)
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, state, metrics), private)
 
     def evaluate(self, module: FederatedModule, turn: Turn) -> TurnResult:
         """Measure a model: metrics alone."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
-        metrics = self._measure(module, self._data_of(turn)) | module.inspect() | costs
+        metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def compute_statistics(self, module: FederatedModule, turn: Turn) -> TurnResult:
@@ -238,7 +243,8 @@ class Worker:
         self.activity = "gathering statistics"
         return len(self.trainers.for_measuring().predict(StatisticsPass(module), datamodule=data) or [])
 
-    def _measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+    def measure(self, module: FederatedModule, data: ClientDataModule) -> dict[str, float]:
+        """What a model comes to on validation data, where there are any, and on test data."""
         self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []

@@ -85,9 +85,12 @@ class TrafficMeter:
 
 
 def spread(prefix: str, values: Sequence[float]) -> Metrics:
-    """Mean and quartiles of a per-client metric, each client counting the same."""
-    low, q25, median, q75, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
-    names = {"mean": float(np.mean(values)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
+    """Mean and quartiles of a per-client metric, each client counting the same. A client of which there is no number (NaN: too few
+    examples) does not count; if there is none of anybody, all are NaN.
+    """
+    known = [value for value in values if not math.isnan(value)] or [math.nan]
+    low, q25, median, q75, high = np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    names = {"mean": float(np.mean(known)), "min": low, "q25": q25, "median": median, "q75": q75, "max": high}
     return {f"{prefix}/{name}": value for name, value in names.items()}
 
 

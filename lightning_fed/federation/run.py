@@ -86,7 +86,9 @@ class Run:
             )
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
-        self.cohort_size = 1 if model.centralized else max(1, round(settings.participation * len(self.eligible_clients)))
+        chosen = model.cohort(self.eligible_clients, 1, self.seed)
+        drawn = max(1, round(settings.participation * len(self.eligible_clients)))
+        self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
@@ -116,7 +118,8 @@ class Run:
         self.completed = 0  # rounds of this process that are reported, and checkpointed where that is due
         self.history: list[Metrics] = []
         self.last_rounds: dict[int, int] = {}
-        self._merged: dict[int, int] = {}  # entries of last_rounds that are in no checkpoint yet
+        self.merged_turns: dict[int, int] = {}  # how many of each client's
+        self._changed: set[int] = set()  # clients whose entries of these two are in no checkpoint yet
         self._stopwatch = Stopwatch()
         self._turns = RoundTurns(engine, self.server, data, self._stopwatch, settings)
         self._best = BestRound(self.monitored, self.metric, model.higher_is_better)
@@ -223,13 +226,15 @@ class Run:
         cohort = [self.eligible_clients[k] for k in sorted(drawn)]
         if self.model.centralized:
             cohort = [self.data.pooled().info]
+        elif (chosen := self.model.cohort(self.eligible_clients, self.round, self.seed)) is not None:
+            cohort = sorted(chosen, key=lambda client: client.id)
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.on_round_start(self.round, cohort)
         return cohort
 
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """The cohort's updates, as they are merged."""
-        for update in self._turns.train(self.round, cohort, measure, self.last_rounds):
+        for update in self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns):
             self._call("on_turn_end", update)
             yield update
 
@@ -241,8 +246,9 @@ class Run:
                 metrics = self.server.train_on_public(self._turns.run_on_server(self.round))
         check_finite(self.server.state_dict(), f"The server's state after round {self.round}", remedy(self.model))
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
-        self._merged |= arrived
         self.last_rounds |= arrived
+        self.merged_turns |= {client: self.merged_turns.get(client, 0) + 1 for client in arrived}
+        self._changed |= arrived.keys()
         if type(self.server).public_training is not Server.public_training:
             self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
         return metrics
@@ -316,6 +322,13 @@ class Run:
             self.local.fine_tune(module, client, self.round)
         return module.cpu()
 
+    def measure_across(self, client: int) -> dict[int, Metrics]:
+        """What a client's model comes to on the data of each client, by id, and on everybody's (-1)."""
+        module = self.client_module(client)
+        tested = {other.id: self.data.client(other.id) for other in self.clients} | {SERVER: self.data.pooled()}
+        with isolated():
+            return {other: self.local.measure(module, data) for other, data in tested.items()}
+
     def server_module(self) -> FederatedModule:
         """The shared part, as the server has it: the global model where there is one. The rest is as it was drawn."""
         self._refresh_statistics()
@@ -365,8 +378,11 @@ class Run:
                     settings=self.made_with,
                 )
                 server = self.server.state_dict()
-                self.checkpoints.save(manifest, self.history, server, self.store, self._merged, self.client_state)
-            self._merged = {}
+                last_rounds, turns = (
+                    {client: of[client] for client in self._changed} for of in (self.last_rounds, self.merged_turns)
+                )
+                self.checkpoints.save(manifest, self.history, server, self.store, last_rounds, self.client_state, turns)
+            self._changed = set()
         return is_written
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
@@ -378,7 +394,8 @@ class Run:
         for store, records in ((self.store, checkpoint.clients), (self.client_state, checkpoint.client_state)):
             store.restore(records, Checkpoints(checkpoint.run_folder).clients_folder)
         manifest = checkpoint.manifest
-        self.round, self.history, self.last_rounds = manifest.round, checkpoint.history, checkpoint.last_rounds
+        self.round, self.history = manifest.round, checkpoint.history
+        self.last_rounds, self.merged_turns = checkpoint.last_rounds, checkpoint.merged_turns
         self._best.best = manifest.best
         if self._target and manifest.target == self.target:
             self._target.reached = manifest.reached

@@ -50,7 +50,12 @@ class RoundTurns:
         return run_turns(self.engine, turns, receive)
 
     def train(
-        self, round: int, cohort: Iterable[ClientInfo], measure: bool, last_rounds: Mapping[int, int]
+        self,
+        round: int,
+        cohort: Iterable[ClientInfo],
+        measure: bool,
+        last_rounds: Mapping[int, int],
+        merged: Mapping[int, int],
     ) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each checked and counted.
 
@@ -59,6 +64,7 @@ class RoundTurns:
             cohort: who trains.
             measure: whether each trained model is measured.
             last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
+            merged: how many of a client's turns were merged, alike.
         """
         self.updates = []
         self._compressed.clear()
@@ -67,7 +73,8 @@ class RoundTurns:
             for client in cohort:
                 broadcast = self._sent(client, self._server.broadcast(client), round)
                 self.traffic.down(client.id, broadcast)
-                yield Turn("fit", client, round, broadcast, measure, last_rounds.get(client.id, 0))
+                last = last_rounds.get(client.id, 0)
+                yield Turn("fit", client, round, broadcast, measure, last, turns=merged.get(client.id, 0))
 
         for _, update in self._stopwatch.each("fit", self.run(turns(), self._receive)):
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))

@@ -56,6 +56,11 @@ class Checkpoint:
         }
 
     @property
+    def merged_turns(self) -> dict[int, int]:
+        """How many of each client's fit turns were merged."""
+        return {client: one.turns for own in self.entries.values() for client, one in own.items() if one.turns}
+
+    @property
     def missing_rounds(self) -> list[int]:
         """Rounds whose metrics are lost."""
         return sorted(set(range(1, self.manifest.round)) - {int(row["round"]) for row in self.history})
@@ -92,6 +97,7 @@ class Checkpoints:
         self._round = continued.manifest.round if continued else 0  # of the last checkpoint
         self._names = dict(continued.manifest.index) if continued else {}  # its index
         self._last_rounds = continued.last_rounds if continued else {}
+        self._turns = continued.merged_turns if continued else {}
         self._changed: set[int] = set()  # index files that are to be written
         self._manifests: dict[int, Manifest] = {}  # of the whole checkpoints that are there, by round
         self._later: set[int] = set()  # rounds of those that go when there is a new one, also damaged ones
@@ -105,6 +111,7 @@ class Checkpoints:
         store: ClientStore,
         last_rounds: Mapping[int, int],
         client_state: ClientStore | None = None,
+        merged_turns: Mapping[int, int] | None = None,
     ) -> Path:
         """Write the checkpoint of a finished round and drop those too old to keep.
 
@@ -116,6 +123,7 @@ class Checkpoints:
             store: the private states.
             last_rounds: see :class:`Checkpoint`; of the clients for which it changed since the last checkpoint.
             client_state: what the server keeps for each client, in the folder of the private states.
+            merged_turns: see :class:`Checkpoint`; of the same clients as ``last_rounds``.
 
         Raises:
             OSError: if the disk refuses; what was there before is still there.
@@ -124,6 +132,7 @@ class Checkpoints:
         remove(aside)
         try:
             aside.mkdir(parents=True)
+            self._turns |= merged_turns or {}
             self._write_index(store, last_rounds, client_state)
             written = write_state(aside / SERVER_FILE, server)
             rows = history[self._round - round :]
@@ -284,7 +293,8 @@ class Checkpoints:
         servers = client_state.records if client_state is not None else {}
         for number in sorted(self._changed):
             clients = range(number * CLIENTS, (number + 1) * CLIENTS)
-            found = {k: ClientEntry(store.records.get(k), servers.get(k), self._last_rounds.get(k)) for k in clients}
+            last, turns = self._last_rounds, self._turns
+            found = {k: ClientEntry(store.records.get(k), servers.get(k), last.get(k), turns.get(k, 0)) for k in clients}
             entries = {client: entry for client, entry in found.items() if entry != ClientEntry(None, None, None)}
             self._names[number] = write_index(self.index_folder, entries)
             self._files[self._names[number]] = _files(entries)

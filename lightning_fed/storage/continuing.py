@@ -78,6 +78,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
         found[optimizer_of(phase.name)] = type(optimizer).__name__
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
     found |= of_federation | {"batch_size": data.batch_size, "size of an input": _input_size(data)}
+    found |= {"continue_epochs": data.continue_epochs}
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None}
 

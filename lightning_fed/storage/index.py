@@ -27,11 +27,13 @@ class ClientEntry:
         client: the file of its private state, if it has one.
         server: the file of what the server keeps for it, if it does.
         last_round: round of its last fit turn that was merged, if there was one.
+        turns: how many were merged.
     """
 
     client: FileRecord | None
     server: FileRecord | None
     last_round: int | None
+    turns: int = 0
 
     @property
     def records(self) -> list[FileRecord]:

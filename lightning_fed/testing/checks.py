@@ -188,13 +188,20 @@ def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
         assert moved, f"Client {client.id} has trained, but each of its tensors is what it was before."
 
 
+def participants_of(federation: Federation) -> int:
+    """How many clients take part in a round: two of three, unless the method says it."""
+    run = federation.run
+    chosen = run.model.cohort(run.clients, 1, federation.seed)
+    return 1 if run.model.centralized else 2 if chosen is None else len(chosen)
+
+
 def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     """Neither down, nor up, nor into the server's checkpoint."""
     federation, engine, _ = subject.recorded
     private = set().union(*(module.private_names() for module in subject.modules()))
     measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
     assert measured == [0, 1, 2], f"The clients {listed(measured)} were measured, expected 0, 1, 2, once each."
-    participants = 1 if federation.run.model.centralized else 2
+    participants = participants_of(federation)
     fits = sum(turn.verb == "fit" for turn in engine.turns)
     assert fits == 2 * participants, f"{fits} turns were trained in two rounds, expected {2 * participants}."
     for turn, update in zip(engine.turns, engine.updates, strict=True):
@@ -292,7 +299,7 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
     [before, after], [_, cohort] = watch.states, watch.cohorts
-    expected = 1 if federation.run.model.centralized else 2
+    expected = participants_of(federation)
     assert len(cohort) == expected, f"{len(cohort)} clients trained in the second round, expected {expected}."
     absent = before.keys() - cohort
     assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."

@@ -16,11 +16,12 @@ from tiny_sites import NAMES, STUDY, Clock, Memory, data_of, fit, kept_at, linke
 from lightning_fed.core import PublicDistillation
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
+from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.deployment.data import DataAtSites
 from lightning_fed.deployment.engine import Sites
 from lightning_fed.deployment.link import Broken
 from lightning_fed.deployment.site import OneClient, SiteStore
-from lightning_fed.deployment.wire import VerbSettings, pack, unpack
+from lightning_fed.deployment.wire import SiteDescription, VerbSettings, pack, unpack
 from lightning_fed.engines import InProcess
 from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import FederationError
@@ -662,3 +663,12 @@ def test_the_server_knows_what_turns_texts_and_images_into_inputs() -> None:
     data.tokenizer, data.image_size = "tokenizer", 8  # type: ignore[attr-defined]
     there = DataAtSites(data)
     assert (there.tokenizer, there.image_size) == ("tokenizer", 8)
+
+
+def test_the_server_counts_labels_as_the_sites_do() -> None:
+    """Of yes or no there are two, and one output."""
+    there = DataAtSites(data_of("FedAvg"))
+    there.num_classes = 1
+    there.described([SiteDescription(ClientInfo(k, 7, 0, 2, (3, 4)), "checksum") for k in range(2)])
+    assert there.num_labels == 2
+    assert there.label_counts().tolist() == [[3, 4], [3, 4]]

@@ -1,5 +1,6 @@
 """Numbers for the report."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -190,3 +191,11 @@ def test_the_costs_of_a_target_are_those_of_the_first_round_that_reached_it() ->
     }
     assert reached(rows, 0.85)["target/round"] == 4
     assert reached(rows, 0.95) == {}
+
+
+def test_a_client_without_a_number_does_not_count() -> None:
+    results = [{"test/c_index": 0.5}, {"test/c_index": math.nan}, {"test/c_index": 1.0}]
+    columns = spread_all("after", results)
+    assert columns["after/test_c_index/mean"] == 0.75
+    assert columns["after/test_c_index/min"] == 0.5
+    assert math.isnan(spread("after/test_c_index", [math.nan])["after/test_c_index/mean"])

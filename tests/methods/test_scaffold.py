@@ -66,6 +66,18 @@ def test_c_is_the_mean_of_all_clients(option: Any, participation: float, rounds:
     assert_c_is_the_mean(fit(model, new_data(5, 200), rounds=rounds, participation=participation))
 
 
+def test_with_weights_by_examples_c_is_by_how_much_the_model_moved() -> None:
+    """As in FLamby: both means weigh clients by their examples, and with everybody there c is (x - x⁺) / ηK."""
+    first, second = (
+        split(fit(SCAFFOLD(Net, CLASSES, optimizer=sgd, steps=3, weighting="examples"), rounds=rounds).run.server.state_dict())
+        for rounds in (1, 2)
+    )
+    for name, control in second[1].items():
+        torch.testing.assert_close(control, (first[0][name] - second[0][name]) / (0.1 * 3), rtol=1e-4, atol=1e-5)
+    plain = fit(FedAvg(Net, CLASSES, sgd, steps=3), rounds=1).run.server.state_dict()
+    assert same(first[0], plain)
+
+
 def test_who_may_not_take_part_is_not_counted() -> None:
     assert_c_is_the_mean(fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), new_data(5, 200), rounds=2, eligible_clients=[1, 3]))
 

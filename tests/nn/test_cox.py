@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -40,6 +41,19 @@ def by_loops(risks: list[float], targets: list[list[float]], ties: Ties) -> floa
 def test_it_is_the_sum_over_risk_sets(ties: Ties, size: int) -> None:
     risks, targets = batch(size)
     assert CoxLoss(ties)(risks, targets).item() == pytest.approx(by_loops(risks.tolist(), targets.tolist(), ties))
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+def test_it_is_statsmodels_likelihood_and_score(ties: Ties) -> None:
+    """With a coefficient for each example, its risk, the score is the gradient in the risks."""
+    hazards = pytest.importorskip("statsmodels.duration.hazard_regression")
+    risks, targets = batch(30)
+    model = hazards.PHReg(targets[:, 1].numpy(), np.eye(30), status=targets[:, 0].numpy(), ties=ties)
+    loss = CoxLoss(ties)(risks.requires_grad_(), targets)
+    [gradient] = torch.autograd.grad(loss, risks)
+    values = risks.detach().numpy()
+    assert loss.item() * 30 == pytest.approx(-model.loglike(values))
+    assert gradient.numpy() * 30 == pytest.approx(-model.score(values), abs=1e-7)
 
 
 def test_without_ties_all_three_are_one() -> None:

@@ -1,39 +1,49 @@
-"""Tables of numbers in CSV files."""
+"""Tables of numbers in CSV and Parquet files."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.files.table import Table, TableData, sets_of
-from lightning_fed.data.lines import csv_table
+from lightning_fed.data.hub import optional
+from lightning_fed.data.lines import csv_table, refuse_doubles
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError, require
+
+log = logging.getLogger(__name__)
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """What a field has, in lower case, of which nothing is known."""
 
 
 class CSVFiles(ScaledColumns, TableData):
-    """Numbers in CSV files with a header, one example per line. A network gets them as floats of shape (B, inputs), as they are or
+    """Numbers in CSV or Parquet files, one example per line. A network gets them as floats of shape (B, inputs), as they are or
     standardised; of a column of categories it gets a 0 or 1 for each of them.
 
     Besides its columns, an example has ``file``, the name of its file without the ending: with ``client: file`` each file is a
     client.
 
     Args:
-        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8.
-        target: the column that is to be predicted.
+        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8, or ``.parquet``.
+        target: the column that is to be predicted; several of them with ``regression``; with ``survival`` two, whether there was an
+            event (0 or 1), and when, or until when not.
         input: the columns that are used; None: all but those that have another use.
         test_path: an official test set, in the same form.
         delimiter: what is between columns; None: a tab in files that end in ``.tsv``, else a comma.
         categorical: the columns that hold categories (one-hot, in the place of the column), or for each its categories in order,
             where not everybody has all of them. Categories that are found are in numerical, else in alphabetical order.
+        columns: what the columns are called, in files without a header.
+        task: what is predicted: one class of several; yes or no, by one output (``binary``: of two classes the second); numbers; or
+            the time to an event. The labels by which numbers are partitioned are quarters of the examples, those of times the
+            events.
         **kwargs: see :class:`TableData`, and :class:`lightning_fed.data.tabular.scaled.ScaledColumns` for ``standardize`` and
             ``impute``. Missing is what is empty, or ``?``, ``NA``, ``N/A``, ``NaN``, ``null``, ``None``; where it is a category,
             what is imputed is how often there is each.
@@ -42,25 +52,69 @@ class CSVFiles(ScaledColumns, TableData):
     def __init__(
         self,
         path: str,
-        target: str,
+        target: list[str] | str,
         input: list[str] | str | None = None,
         test_path: str | None = None,
         delimiter: str | None = None,
         categorical: list[str] | dict[str, list[str]] | None = None,
+        columns: list[str] | None = None,
+        task: Literal["multiclass", "binary", "regression", "survival"] = "multiclass",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.path = path
-        self.target = target
+        self.target = [target] if isinstance(target, str) else list(target)
+        self.columns = columns
+        self.problem = task
+        self.predicts_labels = task in ("multiclass", "binary")
+        wanted = {"regression": max(1, len(self.target)), "survival": 2}.get(task, 1)
+        require(
+            len(self.target) == wanted,
+            f"Got target={self.target} with task={task}: give {'event and time' if task == 'survival' else 'one column'}.",
+        )
+        require(
+            self.predicts_labels or self.classes is None,
+            f"Got classes={self.classes} with task={task}, which has none: leave them out.",
+        )
         self.input = [input] if isinstance(input, str) else input
         self.test_path = test_path
         self.delimiter = delimiter
         self.categorical: dict[str, list[str] | None]
         self.categorical = dict(categorical) if isinstance(categorical, dict) else dict.fromkeys(categorical or ())
         self.titles: list[str] = []
+        self._owners: NDArray[Any] | None = None  # whose each example is, where that is not the file
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are to partition by: classes, quarters, or events and none."""
+        return super().num_classes
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """How many outputs a network has: one per class, or per number; one risk, or yes."""
+        return {"multiclass": self.num_labels, "regression": len(self.target)}.get(self.problem, 1)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read and partition, once; print what is odd about clients that the data name."""
+        if self._data is not None:
+            return
+        super().setup(stage)
+        names, counts = self.client_names, self.label_counts()
+        if names is None:
+            return
+        column = repr(self.target[0])
+        odd = {f"training examples of one class alone in the column {column}": (counts > 0).sum(dim=1) == 1}
+        if self.problem == "survival":
+            odd = {f"no event in the column {column} among their training examples, of which they learn nothing": counts[:, 1] == 0}
+        elif self.problem == "regression":
+            odd = {}
+        odd |= {f"fewer training examples than a batch has ({self.batch_size})": counts.sum(dim=1) < self.batch_size}
+        for what, of_clients in odd.items():
+            if of_clients.any():
+                log.warning(f"{self.path}: the clients {', '.join(names[k] for k in of_clients.nonzero())} have {what}.")
 
     def read(self) -> Table:
-        files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv"))
+        files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv", ".parquet"))
         headers: list[Sequence[str]] = []
         lines, ends = [], [0]
         for file in files:
@@ -72,8 +126,12 @@ class CSVFiles(ScaledColumns, TableData):
             ends.append(len(lines))
         require(len(lines) > 0, f"{files[0]} has no line below its header.")
         columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
-        require(self.target in columns, f"{files[0]} has the columns {', '.join(header)}, but no target {self.target!r}.")
-        other_use = {self.target, self.split_column, self.partition.column if isinstance(self.partition, ByColumn) else None}
+        columns["file"] = np.repeat([file.stem for file in files], np.diff(ends))
+        absent = [name for name in self.target if name not in columns]
+        require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
+        owner = self.partition.column if isinstance(self.partition, ByColumn) else None
+        self._owners = columns.get(owner) if owner not in (None, "file") else None
+        other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
         require(not lacking, f"{files[0]} has the columns {', '.join(header)}, but no input {', '.join(lacking)}.")
@@ -85,16 +143,38 @@ class CSVFiles(ScaledColumns, TableData):
             titles, part = self._one_hot(name, columns[name], files) if name in self.categorical else ([name], None)
             parts.append(self._numbers(name, columns[name], files)[:, None] if part is None else part)
             self.titles += titles
-        inputs = np.concatenate(parts, axis=1)
-        columns["file"] = np.repeat([file.stem for file in files], np.diff(ends))
+        inputs = torch.from_numpy(np.concatenate(parts, axis=1))
+        targets = [columns.pop(name) for name in self.target]
         of_set = None if sets is None else np.repeat(sets, np.diff(ends))
-        return Table(torch.from_numpy(inputs), self._targets(columns.pop(self.target), files), columns, of_set)
+        if self.predicts_labels:
+            return Table(inputs, self._classes_of(targets[0], files), columns, of_set)
+        numbers = np.column_stack([self._quantities(*each, files) for each in zip(self.target, targets, strict=True)])
+        if self.problem == "survival":
+            self._refuse_times(numbers, targets, files)
+            labels, names = numbers[:, 0].astype(np.int64), ["no event", "event"]
+        else:
+            labels = np.searchsorted(np.quantile(numbers[:, 0], [0.25, 0.5, 0.75]), numbers[:, 0])
+            names = ["lowest quarter", "second quarter", "third quarter", "highest quarter"]
+        of_numbers = torch.from_numpy(numbers[:, 0] if numbers.shape[1] == 1 else numbers)
+        return Table({INPUT: inputs, TARGETS: of_numbers}, labels, columns, of_set, names)
+
+    def _read(self) -> Table:
+        table = super()._read()
+        if self.problem == "binary" and self.num_labels != 2:
+            found = ", ".join(map(repr, (self.class_names or range(self.num_labels))[:5]))
+            raise FederationError(
+                f"{self.path} has {self.num_labels} classes in the column {self.target[0]!r} ({found}), but task binary is of two: "
+                "name both (--data.init_args.classes), or choose another task."
+            )
+        return table
 
     def _lines(self, file: Path) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
-        return csv_table(file, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
+        if file.suffix.lower() == ".parquet":
+            return parquet_table(file)
+        return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
 
     def column_title(self, place: int) -> str:
-        return repr(self.titles[place])
+        return self.titles[place]
 
     def _missing(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.bool_]:
         """Of which examples a column says nothing."""
@@ -127,7 +207,15 @@ class CSVFiles(ScaledColumns, TableData):
         return [f"{name}={each}" for each in known], hot
 
     def _numbers(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
-        missing = self._missing(name, values, files)
+        return self._parsed(name, values, self._missing(name, values, files), files)
+
+    def _quantities(self, name: str, values: NDArray[Any], files: list[Path]) -> NDArray[np.float32]:
+        """Numbers that are to be predicted."""
+        missing = np.isin(np.char.lower(np.char.strip(values)), MISSING)
+        self._refuse_gaps(name, values, missing, files)
+        return self._parsed(name, values, missing, files)
+
+    def _parsed(self, name: str, values: NDArray[Any], missing: NDArray[np.bool_], files: list[Path]) -> NDArray[np.float32]:
         if missing.any():
             values = np.where(missing, "0", values)
         try:
@@ -137,31 +225,64 @@ class CSVFiles(ScaledColumns, TableData):
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
             bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
+        remedy = "" if name in self.target else ", or name the columns that are to be used with --data.init_args.input"
         raise FederationError(
-            f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it, "
-            "or name the columns that are to be used with --data.init_args.input."
+            f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
+            f"{remedy}."
         )
 
-    def _targets(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
-        bad = int(np.argmin(values != ""))
-        if values[bad] == "":
+    def _refuse_gaps(self, name: str, values: NDArray[Any], missing: NDArray[np.bool_], files: list[Path]) -> None:
+        """Refuse examples of which nobody knows what is to be predicted."""
+        if missing.any():
+            bad = int(np.argmax(missing))
+            what = repr(str(values[bad])) if values[bad] else "nothing"
             raise FederationError(
-                f"{self._place(bad, files)} has nothing in the column {self.target!r}, which is to be predicted: fill it in, "
-                "or take the line out."
+                f"{self._place(bad, files)} has {what} in the column {name!r}, which is to be predicted: fill it in, or "
+                "take the line out."
             )
+
+    def _refuse_times(self, numbers: NDArray[np.float32], values: list[NDArray[Any]], files: list[Path]) -> None:
+        """Refuse events that are neither 0 nor 1, and times below 0."""
+        good = (np.isin(numbers[:, 0], (0, 1)), "0 or 1"), (numbers[:, 1] >= 0, "a time from 0 on")
+        for name, of_column, (fine, expected) in zip(self.target, values, good, strict=True):
+            if not fine.all():
+                bad = int(np.argmin(fine))
+                raise FederationError(
+                    f"{self._place(bad, files)} has {str(of_column[bad])!r:.60} in the column {name!r}, expected {expected}."
+                )
+
+    def _classes_of(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
+        self._refuse_gaps(self.target[0], values, np.isin(values, ("", "?")), files)
         targets = values.astype(np.float64) if all(map(_is_number, values.tolist())) else values
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))
             raise FederationError(
-                f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {self.target!r}, which is not whole: give "
-                "classes, as names or numbers."
+                f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {self.target[0]!r}, which is not whole: "
+                "give classes, as names or numbers, or predict numbers (--data.init_args.task regression)."
             )
         return targets
 
     def _place(self, row: int, files: list[Path]) -> str:
-        """The file and the line of an example, which are looked up when there is an error."""
+        """The file and the line of an example, which are looked up when there is an error; and whose it is."""
         places = (where for file in files for where, _ in self._lines(file)[1])
-        return next(islice(places, row, None))
+        where = next(islice(places, row, None))
+        return where if self._owners is None else f"{where} of {str(self._owners[row])!r},"
+
+
+def parquet_table(file: Path) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
+    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
+    parquet = optional("pyarrow.parquet", "hub")
+    try:
+        table = parquet.read_table(file)
+    except (OSError, ValueError) as error:
+        raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
+    refuse_doubles(table.column_names, f"The header of {file}")
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return table.column_names, ((f"{file}, row {n},", [*map(_as_text, fields)]) for n, fields in enumerate(rows, start=1))
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else str(int(value) if isinstance(value, bool) else value)
 
 
 def _is_number(text: str) -> bool:

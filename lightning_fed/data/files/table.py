@@ -226,7 +226,8 @@ def numbered(targets: NDArray[Any]) -> tuple[NDArray[np.int64], list[str] | None
     if np.issubdtype(found.dtype, np.integer) and not plain and len(found) > max(FEW, min(MANY, len(targets) / 4)):
         raise FederationError(
             f"The targets of {len(targets)} examples are {len(found)} different numbers such as {found[-1]}, which looks like a "
-            "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes."
+            "quantity: if they are classes, number them from 0 without gaps, or name them in data.init_args.classes; tables of "
+            "numbers predict quantities with data.init_args.task regression."
         )
     return labels.astype(np.int64), None if plain else [str(name) for name in found.tolist()]
 

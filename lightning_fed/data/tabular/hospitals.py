@@ -202,6 +202,7 @@ class TCGABRCA(Hospitals):
 
     def __init__(self, root: str, standardize: Scope = "none", **kwargs: Any) -> None:
         super().__init__(root, standardize, **kwargs)
+        self._features: list[str] = []  # what the columns are called
 
     def load(self) -> Pools:
         """The patients, with event and time."""
@@ -228,7 +229,11 @@ class TCGABRCA(Hospitals):
         )
         patients, (test, sites) = np.array(numbers, dtype=np.float32), np.array(given).T
         targets = patients[:, -2:]
+        self._features = features
         return self.pools(patients[:, :-2], targets[:, 0] > 0, sites, test.astype(bool), **{TARGETS: targets})
+
+    def column_title(self, place: int) -> str:
+        return self._features[place]
 
 
 def number_of(field: str, where: str, column: str) -> float:

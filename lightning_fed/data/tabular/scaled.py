@@ -33,17 +33,25 @@ class ScaledColumns(FederatedDataModule):
         standardize: whose training rows: each ``client``'s own, those of ``all``, which a client of a real federation does not see,
             or ``none``. With ``client`` the pooled data, which the server tests on and centralised methods train on, are
             standardised over everybody's rows, as FLamby has them.
+        standardized: the columns that are, by their names; None: all.
         impute: what a missing number becomes: the ``mean`` or the ``median`` of its column over the same training rows, over
             everybody's where the client has none or nothing is standardised. ``none``: missing numbers are refused.
         **kwargs: see :class:`FederatedDataModule`.
     """
 
-    def __init__(self, standardize: Scope = "none", impute: Impute = "none", **kwargs: Any) -> None:
+    def __init__(
+        self, standardize: Scope = "none", impute: Impute = "none", standardized: list[str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         for name, value, known in (("standardize", standardize, get_args(Scope)), ("impute", impute, get_args(Impute))):
             require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
         self.standardize: Scope = standardize
         self.impute: Impute = impute
+        require(
+            standardized is None or standardize != "none",
+            f"Got standardized={standardized} with standardize=none: set standardize to client or all, or leave it out.",
+        )
+        self.standardized = standardized
         self._of_all: Inputs | None = None  # the pooled data's, where they are not the clients'
 
     def prepare(self, inputs: Inputs, splits: Sequence[Split]) -> Inputs:
@@ -76,20 +84,28 @@ class ScaledColumns(FederatedDataModule):
         """Rows by what training rows say; everybody's say what a client's do not."""
         if self.impute != "none":
             usual = torch.where(self._usual(train).isnan(), self._usual(everybody), self._usual(train))
-            lacking = [self.column_title(place) for place in usual.isnan().nonzero().flatten().tolist()]
+            lacking = [repr(self.column_title(place)) for place in usual.isnan().nonzero().flatten().tolist()]
             require(not lacking, f"No training row has a number in the column {', '.join(lacking[:1])}: leave it out.")
             rows, train = (torch.where(part.isnan(), usual, part) for part in (rows, train))
         if self.standardize == "none":
             return rows
         deviation = train.std(dim=0) if len(train) > 1 else torch.zeros(train.shape[1])
-        return (rows - train.mean(dim=0)) / torch.where(deviation > 0, deviation + EPSILON, 1.0)
+        scaled = (rows - train.mean(dim=0)) / torch.where(deviation > 0, deviation + EPSILON, 1.0)
+        return scaled if self.standardized is None else torch.where(self._chosen(self.standardized, rows.shape[1]), scaled, rows)
+
+    def _chosen(self, names: list[str], columns: int) -> Tensor:
+        """Which columns are standardised."""
+        titles = [self.column_title(place) for place in range(columns)]
+        lacking = [name for name in names if name not in titles]
+        require(not lacking, f"Got standardized={names}, but the columns are {', '.join(titles)}: name some of these.")
+        return torch.tensor([title in names for title in titles])
 
     def _usual(self, rows: Tensor) -> Tensor:
         """The mean or median of each column without what is missing; NaN where all is."""
         return rows.nanmean(dim=0) if self.impute == "mean" else rows.nanquantile(0.5, dim=0)
 
     def column_title(self, place: int) -> str:
-        """What a column of the inputs is called, for errors. Default: its number."""
+        """What a column of the inputs is called. Default: its number."""
         return str(place)
 
 

@@ -1,4 +1,7 @@
-"""A block of a report for clients that have names: sites, or those of a natural partition."""
+"""Blocks of a report for clients that have names (sites, or those of a natural partition), and for each one's model elsewhere."""
+
+from collections.abc import Mapping
+from functools import partial
 
 import pandas as pd
 
@@ -11,6 +14,9 @@ from lightning_fed.experiments.report.views import measure_of
 MOST_CLIENTS = 30
 """More of them are a picture."""
 
+EVERYBODY = -1
+"""What ``cross.csv`` has in the place of a client's number where everybody's data are tested on."""
+
 
 def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout]:
     """What each client came to with each method, as last measured. None where clients have no names, or where they are many.
@@ -19,23 +25,70 @@ def clients_tables(comparison: Comparison, clients: pd.DataFrame) -> list[Layout
         comparison: of a setting.
         clients: as :func:`.load_clients` gives them.
     """
-    [metric, *others], column = dict.fromkeys(comparison.metrics.values()), ""
-    if metric.startswith("after/test_") and not others:
-        column = f"test/{measure_of(metric)}"
+    column = measured(comparison)
     if not {"name", column} <= set(clients.columns):
         return []
     known = clients.merge(comparison.runs[list(KEY)], on=list(KEY)).dropna(subset=["name"])
-    names = [str(name) for name in known["name"].unique()]
+    known["name"] = known["name"].astype(str)
+    names = list(known["name"].unique())
     if not 0 < len(names) <= MOST_CLIENTS:
         return []
-    values = {key: group[column] * comparison.scale for key, group in known.groupby([known["name"].astype(str), "method"])}
-    tests = known.groupby(known["name"].astype(str))["test"].mean()
-    columns = [Column("test examples", lambda name: Entry(f"{tests[name]:.0f}"))]
-    columns += [_of_method(method, values) for method in comparison.methods]
-    title = ", ".join(filter(None, (comparison.setting, "each client")))
-    note = f"test/{measure_of(metric)} of each client when last measured: mean ± standard deviation over runs."
-    return [Layout.of(title, {name: Entry(name) for name in names}, columns, [note])]
+    sizes = {f"{part} examples": known.groupby("name")[part].mean() for part in ("train", "test") if part in known}
+    columns = [Column(title, partial(_count, of)) for title, of in sizes.items()]
+    for method in comparison.methods:
+        own = known[known["method"] == method].groupby("name")[column]
+        columns.append(_column(comparison, method, {str(name): values for name, values in own}))
+    note = f"{column} of each client when last measured: mean ± standard deviation over runs."
+    return [Layout.of(_titled(comparison, "each client"), {name: Entry(name) for name in names}, columns, [note])]
 
 
-def _of_method(method: str, values: dict[tuple[str, str], pd.Series]) -> Column:
-    return Column(method, lambda name: Entry(spread(values.get((name, method), pd.Series(dtype=float)))))
+def cross_tables(comparison: Comparison, crossed: pd.DataFrame) -> list[Layout]:
+    """What the model of each client (row) came to on the data of each (column): a table for each method whose clients have models
+    of their own. None where no run has kept it, or where clients are many.
+
+    Args:
+        comparison: of a setting.
+        crossed: as :func:`.load_crossed` gives it.
+    """
+    column, tables = measured(comparison), list[Layout]()
+    if not {"trained", column} <= set(crossed.columns):
+        return []
+    known = crossed.merge(comparison.runs[list(KEY)], on=list(KEY))
+    for method in comparison.methods:
+        own = known[known["method"] == method]
+        alike = own.groupby([*KEY, "tested"])[column].nunique().max() < 2
+        names = dict(own[["trained", "name"]].drop_duplicates("trained").astype({"name": str}).to_numpy())
+        if alike or not 0 < len(names) <= MOST_CLIENTS:
+            continue
+        tested = {f"on {name}": client for client, name in names.items()} | {"on everybody's": EVERYBODY}
+        columns = []
+        for title, client in tested.items():
+            rows = own[own["tested"] == client].groupby("trained")[column]
+            columns.append(_column(comparison, title, {names[trained]: values for trained, values in rows}))
+        note = f"{column} after the last round: mean ± standard deviation over runs."
+        title = _titled(comparison, f"{method}: each client's model on each one's data")
+        tables.append(Layout.of(title, {name: Entry(f"trained on {name}") for name in names.values()}, columns, [note]))
+    return tables
+
+
+def measured(comparison: Comparison) -> str:
+    """The column of ``clients.csv`` that a comparison is about; empty if it is about something else."""
+    [metric, *others] = dict.fromkeys(comparison.metrics.values())
+    return f"test/{measure_of(metric)}" if metric.startswith("after/test_") and not others else ""
+
+
+def _titled(comparison: Comparison, what: str) -> str:
+    return ", ".join(filter(None, (comparison.setting, what)))
+
+
+def _count(of: pd.Series, name: str) -> Entry:
+    return Entry(f"{of[name]:.0f}")
+
+
+def _column(comparison: Comparison, title: str, of: Mapping[str, pd.Series]) -> Column:
+    """A column of values by the row's name."""
+
+    def entry(name: str) -> Entry:
+        return Entry(spread(of.get(name, pd.Series(dtype=float)) * comparison.scale, comparison.digits))
+
+    return Column(title, entry)

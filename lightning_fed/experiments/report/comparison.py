@@ -55,6 +55,11 @@ class Comparison:
         """What numbers are multiplied by: 100 where all are accuracies."""
         return 100.0 if all(map(in_percent, self.metrics.values())) else 1.0
 
+    @property
+    def digits(self) -> int:
+        """Behind the point of a number: as many make a difference of percent or of thousandths."""
+        return 2 if self.scale == 100.0 else 3
+
     @cached_property
     def measures(self) -> dict[str, str]:
         """What is shown of each run: columns of :attr:`runs`, and how they are called. The first is what is compared."""

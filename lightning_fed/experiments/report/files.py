@@ -69,6 +69,14 @@ def read_clients(run: Path) -> pd.DataFrame:
     return read_table(run / "clients.csv", CLIENTS, texts=["name"])
 
 
+def read_crossed(run: Path) -> pd.DataFrame:
+    """``cross.csv``, a row per client that trained and client that was tested on, with the name of the first."""
+    table = read_table(run / "cross.csv", ("trained", "tested"))
+    clients = read_clients(run)
+    names = clients["name"] if "name" in clients else "client " + clients["client"].astype(str)
+    return table.assign(name=table["trained"].map(dict(zip(clients["client"], names, strict=True))))
+
+
 def read_commands(sweep: Path) -> list[str]:
     """The commands of ``cells.csv``, with which the runs of a sweep were played; none if it has no such file."""
     path = sweep / "cells.csv"

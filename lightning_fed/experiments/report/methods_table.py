@@ -63,7 +63,7 @@ def _measure_column(comparison: Comparison, measure: str) -> Column:
     best = set[str]() if comparison.mixed else best_group(values, comparison.lower)
     unit = " (%)" if comparison.scale == 100.0 else ""
     name = f"{comparison.measures[measure]}{unit}"
-    return Column(name, lambda method: Entry(spread(values[method] * comparison.scale), method in best))
+    return Column(name, lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits), method in best))
 
 
 def _cost_column(comparison: Comparison, name: str, cost: Callable[[pd.DataFrame], str]) -> Column:
@@ -78,7 +78,7 @@ def _difference_column(comparison: Comparison, apart: Mapping[str, Estimate]) ->
         own, shared = len(comparison.methods[method]), one.partitions * one.seeds
         left_out = f"Over the {one.partitions} partitions × {one.seeds} training seeds of which all runs are there."
         note = left_out if 0 < shared < own and comparison.crossed else ""
-        return Entry(difference_text(one, comparison.scale), note=note)
+        return Entry(difference_text(one, comparison.scale, comparison.digits), note=note)
 
     return Column(f"{comparison.compared.replace('_', ' ')}, minus {comparison.baseline}", entry)
 
@@ -168,21 +168,21 @@ def reached(values: pd.Series, write: Callable[[float], str]) -> str:
     return said if len(known) == len(values) else f"{said} (in {len(known)} of {len(values)})"
 
 
-def spread(values: pd.Series) -> str:
+def spread(values: pd.Series, digits: int = 2) -> str:
     """Mean ± standard deviation; of one value the value."""
     known = values.dropna()
     if known.empty:
         return "–"
-    return f"{known.mean():.2f}" + (f" ± {known.std(ddof=1):.2f}" if len(known) > 1 else "")
+    return f"{known.mean():.{digits}f}" + (f" ± {known.std(ddof=1):.{digits}f}" if len(known) > 1 else "")
 
 
-def difference_text(apart: Estimate, scale: float) -> str:
+def difference_text(apart: Estimate, scale: float, digits: int = 2) -> str:
     """A difference, its interval, and whether it is one."""
     if isnan(apart.mean):
         return "no seed in common"
-    said = f"{apart.mean * scale:+.2f}"
+    said = f"{apart.mean * scale:+.{digits}f}"
     if not isnan(apart.error):
-        said += f" ± {apart.half_width * scale:.2f}"
+        said += f" ± {apart.half_width * scale:.{digits}f}"
         said += "" if apart.separated else ", not separated"
     return said.replace("-", "−")
 

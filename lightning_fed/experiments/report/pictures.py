@@ -37,6 +37,9 @@ AXES = {
 """What accuracy is drawn over: the column, how the axis is called, its unit."""
 
 
+MOST_NAMED = 30
+"""So many clients have a row each in a picture."""
+
 Ends = Mapping[tuple[str, str], float]
 """What a table reports of each setting and method."""
 
@@ -60,6 +63,8 @@ def pictures(rounds: pd.DataFrame, clients: pd.DataFrame, metric: str, ends: End
     if metric.startswith("after/test_") and column in clients:
         for setting, group in clients.groupby("setting", sort=False, dropna=False):
             yield f"clients{f'-{setting}' if setting else ''}", boxes(group, column, styles)
+            if "name" in group and 0 < group["name"].nunique() <= MOST_NAMED:
+                yield f"sites{f'-{setting}' if setting else ''}", sites(group, column, styles)
 
 
 Style = tuple[str, str]
@@ -146,6 +151,33 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(xlabel=f"{_called(column, percent)} of each client")
+        return figure
+
+
+def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
+    """Clients that have names as rows, largest first, with their training examples: of each method the mean over runs as a dot, and
+    a line of one standard deviation to both sides.
+
+    Args:
+        clients: of one setting.
+        column: what to draw.
+        styles: colour of each method.
+    """
+    percent = column.endswith("accuracy")
+    sizes = clients.groupby("name")["train" if "train" in clients else "test"].mean().sort_values(ascending=False, kind="stable")
+    methods = list(clients["method"].unique())
+    with rc_context(STYLE):
+        figure, axes = _new(0.7 + (0.14 + 0.06 * len(methods)) * len(sizes) + 0.12 * -(-len(methods) // 3))
+        for place, method in enumerate(methods):
+            own = clients[clients["method"] == method].groupby("name")[column]
+            mean, std = ((of * (100 if percent else 1)).reindex(sizes.index) for of in (own.mean(), own.std(ddof=1)))
+            rows = [row + 0.7 * ((place + 0.5) / len(methods) - 0.5) for row in range(len(sizes))]
+            axes.errorbar(mean, rows, xerr=std.fillna(0), fmt="o", color=styles[str(method)][0], label=str(method), linewidth=0.8)
+        axes.set_yticks(range(len(sizes)), [f"{name} ({size:.0f})" for name, size in sizes.items()])
+        axes.set_ylim(len(sizes) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=_called(column, percent))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handlelength=1.0, columnspacing=0.8)
         return figure
 
 

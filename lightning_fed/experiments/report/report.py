@@ -10,14 +10,14 @@ import pandas as pd
 from rich.console import Console
 
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.report.clients_table import clients_tables
+from lightning_fed.experiments.report.clients_table import clients_tables, cross_tables
 from lightning_fed.experiments.report.comparison import Comparison, comparisons, unfinished
 from lightning_fed.experiments.report.files import read_commands
 from lightning_fed.experiments.report.folders import run_folders
 from lightning_fed.experiments.report.layout import Layout
 from lightning_fed.experiments.report.methods_table import methods_table
 from lightning_fed.experiments.report.page import page
-from lightning_fed.experiments.report.runs import KEY, load_clients, load_rounds, load_runs
+from lightning_fed.experiments.report.runs import KEY, load_clients, load_crossed, load_rounds, load_runs
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
 from lightning_fed.experiments.report.views import View, measure_of, stage_of
@@ -121,10 +121,12 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     runs = load_runs(*folders, metric=options.metric, target=options.target, vary=vary, at=options.at, equal=options.equal)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
-    compared, clients = comparisons(runs, options), load_clients(*folders, vary=vary)
+    compared = comparisons(runs, options)
+    clients, crossed = (load(*folders, vary=vary) for load in (load_clients, load_crossed))
     tables = list[Layout]()
     for one in compared:
-        tables += [methods_table(one, published), *seed_tables(one), *clients_tables(one, clients)]
+        tables += [methods_table(one, published), *seed_tables(one)]
+        tables += [*clients_tables(one, clients), *cross_tables(one, crossed)]
     tried = list[Trial]()
     for root, sweep in sweeps.items():
         of_sweep = trials(sweep, root)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.renames import METRICS, hint
-from lightning_fed.experiments.report.files import read_clients, read_rounds
+from lightning_fed.experiments.report.files import read_clients, read_crossed, read_rounds
 from lightning_fed.experiments.report.folders import RunFolder, run_folders
 from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_better, measure_of, measured_in, stage_of, up_to
 
@@ -84,6 +84,13 @@ def load_rounds(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFram
 def load_clients(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
     """A row per run and client as last measured: ``method``, ``setting``, ``partition``, ``seed``, and all of ``clients.csv``."""
     return _stacked([run for run in run_folders(folders, vary) if (run.path / "clients.csv").is_file()], read_clients)
+
+
+def load_crossed(*folders: Path | str, vary: Collection[str] = ()) -> pd.DataFrame:
+    """A row per run, client that trained and client that was tested on: ``method``, ``setting``, ``partition``, ``seed``, all of
+    ``cross.csv``, and the ``name`` of the client that trained.
+    """
+    return _stacked([run for run in run_folders(folders, vary) if (run.path / "cross.csv").is_file()], read_crossed)
 
 
 def metrics_of(runs: Sequence[RunFolder], metric: str | None) -> list[str]:

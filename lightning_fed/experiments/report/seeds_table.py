@@ -44,7 +44,13 @@ def _rows(comparison: Comparison, measure: str) -> list[list[Entry]]:
         cells = comparison.cells(measure, method, comparison.baseline)
         if len(cells) > 1:
             shares = _shares(components(cells)) if _has_shares(comparison) else []
-            row = [method, difference_text(apart, comparison.scale), *shares, f"{flips(cells)} of {len(cells)}", _needed(cells)]
+            row = [
+                method,
+                difference_text(apart, comparison.scale, comparison.digits),
+                *shares,
+                f"{flips(cells)} of {len(cells)}",
+                _needed(cells),
+            ]
             rows.append(list(map(Entry, row)))
     return rows
 

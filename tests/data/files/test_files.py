@@ -90,10 +90,8 @@ def test_files_that_are_missing_or_differ_are_refused() -> None:
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet", ".arrow"])
 def test_files_of_other_kinds_say_what_reads_them(ending: str) -> None:
     Path(f"t{ending}").write_text('{"text": "the dog", "label": "a"}\n')
-    for make in (
-        lambda: CSVFiles(f"t{ending}", target="label").setup(),
-        lambda: TextFiles(f"t{ending}", ["a", "b"], tokenizer="none").examples(),
-    ):
+    of_numbers = [] if ending == ".parquet" else [lambda: CSVFiles(f"t{ending}", target="label").setup()]  # which read that
+    for make in (*of_numbers, lambda: TextFiles(f"t{ending}", ["a", "b"], tokenizer="none").examples()):
         with pytest.raises(FederationError, match=rf"t{ending} is no CSV, by its name: HFDataset reads such files"):
             make()
 

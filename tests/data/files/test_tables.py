@@ -58,6 +58,13 @@ def test_each_clients_own_scale_and_gaps() -> None:
     )
 
 
+def test_some_columns_are_standardised() -> None:
+    write()
+    own = rows(table(standardize="all", standardized=["age"]), 0, 0)
+    assert torch.equal(own[:, 1:], rows(table(), 0, 0)[:, 1:])
+    assert torch.equal(own[:, 0], rows(table(standardize="all"), 0, 0)[:, 0])
+
+
 def test_what_is_tested_on_says_nothing_about_a_scale() -> None:
     write()
     before = rows(table(standardize="all"), 0, 0)
@@ -84,6 +91,24 @@ def test_categories_that_are_named_are_the_same_everywhere() -> None:
         ({"categorical": ["pain"], "input": ["age"]}, r"Got categorical=\['pain'\], but the inputs are age"),
         ({"impute": "zero"}, "Got impute='zero': give one of mean, median, none"),
         ({"standardize": "site"}, "Got standardize='site': give one of client, all, none"),
+        ({"standardize": "all", "standardized": ["weight"]}, r"Got standardized=\['weight'\], but the columns are age, pain=1"),
+        ({"standardized": ["age"]}, r"Got standardized=\['age'\] with standardize=none"),
+        ({"target": "age", "task": "binary", "input": ["pain"]}, "sites has 6 classes in the column 'age'.*task binary is of two"),
+        (
+            {"target": "pressure", "task": "regression", "input": ["pain"]},
+            r"line 3, has '\?' in the column 'pressure', which is to be",
+        ),
+        (
+            {"target": "sick", "task": "regression"},
+            "north.csv, line 2, has 'no' in the column 'sick', which is not a number: correct it",
+        ),
+        ({"target": "sick", "task": "survival"}, r"Got target=\['sick'\] with task=survival: give event and time"),
+        ({"target": ["died", "age"], "task": "survival"}, "but no target 'died'"),
+        (
+            {"target": ["age", "pressure"], "task": "survival", "input": ["pain"]},
+            r"line 3, has '\?' in the column 'pressure', which is to be predicted",
+        ),
+        ({"classes": ["no"], "task": "regression"}, "Got classes=.* with task=regression, which has none"),
     ],
 )
 def test_bad_input_gets_a_line_with_file_and_column(options: dict[str, Any], message: str) -> None:
@@ -102,3 +127,98 @@ def test_what_is_neither_missing_nor_a_number_is_refused_though_gaps_are_imputed
     write(north=["30,1,?,no,train", "50,2,low,yes,train", "40,1,140,no,test"])
     with pytest.raises(FederationError, match=r"north.csv, line 3, has 'low' in the column 'pressure'"):
         table().setup()
+
+
+def survivors(**options: Any) -> CSVFiles:
+    """Three patients each of two hospitals, in one file, of whom nobody of the second has died."""
+    lines = [
+        "hospital,age,died,days",
+        "north,30,1,5",
+        "north,40,0,7",
+        "north,50,1,2",
+        "south,60,0,9",
+        "south,70,0,9",
+        "south,80,0,4",
+    ]
+    Path("all.csv").write_text("\n".join(lines))
+    given: dict[str, Any] = {
+        "target": ["died", "days"],
+        "task": "survival",
+        "client": "hospital",
+        "val_share": 0,
+        "test_share": 0.34,
+    }
+    return CSVFiles("all.csv", **given | options)
+
+
+def test_event_and_time_are_predicted_and_partitioned_by_the_event(caplog: pytest.LogCaptureFixture) -> None:
+    data = survivors()
+    inputs, targets = data.client(0).data[torch.arange(6)]
+    assert isinstance(inputs, Tensor)
+    assert inputs.tolist() == [[30], [40], [50], [60], [70], [80]]
+    assert targets.tolist() == [[1, 5], [0, 7], [1, 2], [0, 9], [0, 9], [0, 4]]
+    assert (data.num_classes, data.num_labels, data.problem) == (1, 2, "survival")
+    assert data.label_counts()[1].tolist() == [2, 0]
+    assert data.majority_accuracy() is None
+    assert "all.csv: the clients south have no event in the column 'died'" in caplog.text
+    assert "all.csv: the clients north, south have fewer training examples than a batch has (64)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("south,70,0,-9", "has '-9' in the column 'days', expected a time from 0 on"),
+        ("south,70,2,9", "has '2' in the column 'died', expected 0 or 1"),
+        ("south,70,NA,9", "has 'NA' in the column 'died', which is to be predicted"),
+    ],
+)
+def test_an_odd_event_or_time_is_named_with_its_site(line: str, message: str) -> None:
+    data = survivors()
+    Path("all.csv").write_text(Path("all.csv").read_text().replace("south,70,0,9", line))
+    with pytest.raises(FederationError, match=f"all.csv, line 6, of 'south', {message}"):
+        data.setup()
+
+
+def test_numbers_are_predicted_and_partitioned_by_quarters() -> None:
+    write()
+    data = table(target="age", task="regression", input=["pain"], categorical=None)
+    _, targets = data.client(0).data[torch.arange(4)]
+    assert targets.tolist() == [30, 50, 60, 70]  # those that are trained on come first
+    assert (data.num_classes, data.num_labels, data.predicts_labels) == (1, 4, False)
+    both = table(target=["age", "pain"], task="regression", input=["pressure"], categorical=None, impute="mean")
+    with pytest.raises(FederationError, match=r"south.csv, line 4, has '\?' in the column 'pain', which is to be predicted"):
+        both.setup()
+
+
+def test_yes_or_no_has_one_output_and_two_labels(caplog: pytest.LogCaptureFixture) -> None:
+    write(south=["60,3,,yes,train", "70,1,200,yes,train", "90,1,NA,yes,test"])
+    data = table(task="binary", batch_size=2)
+    assert (data.num_classes, data.num_labels, data.class_names) == (1, 2, ["no", "yes"])
+    assert caplog.messages == ["sites: the clients south have training examples of one class alone in the column 'sick'."] * (
+        len(caplog.messages)
+    )
+    assert data.label_counts().tolist() == [[1, 1], [0, 2]]
+
+
+def test_files_without_a_header_and_of_parquet_are_read_alike() -> None:
+    write()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    names = ["age", "pain", "pressure", "sick", "set"]
+    expected = table().client(0).data.images
+    for folder in ("bare", "packed"):
+        Path(folder).mkdir()
+    for name, lines in LINES.items():
+        Path(f"bare/{name}.csv").write_text("\n".join(lines) + "\n")
+        values = zip(*(line.split(",") for line in lines), strict=True)
+        columns = {title: [None if value == "" else value for value in column] for title, column in zip(names, values, strict=True)}
+        columns["age"] = [int(age) for age in columns["age"] if age is not None]  # type: ignore[misc]
+        parquet.write_table(arrow.table(columns), f"packed/{name}.parquet")
+    given: dict[str, Any] = {"target": "sick", "client": "file", "split_column": "set", "categorical": ["pain"], "impute": "mean"}
+    bare = CSVFiles("bare", columns=names, val_share=0.0, **given)
+    packed = CSVFiles("packed", val_share=0.0, **given)
+    assert torch.equal(bare.client(0).data.images, expected)  # type: ignore[arg-type]
+    assert torch.equal(packed.client(0).data.images, expected)  # type: ignore[arg-type]
+    Path("packed/north.parquet").write_text("age,pain")
+    with pytest.raises(FederationError, match=r"north.parquet cannot be read as Parquet"):
+        CSVFiles("packed", **given).setup()
