@@ -266,7 +266,7 @@ def test_every_method_learns_more_than_classes_or_says_why_not(name: str, proble
         options["masked"] = False
     federation = fit(new_method(name, **options), data, rounds=1)
     monitor = {"multilabel": "f1", "regression": "rmse"}[problem]
-    adapted = "adapted_" if name == "PerFedAvgLoRA" else ""
+    adapted = "adapted_" if issubclass(method, lightning_fed.methods.PerFedAvg) else ""
     assert federation.run.metric == f"{adapted}{monitor}"
     assert federation.run.model.higher_is_better == (problem == "multilabel")
     row = federation.run.history[-1]
