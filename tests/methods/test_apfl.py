@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
     at_global = torch.autograd.grad(cross_entropy(module.backbone(batch[0]), batch[1]), list(w.values()))
     module.joint_loss(batch).backward()
     for (name, parameter), expected in zip(w.items(), at_global, strict=True):
-        assert torch.equal(parameter.grad, expected)  # type: ignore[arg-type]
+        assert torch.equal(parameter.grad, expected)
         torch.testing.assert_close(v[name].grad, 0.3 * at_mixture[name])
     along = sum(((v[name] - w[name]) * grad).sum() for name, grad in at_mixture.items())
     torch.testing.assert_close(module.alpha.grad, along)
