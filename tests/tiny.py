@@ -96,6 +96,7 @@ ON_TINY_DATA: dict[str, dict[str, Any]] = {
     "FedDF": {"distill_steps": 3, "distill_batch_size": 8},
     "FedET": {"distill_steps": 3, "distill_batch_size": 8},
     "PFedGate": {"input_shape": (3, 4, 4)},
+    "PerFedAvg": {"steps": 3},
 }
 """What methods are told whose defaults are for larger data."""
 

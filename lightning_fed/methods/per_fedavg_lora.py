@@ -1,143 +1,35 @@
-"""Per-FedAvg (Fallah et al., NeurIPS 2020, https://arxiv.org/abs/2002.07948) on a LoRA adapter, as PF2LoRA compares with."""
+"""Per-FedAvg on a LoRA adapter, as PF2LoRA compares with."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-
-from lightning_fed.core import State
-from lightning_fed.methods.families.lora import LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.methods.per_fedavg import PerFedAvg
 from lightning_fed.models.transformer import TransformerFactory
-from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
-class PerFedAvgLoRA(LoRAModule):
-    r"""A common adapter from which one gradient step leads to a good personal one (MAML).
+class PerFedAvgLoRA(PerFedAvg, LoRAModule):
+    r"""A common adapter from which one gradient step leads to a good personal one: :class:`.PerFedAvg` with LoRA's defaults.
 
-    The objective is :math:`\min_x \frac{1}{M} \sum_k f_k(x - \alpha \nabla f_k(x))`. A step of a client has independent batches
-    :math:`D, D', D''`:
-
-    1. :math:`\tilde x = x - \alpha \nabla F(x; D)`.
-    2. :math:`G = [I - \alpha \nabla^2 F(x; D'')]\, \nabla F(\tilde x; D')`.
-    3. AdamW steps x along G.
-
-    The adapter and the head are averaged with equal weights. Nothing is private between rounds but AdamW's moments. Monitored: the
-    adapted model, one step of rate :math:`\alpha` on a batch of the client's own training data (``adapted_accuracy``); the model as
-    it was sent is reported too (``accuracy``). PF2LoRA's paper does not say which of them it reports.
+    The adapter and the head are averaged with equal weights; AdamW steps them along G. Nothing is private between rounds but its
+    moments. Monitored: the adapted model (``adapted_accuracy``); the model as it was sent is reported too (``accuracy``). PF2LoRA's
+    paper does not say which of them it reports.
 
     Args:
         backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` with
             ``hessian: exact``.
         num_classes: number of classes; None: as many as the data have.
         adaptation_lr: :math:`\alpha`. PF2LoRA's paper: 1e-3 for most of GLUE, 1e-2 for CoLA.
-        hessian: ``exact`` differentiates through step 1; ``finite_difference`` (Hessian-free): :math:`G = g - \alpha (\nabla F(x +
-            \delta g; D'') - \nabla F(x - \delta g; D'')) / 2 \delta` with :math:`g = \nabla F(\tilde x; D')`; ``first_order``: G
-            is g.
-        delta: :math:`\delta` of finite differences.
-        batches: 2, with D'' = D, or 3.
-        **kwargs: see :class:`.LoRAModule`; ``gradient_clip`` limits G. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
+        steps: optimizer steps per round; None: ``epochs`` epochs.
+        **kwargs: see :class:`.PerFedAvg` and :class:`.LoRAModule`. PF2LoRA's paper: AdamW, lr 1e-3 or 2e-3.
     """
-
-    scales_gradients = False
 
     def __init__(
         self,
         backbone: TransformerFactory,
         num_classes: PositiveInt | None = None,
         adaptation_lr: NonNegativeFloat = 1e-3,
-        hessian: Literal["exact", "finite_difference", "first_order"] = "exact",
-        delta: PositiveFloat = 1e-3,
-        batches: Literal[2, 3] = 2,
+        steps: NonNegativeInt | None = 10,
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, num_classes, **kwargs)
-        self.adaptation_lr = adaptation_lr
-        self.hessian = hessian
-        self.delta = delta
-        self.batches_per_step = batches
-        self._values: State = {}  # of the adapted model that is measured
-
-    def choose_monitor(self) -> str:
-        """That of the adapted model."""
-        return f"adapted_{super().choose_monitor()}"
-
-    def attach(self) -> None:
-        """The adapter, on a network that can be differentiated as often as needed."""
-        super().attach()
-        if self.hessian == "exact":
-            attend_with_second_derivatives(self.backbone)
-
-    def compute_gradients(self, batch: Any) -> Tensor:
-        """Set G; returns the loss of the adapted model."""
-        support, query, curvature = (*batch, batch[0])[:3]
-        point = self.learnable()
-        exact = self.hessian == "exact"
-        chained = exact and curvature is support
-        adapted = self.adapted(point, support, graph=chained)
-        loss = self.loss_at(adapted, query)
-        grads = gradients(loss, (point if chained else adapted).values())
-        if self.hessian == "finite_difference" or (exact and not chained):
-            if exact:
-                product = self.gradient_product(point, grads, curvature)
-            else:
-                product = self.gradient_difference(point, grads, self.delta, curvature)
-            grads = [g - self.adaptation_lr * h for g, h in zip(grads, product, strict=True)]
-        for parameter, grad in zip(self.trainable(), grads, strict=True):
-            parameter.grad = grad.detach()
-        return loss.detach()
-
-    def learnable(self) -> State:
-        """X by name, apart from the parameters themselves."""
-        shared = self.shared_names()
-        return {name: p.detach().requires_grad_() for name, p in self.named_parameters() if name in shared}
-
-    def adapted(self, point: State, batch: Any, graph: bool = False) -> State:
-        """One step of gradient descent from a point."""
-        grads = gradients(self.loss_at(point, batch), point.values(), graph)
-        stepped = {name: x - self.adaptation_lr * g for (name, x), g in zip(point.items(), grads, strict=True)}
-        return stepped if graph else {name: tensor.detach().requires_grad_() for name, tensor in stepped.items()}
-
-    # ------------------------------------------------------------------------------------------------------------ measuring
-
-    def configure_metrics(self) -> MetricCollection:
-        """Of the model as it was sent, and adapted."""
-        plain = super().configure_metrics()
-        both: dict[str, Metric | MetricCollection] = {
-            f"{prefix}{name}": metric.clone() for prefix in ("", "adapted_") for name, metric in plain.items()
-        }
-        return MetricCollection(both, compute_groups=False)
-
-    def on_validation_start(self) -> None:
-        self._adapt()
-
-    def on_test_start(self) -> None:
-        self._adapt()
-
-    def _adapt(self) -> None:
-        """One step on the first batch of the client's training data, in a random order."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        with torch.inference_mode(False), torch.enable_grad():
-            batch = self.trainer.strategy.batch_to_device(next(iter(data.train_dataloader())))
-            self._values = self.adapted(self.learnable(), data.on_after_batch_transfer(batch, 0))
-
-    def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
-        """Take a batch into both kinds of metrics."""
-        inputs, targets = self.unpack(batch)
-        for prefix, values in (("", {}), ("adapted_", self._values)):
-            with self._holding(values):
-                measured = [m for name, m in metrics.items(keep_base=True) if name.startswith("adapted_") == bool(prefix)]
-                seen = self.task.measured(self(inputs), targets) if measured else ()
-                for metric in measured:
-                    metric.update(*seen)
-                self.answers.add(self.predictor, inputs, targets, prefix)
-
-    @contextmanager
-    def _holding(self, values: State) -> Iterator[None]:
-        """With other values for some parameters."""
-        own = {name: p.detach().clone() for name, p in self.named_parameters() if name in values}
-        self.load_state_dict(values, strict=False)
-        yield
-        self.load_state_dict(own, strict=False)
+        super().__init__(backbone, num_classes, adaptation_lr, steps=steps, **kwargs)

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import PRIVATE_SHARE, State
-from lightning_fed.methods.families.lora import CLIENT, LoRAModule, attend_with_second_derivatives, gradients
+from lightning_fed.methods.families.lora import CLIENT, LoRAModule
+from lightning_fed.methods.families.second_order import SecondOrderModule, attend_with_second_derivatives, gradients
 from lightning_fed.models.adapters import COMMON
 from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import product_norm
 from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
-class PF2LoRA(LoRAModule):
+class PF2LoRA(LoRAModule, SecondOrderModule):
     r"""Two adapters at once: a common one, which is averaged, and a smaller one that stays with the client.
 
     A client's weights are :math:`W + BA + D_k C_k` with the common :math:`x = (A, B)` and the private :math:`y_k = (C_k, D_k)`.
@@ -45,8 +46,6 @@ class PF2LoRA(LoRAModule):
             the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
             for most of GLUE, 10 ``steps``.
     """
-
-    scales_gradients = False
 
     def __init__(
         self,

@@ -186,7 +186,7 @@ def test_it_moves_what_is_shared_and_nothing_else(name: str) -> None:
 
 def test_only_servers_that_average_have_one() -> None:
     refused = []
-    for name in ("SCAFFOLD", "Standalone", "FedKD", "FedAMP", "FD", "FedProto", "SplitMix", "FedHM"):
+    for name in ("SCAFFOLD", "FedDyn", "Standalone", "FedKD", "FedAMP", "FD", "FedProto", "SplitMix", "FedHM"):
         with pytest.raises(FederationError, match=f"^{name} got server_optimizer=ServerAdam, but .*leave server_optimizer out"):
             new_federation(1).fit(new_method(name, server_optimizer=ServerAdam()), data_for(name))
         refused.append(name)

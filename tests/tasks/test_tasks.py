@@ -112,7 +112,8 @@ def test_every_method_honours_the_loss_or_refuses_it(name: str) -> None:
             per_phase.append(module.compute_gradients(batch).item())
         losses.append(per_phase)
     # Penalties and what peers say are not multiplied, and inner steps are longer.
-    rough = {"FML": 0.7, "FedKD": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "FedHMDelta": 0.5, "PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01}
+    rough = {"FML": 0.7, "FedKD": 0.7, "MOON": 0.7, "HETLoRA": 0.5, "FedHM": 0.5, "FedHMDelta": 0.5}
+    rough |= {"PF2LoRA": 0.2, "PerFedAvgLoRA": 0.01, "PerFedAvg": 0.2}
     inexact = rough.get(name, 1e-4)
     assert losses[1] == pytest.approx([3 * loss for loss in losses[0]], rel=inexact)
     assert losses[1] != losses[0]
@@ -266,7 +267,7 @@ def test_every_method_learns_more_than_classes_or_says_why_not(name: str, proble
         options["masked"] = False
     federation = fit(new_method(name, **options), data, rounds=1)
     monitor = {"multilabel": "f1", "regression": "rmse"}[problem]
-    adapted = "adapted_" if name == "PerFedAvgLoRA" else ""
+    adapted = "adapted_" if issubclass(method, lightning_fed.methods.PerFedAvg) else ""
     assert federation.run.metric == f"{adapted}{monitor}"
     assert federation.run.model.higher_is_better == (problem == "multilabel")
     row = federation.run.history[-1]

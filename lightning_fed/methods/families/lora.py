@@ -1,18 +1,17 @@
 """Fine-tuning with low-rank adapters (LoRA, Hu et al., ICLR 2022) on one frozen network that all clients share in memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from lightning_fed.core import RANK, FederatedModule, FederationError, State
+from lightning_fed.core import RANK, State
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.models.adapter_files import merged_weights, save_adapter, save_merged
 from lightning_fed.models.adapters import COMMON, Adapters, adapted_layers
-from lightning_fed.models.transformer import Transformer, TransformerFactory
+from lightning_fed.models.transformer import TransformerFactory
 from lightning_fed.nn.rank import effective_rank
 from lightning_fed.options import ClosedUnitInterval, PositiveFloat, PositiveInt
 
@@ -122,80 +121,7 @@ class LoRAModule(AdapterModule):
         layer = next(iter(adapted_layers(self.backbone).values()), None)
         return list(layer.active_adapters) if layer is not None and private else [COMMON]
 
-    def loss_at(self, values: State, batch: Any) -> Tensor:
-        """:meth:`client_loss` with other values for some parameters, by name in the state dict; differentiable in them."""
-        return cast(Tensor, functional_call(LossOf(self), {f"module.{name}": value for name, value in values.items()}, (batch,)))
-
-    def gradient_product(
-        self, point: State, direction: Iterable[Tensor], batch: Any, wrt: Iterable[Tensor] | None = None
-    ) -> list[Tensor]:
-        r"""A second derivative times v, :math:`\nabla \langle \nabla_p F, v \rangle`; see :meth:`gradient_difference`."""
-        grads = gradients(self.loss_at(point, batch), point.values(), graph=True)
-        inner = torch.stack([(grad * v).sum() for grad, v in zip(grads, direction, strict=True)]).sum()
-        return gradients(inner, point.values() if wrt is None else wrt)
-
-    def gradient_difference(
-        self, point: State, direction: Iterable[Tensor], step: float | Tensor, batch: Any, wrt: Sequence[Tensor] | None = None
-    ) -> list[Tensor]:
-        r"""The same by finite differences, :math:`(\nabla F(p + \epsilon v) - \nabla F(p - \epsilon v)) / 2 \epsilon`, both under
-        the same dropout.
-
-        Args:
-            point: p, values of some parameters by name.
-            direction: v, a tensor for each of them.
-            step: :math:`\epsilon`.
-            batch: of F.
-            wrt: what :math:`\nabla` is taken with respect to; None: the point.
-        """
-        moves = dict(zip(point, direction, strict=True))
-        grads = []
-        for signed in (step, -step):
-            shifted = {name: (tensor + signed * moves[name]).detach().requires_grad_() for name, tensor in point.items()}
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                grads.append(gradients(self.loss_at(shifted, batch), shifted.values() if wrt is None else wrt))
-        return [(ahead - behind) / (2 * step) for ahead, behind in zip(*grads, strict=True)]
-
 
 def side_by_side(layer: Any, factor: str, adapters: Iterable[str]) -> Tensor:
     """A ``(r, in)`` or B ``(out, r)`` of adapters of a layer that act together, r being the sum of their ranks."""
     return torch.cat([getattr(layer, factor)[adapter].weight.detach() for adapter in adapters], dim=int(factor == "lora_B"))
-
-
-class LossOf(nn.Module):
-    """A module whose output is the loss of another: what ``functional_call`` needs, which calls ``forward``.
-
-    Args:
-        module: the other.
-    """
-
-    def __init__(self, module: FederatedModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.module.client_loss(batch)
-
-
-def gradients(loss: Tensor, parameters: Iterable[Tensor], graph: bool = False) -> list[Tensor]:
-    """Gradients of a scalar; zeros where it does not depend on a parameter.
-
-    Args:
-        loss: a scalar.
-        parameters: with respect to what.
-        graph: keep the graph, so that the gradients can be differentiated themselves.
-    """
-    return list(torch.autograd.grad(loss, list(parameters), create_graph=graph, materialize_grads=True))
-
-
-def attend_with_second_derivatives(backbone: Transformer) -> None:
-    """Let a network attend in a way that can be differentiated twice.
-
-    Raises:
-        FederationError: if the user chose another way.
-    """
-    if backbone.attention not in (None, "eager"):
-        raise FederationError(
-            f"attention is {backbone.attention!r}, which has no second derivative, and exact second-order gradients need one: "
-            "leave attention out, or choose finite differences or first-order gradients."
-        )
-    backbone.network.set_attn_implementation("eager")

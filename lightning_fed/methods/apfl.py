@@ -1,0 +1,124 @@
+"""APFL (Deng, Kamani & Mahdavi 2020, https://arxiv.org/abs/2003.13461), Algorithm 1."""
+
+from typing import Any
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from lightning_fed.core import Phase, State
+from lightning_fed.methods.families.personal_model import PERSONAL, PersonalModule
+from lightning_fed.models import Backbones
+from lightning_fed.nn.joint_optimizer import Share, jointly
+from lightning_fed.options import NonNegativeFloat, PositiveInt
+from lightning_fed.seeding import branched
+
+
+class APFL(PersonalModule):
+    r"""FedAvg's global model, and for each client a mixture of it with a network of its own, which learns within the mixture.
+
+    A client predicts with :math:`\bar v_k = \alpha_k v_k + (1 - \alpha_k) w`, a mixture of weights. With each batch of a turn
+
+    - :math:`w \leftarrow w - \eta \nabla L_k(w)`, as in FedAvg; it is sent;
+    - :math:`v_k \leftarrow v_k - \eta\, \alpha_k \nabla L_k(\bar v_k)`, the gradient in :math:`v_k` at the mixture of before the
+      step; it stays;
+    - with ``alpha_lr``, in the first step of a turn alone: :math:`\alpha_k \leftarrow \alpha_k - \eta_\alpha \langle v_k - w,
+      \nabla L_k(\bar v_k) \rangle`, kept in [0, 1]; it stays.
+
+    :math:`w` does not notice the rest: it is FedAvg's, bit for bit. With :math:`\alpha` 0 a client predicts with the global model,
+    with 1 with one that has learned alone. Statistics of batch norm are mixed as weights are; those of :math:`v_k` are the
+    mixture's. The logged loss is the mean of both. Monitored: accuracy after aggregation, of the mixture with the new :math:`w`.
+
+    Args:
+        backbone: the network of every client, both :math:`w` and :math:`v_k`.
+        num_classes: number of classes; None: as many as the data have.
+        alpha: :math:`\alpha_k` at the beginning. The paper compares 0, 0.25, 0.5, 0.75 and 1.
+        alpha_lr: :math:`\eta_\alpha`; 0: :math:`\alpha` stays.
+        personal_optimizer: of :math:`v_k`. Default: ``optimizer``.
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None = None,
+        alpha: ClosedUnitInterval = 0.5,
+        alpha_lr: NonNegativeFloat = 0.0,
+        personal_optimizer: OptimizerCallable | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, **kwargs)
+        self.initial_alpha = alpha
+        self.alpha_lr = alpha_lr
+        self.personal_optimizer = personal_optimizer or self.optimizer
+        self._alpha_learns = False  # but in the first step of a turn
+
+    def build(self) -> None:
+        super().build()
+        self.alpha = nn.Parameter(torch.tensor(self.initial_alpha))
+
+    def shared_names(self) -> set[str]:
+        """The global network; the other one and :math:`alpha` stay."""
+        return super().shared_names() - {"alpha"}
+
+    def mixture(self, alpha: Tensor) -> State:
+        """What the client predicts with, by name in the network: of weights and statistics that are its own. At 0 and 1 one of
+        the two networks, bit for bit.
+        """
+        mixed, shared = dict[str, Tensor](), self.backbone.state_dict()
+        for name, own in self.personal.state_dict(keep_vars=True).items():
+            if f"{PERSONAL}{name}" not in self.frozen_names:
+                mixed[name] = torch.lerp(shared[name], own, alpha.to(own.dtype)) if own.is_floating_point() else shared[name]
+        return mixed
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits of the mixture; within :meth:`global_predicts` of the global network."""
+        if self._outputs is not None:
+            return super().forward(x)
+        values = self.mixture(self.alpha if self._alpha_learns else self.alpha.detach())
+        if self.training:  # its statistics are taken, not mixed
+            buffers = {name for name, _ in self.personal.named_buffers()}
+            values = {name: tensor for name, tensor in values.items() if name not in buffers}
+        logits: Tensor = functional_call(self.personal, values, (x,))
+        return logits
+
+    def phases(self) -> list[Phase]:
+        """Both networks at once, each with an optimizer of its own."""
+        shares: list[Share] = [
+            (self.optimizer, self.learning_parameters(self.backbone)),
+            (self.personal_optimizer, self.learning_parameters(self.personal)),
+        ]
+        if self.alpha_lr:
+            shares.append((self._alpha_optimizer, [self.alpha]))
+        return [
+            self.local_phase("local", [p for _, own in shares for p in own], self.joint_loss, optimizer=jointly(*shares), terms=2)
+        ]
+
+    def _alpha_optimizer(self, parameters: Any) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=self.alpha_lr)
+
+    def joint_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch as the global network predicts it, and as the mixture does. What the mixture draws (dropout) is from
+        a random stream of its own.
+        """
+        loss = self.global_loss(batch)
+        self._alpha_learns = self.global_step == 0
+        try:
+            with branched(self.global_step, self.device):
+                return loss + self.client_loss(batch)
+        finally:
+            self._alpha_learns = False
+
+    @torch.no_grad()
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Keep :math:`alpha` in [0, 1]."""
+        self.alpha.clamp_(0, 1)
+
+    def export_state(self, private: bool = True) -> State:
+        """The mixture, with what is frozen; without what is private, the global network."""
+        state = super().export_state(private)
+        mixed = self.mixture(self.alpha.detach()) if private else {}
+        return state | {f"backbone.{name}": tensor.detach() for name, tensor in mixed.items()}

@@ -1,0 +1,109 @@
+"""FedDyn (Acar et al., ICLR 2021, https://arxiv.org/abs/2111.04263), Algorithm 1."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
+from lightning_fed.models import Backbones
+from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.nn.proximal import half_squared_distance
+from lightning_fed.options import PositiveFloat, PositiveInt
+
+
+class FedDyn(KeepsGlobalParameters):
+    r"""One model, for which each client changes its own objective so that where all agree everybody's optimum is there.
+
+    The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient where it last was; both begin at zero. A
+    round:
+
+    1. A client minimises :math:`L_k(\theta) - \langle g_k, \theta \rangle + \frac{\alpha}{2} \lVert \theta - w \rVert^2` from
+       :math:`w` and sends its :math:`\theta_k`.
+    2. :math:`g_k \leftarrow g_k - \alpha (\theta_k - w)`, which stays.
+    3. The server: :math:`h \leftarrow h - \frac{\alpha}{N} \sum_{k \in S} (\theta_k - w)` over the participants S of the N clients
+       that may take part, so that it is always the mean of all :math:`g_k`; then :math:`w \leftarrow \bar\theta - h / \alpha` with
+       the participants' mean :math:`\bar\theta`.
+
+    What travels is FedAvg's. Buffers (batch norm) are averaged and have no :math:`g`. The logged loss is without the two terms,
+    which are ``train/local_penalty``. Monitored: accuracy after aggregation, of :math:`w` itself; the authors' code reports means
+    of the :math:`\theta_k`, and divides :math:`\alpha` by the client's share of the examples, which the paper does not.
+
+    Args:
+        backbone: the network that every client trains.
+        num_classes: number of classes; None: as many as the data have.
+        alpha: :math:`\alpha`. The paper searches {0.1, 0.01, 0.001}.
+        **kwargs: see :class:`.FederatedModule`. The authors: SGD, ``gradient_clip`` 10, a rate that falls from round to round.
+    """
+
+    weighting = "uniform"
+
+    def __init__(
+        self, backbone: Backbones, num_classes: PositiveInt | None = None, alpha: PositiveFloat = 0.1, **kwargs: Any
+    ) -> None:
+        super().__init__(backbone, num_classes, **kwargs)
+        self.alpha = alpha
+
+    def build(self) -> None:
+        super().build()
+        self.own_gradient = BufferDict({name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad})
+
+    def shared_names(self) -> set[str]:
+        """The network; the client's :math:`g_k` stays."""
+        return {name for name in super().shared_names() if not name.startswith("own_gradient.")}
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, with a penalty."""
+        return [self.local_phase("local", list(self.parameters()), self.client_loss, penalty=self.dynamic_penalty)]
+
+    def dynamic_penalty(self) -> Tensor:
+        """What is added to the loss."""
+        own = self.learning()
+        linear = torch.stack([(self.own_gradient[name] * p).sum() for name, p in own.items()]).sum()
+        return self.alpha * half_squared_distance(own.values(), self.global_parameters.values()) - linear
+
+    @torch.no_grad()
+    def after_training(self, reviewed: State) -> None:
+        """Find the new :math:`g_k`. Who took no step is where it began."""
+        if any(phase.epochs or phase.steps for phase in self.phases()):
+            for name, parameter in self.learning().items():
+                self.own_gradient[name].sub_(parameter - self.global_parameters[name], alpha=self.alpha)
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """Averages models with equal weights, and goes on from there by what is known of everybody's gradients."""
+        update = DynamicUpdate(dict(self._learning_shared()), sum(client.takes_part for client in clients), self.alpha)
+        return Server(self.update_state(), self.weighting, holds_model=True, update=update)
+
+    def export_state(self, private: bool = True) -> State:
+        """The network."""
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
+
+
+class DynamicUpdate(ServerUpdate):
+    r""":math:`h`, and the step beyond the mean.
+
+    Args:
+        parameters: the initial ones, by name.
+        num_clients: N, how many may take part.
+        alpha: :math:`\alpha`.
+    """
+
+    def __init__(self, parameters: State, num_clients: int, alpha: float) -> None:
+        self.h = {name: torch.zeros_like(parameter, device="cpu") for name, parameter in parameters.items()}
+        self.num_clients = num_clients
+        self.alpha = alpha
+
+    def __call__(self, state: State, combined: State, clients: int) -> State:
+        """Buffers are the mean."""
+        share = self.alpha * clients / self.num_clients
+        self.h = {name: h - share * (combined[name] - state[name]) for name, h in self.h.items()}
+        return combined | {name: combined[name] - h / self.alpha for name, h in self.h.items()}
+
+    def state_dict(self) -> State:
+        """:math:`h`."""
+        return self.h
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from there."""
+        self.h = {name: state[name] for name in self.h}

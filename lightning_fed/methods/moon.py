@@ -1,0 +1,155 @@
+"""MOON (Li, He & Song, CVPR 2021, https://arxiv.org/abs/2103.16257), Algorithm 1."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import normalize, softplus
+
+from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, State
+from lightning_fed.models import Backbone, Backbones
+from lightning_fed.nn.buffer_dict import BufferDict
+from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class MOON(KeepsGlobalParameters):
+    r"""FedAvg whose clients learn representations that are nearer to the server's model's than to those of their own last one.
+
+    A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
+
+    .. math:: \ell_\mathrm{con} = -\log \frac{e^{\cos(z, z_\mathrm{glob}) / T}}
+        {e^{\cos(z, z_\mathrm{glob}) / T} + e^{\cos(z, z_\mathrm{prev}) / T}},
+
+    with the representations :math:`z` of the model that is trained, :math:`z_\mathrm{glob}` of the one that the server sent, and
+    :math:`z_\mathrm{prev}` of the one with which the client's last turn ended; the latter two are in eval mode and get no gradient.
+    In its first turn a client has no other last model than the one that it was sent: the term is :math:`\log 2`, its gradient zero,
+    and the turn FedAvg's bit for bit.
+
+    What travels and how it is merged is FedAvg's; the last model stays with the client. The logged loss includes the term.
+    Monitored: accuracy after aggregation, of the server's model.
+
+    Args:
+        backbone: the network that every client trains. The paper's have two more linear layers before the head, a projection to
+            256 values: they are a part of the network, and :math:`z` is what they give.
+        num_classes: number of classes; None: as many as the data have.
+        mu: :math:`\mu`; 0 is exactly FedAvg. The paper: 5 (CIFAR-10), of {0.001, 0.01, 0.1, 1, 5, 10}.
+        temperature: T. The paper: 0.5.
+        cut: where the network is cut for z; ``features`` is the input of its head.
+        **kwargs: see :class:`.FederatedModule`. The paper: SGD, lr 0.01, momentum 0.9, weight decay 1e-5, 10 ``epochs``.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None = None,
+        mu: NonNegativeFloat = 5.0,
+        temperature: PositiveFloat = 0.5,
+        cut: str = "features",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, **kwargs)
+        self.mu = mu
+        self.temperature = temperature
+        self.cut = cut
+        self._representations: list[Tensor] | None = None  # of the model that is trained, while they are noted
+
+    def build(self) -> None:
+        """The network, and room for the last one."""
+        super().build()
+        frozen = self.find_frozen()
+        self.previous = BufferDict({name: tensor for name, tensor in self.state_dict().items() if name not in frozen})
+
+    def shared_names(self) -> set[str]:
+        """The network; the last one stays."""
+        return {name for name in super().shared_names() if not name.startswith("previous.")}
+
+    def initialized_from(self) -> dict[str, str]:
+        """The last model begins as the first one that is received."""
+        return {f"previous.{name.replace('.', '/')}": name for name in self.previous}
+
+    def initial_originals(self) -> State:
+        """None: see :meth:`initialized_from`."""
+        return {}
+
+    def _learning_shared(self) -> dict[str, Tensor]:
+        """All that travels: a network in eval mode has statistics, too."""
+        shared = self.shared_names()
+        return {name: tensor for name, tensor in self.state_dict().items() if name in shared}
+
+    def after_training(self, reviewed: State) -> None:
+        """What was trained is the last model now."""
+        self.previous.update(self._learning_shared())
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """FedAvg's, whose state is a model."""
+        return Server(self.update_state(), self.weighting, holds_model=True)
+
+    def export_state(self, private: bool = True) -> State:
+        """The network."""
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits; within :meth:`moon_loss` representations are noted."""
+        if self._representations is None:
+            return super().forward(x)
+        representation, logits = self.backbone.encode_and_classify(x, self.cut)
+        self._representations.append(representation)
+        return logits
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, on another loss."""
+        return [self.local_phase("local", list(self.parameters()), self.moon_loss if self.mu else self.client_loss)]
+
+    def moon_loss(self, batch: Any) -> Tensor:
+        r"""The loss of a batch plus the contrastive term, which is :math:`\log(1 + e^{(\cos(z, z_\mathrm{prev}) - \cos(z,
+        z_\mathrm{glob})) / T})`: finite for any T, and of gradient zero where both are the same.
+        """
+        self._representations = []
+        try:
+            loss = self.client_loss(batch)
+            [own, *_] = self._representations
+        finally:
+            self._representations = None
+        x, _ = self.unpack(batch)
+        received, previous = (normalize(self.frozen(values, x), dim=1) for values in (self.global_parameters, self.previous))
+        nearer = (normalize(own, dim=1) * (previous - received)).sum(dim=1)
+        return loss + self.mu * softplus(nearer / self.temperature).mean()
+
+    @torch.no_grad()
+    def frozen(self, values: BufferDict, x: Any) -> Tensor:
+        """Representations ``(B, D)`` of the network with other values, in eval mode."""
+        with evaluating(self.backbone):
+            state = {name.replace("backbone.", "network.", 1): tensor for name, tensor in values.items()}
+            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,))
+        return representation
+
+
+class Encoder(nn.Module):
+    """A network up to a cut, as a module of its own.
+
+    Args:
+        network: to be cut.
+        cut: where.
+    """
+
+    def __init__(self, network: Backbone, cut: str) -> None:
+        super().__init__()
+        self.network, self.cut = network, cut
+
+    def forward(self, x: Any) -> Tensor:
+        return self.network.encode(x, self.cut)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """In this block a network is in eval mode; afterwards each of its layers is as it was."""
+    modes = {layer: layer.training for layer in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode

@@ -1,0 +1,146 @@
+"""Per-FedAvg on whole networks: rounds against loops written out here. Its gradients are tried with test_per_fedavg_lora.py."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLASSES, Net, NoisyNet, new_data, new_trainer, same, sgd
+from tiny_loops import batches, fixed, mean_of
+from tiny_rounds import UniformFedAvg, fit
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from lightning_fed.core import FederationError, FineTuning
+from lightning_fed.engines.turn_loop import QUIET
+from lightning_fed.methods import FedAvg, PerFedAvg, PerFedAvgLoRA
+from lightning_fed.methods.families.lora import LoRAModule
+from lightning_fed.tensors import State
+
+INFO = new_data().clients[1]
+ALPHA, BETA = 0.2, 0.1
+
+per = partial(PerFedAvg, optimizer=sgd, steps=3)
+
+
+class SecondOfTwo(UniformFedAvg):
+    """FedAvg that looks at every second batch."""
+
+    batches_per_step = 2
+
+    def compute_gradients(self, batch: Any) -> Tensor:
+        return super().compute_gradients(batch[1])
+
+
+@pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
+def test_without_adaptation_it_is_fedavg_bit_for_bit(hessian: Any) -> None:
+    ours = fit(per(NormNet, CLASSES, 0.0, hessian), rounds=2)
+    theirs = fit(SecondOfTwo(NormNet, CLASSES, sgd, steps=3), rounds=2)
+    assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
+
+
+class NormNet(Net):
+    """With batch norm, and without dropout, which draws once more for the step that is thrown away."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__(num_classes)
+        self.norm = nn.BatchNorm1d(self.head.in_features)
+
+    def encode(self, x: Tensor, cut: str = "features") -> Tensor:
+        return self.norm(super().encode(x, "features"))
+
+
+def grads(loss: Tensor, point: State, graph: bool = False) -> State:
+    return dict(zip(point, torch.autograd.grad(loss, list(point.values()), create_graph=graph), strict=True))
+
+
+def meta_gradient(network: nn.Module, support: Any, query: Any, hessian: str) -> State:
+    """G with D'' = D, by the formulas; the network stays where it is."""
+    point = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
+
+    def loss(at: State, batch: Any) -> Tensor:
+        return cross_entropy(functional_call(network, at, (batch[0],)), batch[1])
+
+    first = grads(loss(point, support), point, graph=True)
+    adapted = {name: tensor - ALPHA * first[name] for name, tensor in point.items()}
+    if hessian == "exact":
+        return grads(loss(adapted, query), point)
+    still = {name: tensor.detach().requires_grad_() for name, tensor in adapted.items()}
+    g = grads(loss(still, query), still)
+    if hessian == "first_order":
+        return g
+    ahead, behind = (
+        grads(loss(moved := {n: (t + d * g[n]).detach().requires_grad_() for n, t in point.items()}, support), moved)
+        for d in (1e-3, -1e-3)
+    )
+    return {name: tensor - ALPHA * (ahead[name] - behind[name]) / 2e-3 for name, tensor in g.items()}
+
+
+@pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
+def test_rounds_are_those_of_a_plain_loop(hessian: Any) -> None:
+    """In particular each step begins where the one before ended, not where the network was adapted to."""
+    data = new_data(3, 120, batch_size=8)
+    found = fit(per(fixed(Net), CLASSES, ALPHA, hessian, steps=None), data, rounds=2).run.server.state_dict()
+    network = fixed(Net)(CLASSES)
+    for round in (1, 2):
+        clients = []
+        for client in range(3):
+            clients.append(own := copy.deepcopy(network))
+            loader = list(batches(data, client, round, epoch=0))
+            for support, query in zip(loader[::2], loader[1::2], strict=False):
+                step = meta_gradient(own, support, query, hessian)
+                with torch.no_grad():
+                    for name, parameter in own.named_parameters():
+                        parameter -= BETA * step[name]
+        network.load_state_dict(mean_of(clients))
+    tolerance = 1e-3 if hessian == "finite_difference" else 1e-5
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(found[f"backbone.{name}"], tensor, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("hessian", ["exact", "finite_difference", "first_order"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_statistics_of_batch_norm_move_once_in_a_step(hessian: Any, count: Any) -> None:
+    """By the batch of the outer gradient, at the adapted point; nothing is left of what is thrown away."""
+    module, data = per(NormNet, CLASSES, ALPHA, hessian, batches=count, steps=1).for_client(INFO), new_data(batch_size=6)
+    start = copy.deepcopy(module.backbone)
+    trainer = new_trainer(**QUIET, max_epochs=1, limit_val_batches=0)
+    trainer.fit(module, datamodule=data.client(1))
+    support, query, *_ = data.client(1).train_dataloader()
+    assert module.backbone.norm.num_batches_tracked.item() == 1
+    stepped = copy.deepcopy(start)
+    with torch.no_grad():
+        step = torch.autograd.grad(seen(stepped, support), list(stepped.parameters()))
+        for parameter, grad in zip(stepped.parameters(), step, strict=True):
+            parameter -= ALPHA * grad
+    stepped.norm.load_state_dict({**stepped.norm.state_dict(), **dict(start.norm.named_buffers())})
+    seen(stepped, query)
+    torch.testing.assert_close(module.backbone.norm.running_mean, stepped.norm.running_mean, rtol=1e-5, atol=1e-6)
+
+
+def seen(network: nn.Module, batch: Any) -> Tensor:
+    """The loss of a batch in train mode."""
+    with torch.enable_grad():
+        return cross_entropy(network(batch[0]), batch[1])
+
+
+def test_what_is_monitored_is_adapted_on_training_data_and_leaves_nothing_behind() -> None:
+    often, seldom = (fit(per(NoisyNet, CLASSES, ALPHA), rounds=3, evaluate_every=every).run for every in (1, 0))
+    assert often.metric == "adapted_accuracy"
+    assert same(often.server.state_dict(), seldom.server.state_dict())
+    assert often.results == seldom.results
+    assert {"test/accuracy", "test/adapted_accuracy"} <= often.results[0].keys()
+    still = fit(per(NoisyNet, CLASSES, 0.0), rounds=1).run.results
+    assert all(results["test/accuracy"] == results["test/adapted_accuracy"] for results in still.values())
+
+
+def test_what_travels_is_fedavgs_and_lora_is_a_use_of_it() -> None:
+    ours, plain = (method(NoisyNet, CLASSES).for_client(INFO) for method in (PerFedAvg, FedAvg))
+    assert ours.update_state().keys() == plain.update_state().keys()
+    assert not ours.private_state()
+    assert issubclass(PerFedAvgLoRA, PerFedAvg)
+    assert issubclass(PerFedAvgLoRA, LoRAModule)
+    with pytest.raises(FederationError, match=r"PerFedAvg has a training step of its own, .* leave fine_tuning out"):
+        per(Net, CLASSES, fine_tuning=FineTuning())
