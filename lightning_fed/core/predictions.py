@@ -164,8 +164,13 @@ class PredictionMixin(L.LightningModule):
         if metrics:  # some networks are measured by their answers alone
             outputs = self(x)
             metrics.update(*self.task.measured(outputs, y))
-            self.log(f"{metrics.prefix}loss", self.criterion(outputs, y), on_step=False, on_epoch=True, batch_size=len(y))
+            self.log_loss(metrics, outputs, y)
         self.answers.add(self.predictor, x, y)
+
+    def log_loss(self, metrics: MetricCollection, outputs: Tensor, y: Tensor) -> None:
+        """Log the loss of a batch beside its metrics, where a Trainer measures."""
+        if self._trainer is not None:
+            self.log(f"{metrics.prefix}loss", self.criterion(outputs, y), on_step=False, on_epoch=True, batch_size=len(y))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Update ``val/…`` metrics and ``val/loss``, the mean over examples."""

@@ -181,6 +181,7 @@ class FedProto(ClassRowsModule):
         chosen, other = self._predictions(x)
         for name, metric in metrics.items(keep_base=True, copy_state=False):
             metric.update(*self.task.measured(other if name == self.other else chosen, y))
+        self.log_loss(metrics, chosen if self.predicts_with == "head" else other, y)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages prototypes, which are as wide as everybody's features: they are looked at before the first round."""

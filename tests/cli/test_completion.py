@@ -31,7 +31,7 @@ def script() -> str:
         (["fit", "--model", "FedA"], ["FedAMP", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM"]),
         (["fit", "--model.help", "Hom"], []),
         (["test", "--federation.progress", "t"], ["true"]),
-        (["fit", "--config", "quick"], ["quickstart", "quickstart.sweep"]),
+        (["fit", "--config", "quick"], ["quickstart", "quickstart.sweep", "quickstart_partitions.sweep"]),
         (["configs", "feddecomp/cifar100"], ["feddecomp/cifar100"]),
         (["fit", "--trainer.max_e"], []),
         (["report", "--form"], ["--format"]),

@@ -353,7 +353,7 @@ def kinds_of_runs() -> dict[Path, list[Cell]]:
             given = {name: cell.overrides.get(name, base[f"{name}.class_path"]) for name in ("model", "data")}
             classes = {f"{name}.class_path": class_name for name, class_name in given.items()}
             options = options_of(flat({plain(option): value for option, value in cell.overrides.items()}) | classes)
-            if cell.seed == plan.seeds[0] and not options <= known:
+            if (cell.partition, cell.seed) == plan.draws[0] and not options <= known:
                 found.setdefault(path, []).append(cell)
             known |= options
     return found

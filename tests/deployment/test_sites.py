@@ -493,7 +493,9 @@ def test_whatever_a_site_says_costs_its_turn(change: Any, capsys: pytest.Capture
     assert len(line) < 1200
     columns = Path("runs/version_0/metrics.csv").read_text().splitlines()[0].split(",")
     assert {name for name in columns if name.startswith("after/")} == {
-        f"after/{kind}_accuracy/{name}" for kind in ("val", "test") for name in ("mean", "min", "q25", "median", "q75", "max")
+        f"after/{measured}/{name}"
+        for measured in ("val_accuracy", "val_loss", "test_accuracy", "test_loss")
+        for name in ("mean", "min", "q25", "median", "q75", "max")
     }
 
 

@@ -17,7 +17,7 @@ GOOD = partial(FedAvg, Net, CLASSES, momentum)
 
 
 def fit(tmp_path: Path, rounds: int = 12, model: FedAvg | None = None, ckpt_path: str | None = None, **options: Any) -> Federation:
-    federation = new_federation(rounds, run_dir=tmp_path, **options)
+    federation = new_federation(rounds, run_dir=tmp_path, evaluate_every=1, **options)
     federation.fit(model or GOOD(), new_data(3, 90, val_share=0.2), ckpt_path)
     return federation
 
