@@ -10,6 +10,8 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+from lightning_fed.experiments.configs import shipped
+
 SHAPES_HELP = ("jsonargparse", "lightning", "torch", "torchvision", "transformers", "peft", "rich")
 """Packages whose options are shown, or that show them."""
 
@@ -63,6 +65,7 @@ def _folder() -> Path:
 def _fingerprint(args: Sequence[str]) -> str:
     """Of all that decides what is printed. The package's own files count by when they were changed, for those who change them."""
     package = Path(__file__).parents[1]
-    newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
-    parts = (*args, *map(version, SHAPES_HELP), sys.version, package, newest, shutil.get_terminal_size().columns)
+    files = [*package.rglob("*.py"), *shipped().values()]
+    newest = max(file.stat().st_mtime_ns for file in files)
+    parts = (*args, *map(version, SHAPES_HELP), sys.version, package, len(files), newest, shutil.get_terminal_size().columns)
     return sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]

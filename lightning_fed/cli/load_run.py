@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lightning_fed.cli.dry_run import errors_of
 from lightning_fed.cli.fit import FederationCLI
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
 from lightning_fed.federation.run import Run
+from lightning_fed.seeding import isolated
 from lightning_fed.storage.run_folder import run_folder_of
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ def load_run(path: Path | str) -> LoadedRun:
             f"{folder} has no config.yaml: it was played from Python. Make its Federation, module and data as then, and call "
             "federation.load(module, data, ckpt_path)."
         )
-    cli = FederationCLI(["test", "--config", str(config)], lambda cli: None)
+    with errors_of(str(config)), isolated():  # Lightning's command line sets the seed of everything
+        cli = FederationCLI(["test", "--config", str(config)], lambda cli: None)
     cli.federation.load(cli.model, cli.datamodule, path)
     return LoadedRun(folder, cli.federation)
 

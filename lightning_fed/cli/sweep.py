@@ -3,7 +3,8 @@
 import logging
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
+from lightning_fed.signals import Preempted, preemption
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +58,17 @@ def run(args: Sequence[str]) -> None:
         raise FederationError(f"{config}: there is no base {sweep.base}. {error}") from error
     again = shlex.join(["lightning-fed", *args])
     if given.dry_run:
-        show(sweep, checked(sweep, known_cells(sweep, {}), console))
-    elif given.cell is not None:
-        play_cell(sweep, given.cell, console, again)
-    elif given.isolate or sys.platform != "linux":  # elsewhere what a system's libraries do does not survive a fork
-        play_all(sweep, given.workers, console, own_processes(sweep.threads), again)
-    else:
-        with ForkServer(sweep.threads) as forks:  # which imports what it needs while the runs are checked
-            play_all(sweep, given.workers, console, forks, again)
+        best = chosen(trials(sweep, sweep.folder))
+        show(sweep, checked(sweep, known_cells(sweep, best), console), best)
+        return
+    with preemption() as preempted, ExitStack() as stack:
+        if given.cell is not None:
+            play_cell(sweep, given.cell, console, again, preempted)
+        elif given.isolate or sys.platform != "linux":  # elsewhere what a system's libraries do does not survive a fork
+            play_all(sweep, given.workers, console, own_processes(sweep.threads), again, preempted)
+        else:
+            forks = stack.enter_context(ForkServer(sweep.threads))  # which imports what it needs while the runs are checked
+            play_all(sweep, given.workers, console, forks, again, preempted)
 
 
 def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]:
@@ -76,17 +81,21 @@ def known_cells(sweep: Sweep, best: Mapping[tuple[str, str], str]) -> list[Cell]
     return [*sweep.trials, *(cell for cell in sweep.cells_with(best) if cell.value or cell.method not in sweep.tune)]
 
 
-def show(sweep: Sweep, jobs: Sequence[CellJob]) -> None:
-    """Print the commands of all runs that are known before something has been played."""
-    numbers = {cell.name: number for number, cell in reversed([*enumerate([*sweep.trials, *sweep.cells])])}
+def show(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], str]) -> None:
+    """Print the commands of all runs of which it is known what they are, and how many others there are."""
+    cells = [*sweep.trials, *sweep.cells_with(best)]
+    numbers = {cell.name: number for number, cell in reversed([*enumerate(cells)])}
     for job in jobs:
         print(f"# {numbers[job.cell.name]} {job.cell.name}: {job.folder.status}\n{job.command}")
     for method in sweep.tune:
-        more = len(sweep.settings) * (len(sweep.draws) - 1)
-        print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
+        unknown = [cell for cell in cells if cell.method == method and not cell.value]
+        if more := sum((cell.partition, cell.seed) != sweep.draws[0] for cell in unknown):  # of the first, one of the trials is it
+            print(f"# {more} more of {method}, with the best of {len(sweep.values(method))} values")
+    if sweep.tune:
+        print(f"# --cell takes 0 to {len(cells) - 1}")
 
 
-def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str) -> None:
+def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str, preempted: Callable[[], bool]) -> None:
     """Play what is not finished: first the runs that try values, then all.
 
     Args:
@@ -95,22 +104,25 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
         console: where to show it.
         start: starts their processes.
         again: the command that goes on with it.
+        preempted: whether somebody needs the machine.
     """
     jobs = checked(sweep, known_cells(sweep, {}), console)
     if isinstance(start, ForkServer):
         start.prepare()
     tried = [job for job in jobs if job.cell.value]
-    played(sweep, tried, known_cells(sweep, {}), workers, console, start)
+    played(sweep, tried, known_cells(sweep, {}), workers, console, start, preempted)
+    if preempted():
+        raise Preempted
     best = chosen(trials(sweep, sweep.folder))
     if tried:
         cells = [cell for cell in sweep.cells_with(best) if cell.method not in sweep.tune or cell.value]
         jobs = checked(sweep, cells, console)
-    played(sweep, jobs, known_cells(sweep, best), workers, console, start)
+    played(sweep, jobs, known_cells(sweep, best), workers, console, start, preempted)
     undecided = [job for job in tried if (job.cell.setting, job.cell.method) not in best]
     conclude(sweep, [*undecided, *jobs], again)
 
 
-def play_cell(sweep: Sweep, number: int, console: Console, again: str) -> None:
+def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted: Callable[[], bool]) -> None:
     """Play one run, if it is not finished or being played.
 
     Args:
@@ -118,6 +130,7 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str) -> None:
         number: of the run: those that try values come first.
         console: where to show it.
         again: the command that goes on with it.
+        preempted: whether somebody needs the machine.
 
     Raises:
         FederationError: if there is none, or if it is not known yet what it is.
@@ -133,11 +146,19 @@ def play_cell(sweep: Sweep, number: int, console: Console, again: str) -> None:
             f"{len(sweep.trials) - 1} have ended: play them first."
         )
     jobs = checked(sweep, [cell], console, build=False)
-    played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads))
+    played(sweep, jobs, known_cells(sweep, best), 1, console, own_processes(sweep.threads), preempted)
     conclude(sweep, jobs, again)
 
 
-def played(sweep: Sweep, jobs: Sequence[CellJob], known: Iterable[Cell], workers: int, console: Console, start: Start) -> None:
+def played(
+    sweep: Sweep,
+    jobs: Sequence[CellJob],
+    known: Iterable[Cell],
+    workers: int,
+    console: Console,
+    start: Start,
+    preempted: Callable[[], bool],
+) -> None:
     """Play some runs.
 
     Args:
@@ -147,6 +168,7 @@ def played(sweep: Sweep, jobs: Sequence[CellJob], known: Iterable[Cell], workers
         workers: how many to play at a time.
         console: where to show it.
         start: starts their processes.
+        preempted: whether somebody needs the machine.
     """
     if not jobs:
         return
@@ -158,7 +180,7 @@ def played(sweep: Sweep, jobs: Sequence[CellJob], known: Iterable[Cell], workers
     listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(cells, folders, commands, strict=True)]
     facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
     progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
-    play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", listed), start)
+    play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", listed), start, preempted)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:

@@ -60,9 +60,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
     of_lightning.Checkpoint: "the federation writes checkpoints: set --federation.checkpoint_every",
     ProgressBar: "the federation shows progress: set --federation.progress",
     of_lightning.ModelSummary: "the federation says what is played: set --federation.progress",
-    of_lightning.EarlyStopping: (
-        "it would end a client's turn in whatever phase it is: let the run play its rounds, and take the best with --ckpt_path best"
-    ),
+    of_lightning.EarlyStopping: ("it would end a client's turn in whatever phase it is: set --federation.patience"),
     of_lightning.LearningRateMonitor: f"{NO_LOGGER}: where there is a schedule, metrics.csv has lr/<phase>",
     of_lightning.DeviceStatsMonitor: NO_LOGGER,
     of_lightning.ThroughputMonitor: f"{NO_LOGGER}: metrics.csv has seconds and FLOPs of each round",
@@ -70,7 +68,7 @@ NO_CALLBACKS: dict[type[L.Callback], str] = {
     of_lightning.WeightAveraging: "it would replace the weights of a client's turn: the server averages",
     of_lightning.BatchSizeFinder: "it would train clients to no avail: set --data.init_args.batch_size",
     of_lightning.LearningRateFinder: "it would train clients to no avail: set the learning rate of --model.init_args.optimizer",
-    of_lightning.GradientAccumulationScheduler: "training is manual: set --data.init_args.batch_size",
+    of_lightning.GradientAccumulationScheduler: "training is manual: set --model.init_args.accumulate",
     BaseFinetuning: "what learns is the method's: choose one that freezes, or a network with frozen parameters",
     of_lightning.SpikeDetection: "training is manual, and no step hands it a loss: a run whose loss is no number ends by itself",
     of_lightning.ModelPruning: "it renames the tensors that travel",

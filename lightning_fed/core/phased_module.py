@@ -49,12 +49,15 @@ class PhasedModule(L.LightningModule):
         lr_scheduler: builds the schedule of each phase's learning rate from its optimizer; None: it is constant.
         lr_interval: what the schedule counts: ``round``, runs through all phases so far; ``epoch`` or ``step``, those of the phase,
             which begins it anew.
-        accumulate: batches whose gradients make a step, that of the mean over all of their examples. Of a phase that is counted in
-            epochs, the last step of an epoch may have fewer.
+        accumulate: batches whose gradients make a step, that of the mean over all of their examples, see :meth:`loss_terms`. Of a
+            phase that is counted in epochs, the last step of an epoch may have fewer.
 
     Raises:
-        FederationError: for ``accumulate`` where a step has gradients of its own.
+        FederationError: for ``accumulate`` where a step has gradients of its own, or its loss is no mean over examples.
     """
+
+    accumulates = True
+    """Whether losses are means over examples, so that those of several batches add up to that of all of them."""
 
     batches_per_step = 1
     """How many batches an optimizer step takes; with more than one, :meth:`client_step` gets a list of them."""
@@ -73,10 +76,10 @@ class PhasedModule(L.LightningModule):
         self.automatic_optimization = False
         self.accumulate = accumulate
         if accumulate > 1:
-            if self.has_own_gradients:
+            if self.has_own_gradients or not self.accumulates:
+                why = "has a training step of its own" if self.has_own_gradients else "computes more of a batch than a mean"
                 raise FederationError(
-                    f"accumulate is {accumulate}, but {type(self).__name__} has a training step of its own: leave accumulate out, "
-                    "and make batches larger."
+                    f"accumulate is {accumulate}, but {type(self).__name__} {why}: leave accumulate out, and make batches larger."
                 )
             self.batches_per_step = accumulate
         self.gradient_clip = gradient_clip

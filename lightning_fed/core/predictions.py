@@ -11,6 +11,9 @@ from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
 
+IGNORED = -100
+"""A target that does not count, as PyTorch's cross-entropy and transformers have it."""
+
 TARGET_NAMES = {"labels", "start_positions"}
 """What a batch that is a dict has, if it has what is to be predicted."""
 
@@ -73,6 +76,13 @@ class PredictionMixin(L.LightningModule):
         """What a network takes of a batch, and what it is to predict; see :meth:`.Task.unpack`."""
         return self.task.unpack(batch, self.predictor)
 
+    def loss_terms(self, batch: Any) -> int:
+        """How many terms the loss of a batch is the mean over: its targets that are not ignored, tokens of texts among them.
+        Weights of classes are not counted.
+        """
+        _, targets = self.unpack(batch)
+        return int((targets != IGNORED).sum()) if self.task.name == "multiclass" else len(targets)
+
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs: the one that was given, or the task's."""
         return self.task.criterion(outputs, targets)
@@ -123,6 +133,10 @@ class PredictionMixin(L.LightningModule):
             self.task.need_classes(type(self).__name__, self.needs_classes)
         if self.needs_cross_entropy is not None:
             self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
+        if getattr(self, "accumulate", 1) > 1 and self.task.name == "survival":
+            raise FederationError(
+                "accumulate is for losses that are means over examples, which a partial likelihood is not: leave it out."
+            )
 
     def make_metrics(self) -> None:
         """Make what validation and test data are measured with, when networks are there."""

@@ -206,6 +206,11 @@ class Worker:
             else:
                 trainer = self.trainers.for_fit(epochs, [self.flops, best], **best.trainer_options)
             module.rounds_before = rounds
+            if data.start is not None and trainer.limit_train_batches != 1.0:
+                raise FederationError(
+                    f"limit_train_batches is {trainer.limit_train_batches}, but continue_epochs counts whole epochs: leave one "
+                    "of them out."
+                )
             try:
                 trainer.fit(module, datamodule=data)
             except (RuntimeError, IndexError) as error:

@@ -43,7 +43,7 @@ from lightning_fed.federation.predictions import Row, predictions, refuse_output
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
-from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt
+from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt, require_from
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -131,6 +131,11 @@ class Federation:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
+        require_from(1, patience=patience)
+        if evaluate_every == 0 and (patience is not None or stop_at_target):
+            raise FederationError(
+                "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more."
+            )
         if stop_at_target and target is None:
             raise FederationError("stop_at_target is set, but there is no target: give the value to reach, or leave it out.")
         self.init_from = Path(init_from) if init_from is not None else None
@@ -221,7 +226,7 @@ class Federation:
                 f"Checkpoint {checkpoint.path} is of round {checkpoint.manifest.round}, and rounds is {rounds}: continue with at "
                 "least as many, or from an earlier checkpoint."
             )
-        with self._opened(model, datamodule, checkpoint) as run, preemption() as preempted:
+        with preemption() as preempted, self._opened(model, datamodule, checkpoint) as run:
             run.play(preempted)
         return run.history
 
@@ -251,7 +256,10 @@ class Federation:
             datamodule: the clients' data.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
         """
-        with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
+        looking = copy.copy(self)
+        looking.engine = InProcess()
+        with looking._opened(model, datamodule, looking._existing_checkpoint(ckpt_path, model), reading=True) as run:
+            self._newest = run
             return run
 
     @lines_shown()

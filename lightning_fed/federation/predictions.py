@@ -1,24 +1,36 @@
 """What clients' models predict of their own test examples, as a table."""
 
 import csv
-from dataclasses import replace
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_fed.data.client import ClientDataModule
 from lightning_fed.data.hub import optional
 from lightning_fed.engines.turn_loop import TrainerFactory, turn_trainer
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.run import Run
+from lightning_fed.models import Transformer
 from lightning_fed.tasks.task import Task
 
 Row = dict[str, int | float | str]
 
 
+class _TestData(ClientDataModule):
+    """A client's data, of which the test examples are predicted."""
+
+    def predict_dataloader(self) -> Any:
+        return self.test_dataloader()
+
+
 def refuse_output(output: Path) -> None:
-    """Raises :class:`FederationError` for a file that is neither CSV nor Parquet."""
+    """Raises :class:`FederationError` for a file that is neither CSV nor Parquet, or if nothing can write it."""
+    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise FederationError(f"To write {output} takes pyarrow: pip install 'lightning-fed[hub]'.")
     if output.suffix not in (".csv", ".parquet"):
         raise FederationError(f"output is {output}: give a file for predictions that ends in .csv or .parquet.")
 
@@ -39,8 +51,18 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
     for client in run.clients:
         module, data = run.client_module(client.id), run.data.client(client.id)
         test = data.splits[2]
-        batches: Any = trainer.predict(module, datamodule=replace(data, splits=(test, test[:0], test[:0]))) or []
+        if isinstance(module.predictor, Transformer) and not run.data.predicts_labels:
+            raise FederationError(
+                f"{type(module.predictor).__name__} answers in texts, which are no columns of a table: export the model, and use "
+                "the library that it is of."
+            )
+        batches: Any = trainer.predict(module, datamodule=_TestData(**{one.name: getattr(data, one.name) for one in fields(data)}))
         outputs = torch.cat(batches) if batches else torch.empty(0, module.num_classes)
+        if len(outputs) != len(test):
+            raise FederationError(
+                f"Of client {client.id}'s {len(test)} test examples {len(outputs)} were predicted: set no limit_predict_batches "
+                "and no fast_dev_run."
+            )
         found = columns(module.task, outputs, data.data.targets(test), names)
         rows += [
             {"client": client.id, "example": example} | {name: values[row] for name, values in found.items()}

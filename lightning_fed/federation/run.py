@@ -87,6 +87,8 @@ class Run:
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
         chosen = model.cohort(self.eligible_clients, 1, self.seed)
+        if chosen is not None and not {client.id for client in chosen} & {client.id for client in self.eligible_clients}:
+            raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
         drawn = max(1, round(settings.participation * len(self.eligible_clients)))
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
@@ -208,6 +210,7 @@ class Run:
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # now it is known which round is the last one
+            row |= running_totals(self.history[-1] if self.history else {}, row)
         return row | self._stopwatch.collect()
 
     def _end_early(self, row: Metrics) -> bool:

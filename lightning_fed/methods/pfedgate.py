@@ -69,6 +69,7 @@ class PFedGate(KeepsGlobalParameters):
 
     refuses_adapters = "it gates the network's own weights"
 
+    accumulates = False  # gates are those of a batch
     flops_on_meta = False  # which blocks are kept depends on numbers
     dynamic_payload = True
 

@@ -41,6 +41,7 @@ class PFedMe(PersonalModule):
 
     weighting = "uniform"
     scales_gradients = False
+    accumulates = False
 
     def __init__(
         self,

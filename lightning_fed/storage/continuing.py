@@ -90,6 +90,7 @@ def optimizer_of(phase: str) -> str:
 
 def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> list[str]:
     """Where two runs differ in a setting that both know, in words."""
+    theirs = {"continue_epochs": False, **theirs}  # of checkpoints that are older than the option
     common = [name for name in ours if name in theirs and theirs[name] != ours[name]]
     return [f"{name} {_said(theirs[name])}, now {_said(ours[name])}" for name in common]
 

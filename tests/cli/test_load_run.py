@@ -45,6 +45,14 @@ def test_a_run_has_its_tables_settings_and_models(folder: Path, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
 
 
+def test_nobody_elses_random_numbers_change(folder: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(2)
+    torch.manual_seed(7)
+    lightning_fed.load_run(folder)
+    assert torch.equal(torch.rand(2), expected)
+
+
 def test_one_of_python_is_opened_with_its_objects(tmp_path: Path) -> None:
     new_federation(1, run_dir=tmp_path).fit(FedAvg(Net, CLASSES), new_data(2))
     with pytest.raises(FederationError, match=r"has no config\.yaml: it was played from Python"):
@@ -69,6 +77,14 @@ def test_predictions_are_those_that_were_measured(folder: Path, tmp_path: Path, 
     assert likely.sum(axis=1).to_numpy() == pytest.approx(1, abs=1e-5)
     data = run.run.data.client(1)
     assert table.loc[table["client"] == 1, "target"].astype(int).tolist() == data.data.labels[data.splits[2]].tolist()
+
+
+def test_all_examples_are_predicted_or_none(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(folder), "--output", str(tmp_path / "p.csv")]
+    assert "set no limit_predict_batches" in refused(
+        capsys, "predict", *given, "--trainer.limit_predict_batches=1", "--data.eval_batch_size=4"
+    )
+    assert not (tmp_path / "p.csv").exists()
 
 
 def test_other_files_are_refused_before_anything_is_loaded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,30 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
 
 
-def test_steps_of_a_kind_of_their_own_take_no_more_batches() -> None:
-    with pytest.raises(FederationError, match="accumulate is 2, but PF2LoRA has a training step of its own"):
-        new_method("PF2LoRA", accumulate=2)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("PF2LoRA", "has a training step of its own"),
+        ("PFedMe", "computes more of a batch"),
+        ("FedKD", "computes more of a batch"),
+        ("PFedGate", "computes more of a batch"),
+    ],
+)
+def test_steps_of_a_kind_of_their_own_take_no_more_batches(name: str, why: str) -> None:
+    with pytest.raises(FederationError, match=f"accumulate is 2, but {name} {why}"):
+        new_method(name, accumulate=2)
+
+
+def test_a_partial_likelihood_is_no_mean() -> None:
+    with pytest.raises(FederationError, match="a partial likelihood"):
+        FedAvg(Net, 1, task="survival", accumulate=2)
+
+
+def test_tokens_weigh_alike_whatever_their_batch() -> None:
+    module = FedAvg(Net, CLASSES, accumulate=2)
+    module.configure_model()
+    targets = torch.tensor([[1, 2, -100], [3, -100, -100]])
+    assert module.loss_terms((torch.zeros(2, 3), targets)) == 3
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,15 @@ def test_who_is_tuned_at_the_end_is_tuned_at_an_early_one(tmp_path: Path) -> Non
     run = fit(tmp_path, target=0.0, stop_at_target=True, model=tuned).run
     assert run.round == 1
     assert "fine_tuned/test_accuracy/mean" in run.history[0]
+    assert run.history[0]["fine_tune/total_flops"] == run.history[0]["fine_tune/flops"] > 0
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"stop_at_target": True}, "there is no target"),
+        ({"patience": 3, "evaluate_every": 0}, "evaluate_every is 0: set it to 1 or more"),
+        ({"patience": 0}, "patience=0: give a whole number from 1"),
         ({"callbacks": [L.Callback()]}, r"callbacks has a Callback, which is no FederationCallback: .*trainer=partial"),
     ],
 )
@@ -70,7 +73,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> N
 
 def test_patience_needs_something_to_go_by() -> None:
     with pytest.raises(FederationError, match="no client has validation data"):
-        new_federation(2, patience=1).fit(GOOD(), new_data(2, val_share=0.0))
+        new_federation(2, patience=1, evaluate_every=1).fit(GOOD(), new_data(2, val_share=0.0))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import Ditto, FedAvg, LGFedAvg, SplitMix, Standalone
+from lightning_fed.methods import FML, Ditto, FedAvg, LGFedAvg, SplitMix, Standalone
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.storage.client_store import write_state
 from lightning_fed.storage.run_folder import load_checkpoint
@@ -33,7 +33,7 @@ def played(model: FederatedModule, init_from: Path | None, **options: object) ->
     return federation
 
 
-@pytest.mark.parametrize("method", [LGFedAvg, Standalone, FedAvg, Ditto])
+@pytest.mark.parametrize("method", [LGFedAvg, Standalone, FedAvg, Ditto, FML])
 def test_everything_starts_exactly_there(trained: tuple[Path, State], method: type[FederatedModule]) -> None:
     folder, network = trained
     # Nobody trains, and the mean of two equal states is that state.
@@ -43,6 +43,8 @@ def test_everything_starts_exactly_there(trained: tuple[Path, State], method: ty
         assert same({name: tensor for name, tensor in state.items() if name.startswith("backbone.")}, network)
         personal = {name.replace("personal.", "backbone."): t for name, t in state.items() if name.startswith("personal.")}
         assert not personal or same(personal, network)
+        shared = {name.replace("shared.", "backbone."): t for name, t in state.items() if name.startswith("shared.")}
+        assert not shared or same(shared, network)
     fresh = played(method(Net, 4, epochs=0), None)
     assert distance(fresh.client_module(0).state_dict(), federation.client_module(0).state_dict()) > 0.1
 

@@ -19,7 +19,7 @@ from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write
 from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.processes import Start
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Preempted, Terminated, first_signal, preemption
+from lightning_fed.signals import Preempted, Terminated, first_signal
 
 PATIENCE = 20.0
 """Seconds that a run has to end when it is asked to."""
@@ -123,6 +123,7 @@ def play(
     progress: SweepProgress,
     changed: Callable[[], None],
     start: Start,
+    preempted: Callable[[], bool] = lambda: False,
 ) -> None:
     """Play all jobs that are not finished. What becomes of them is in their folders.
 
@@ -133,6 +134,7 @@ def play(
         progress: what is shown meanwhile.
         changed: called whenever something has: :func:`write_cells`.
         start: starts processes.
+        preempted: whether somebody needs the machine.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, or :class:`lightning_fed.signals.Terminated` at SIGTERM, when all processes have ended.
@@ -141,7 +143,7 @@ def play(
     waiting, playing, paces = deque(jobs), list[Attempt](), Paces()
     caught: list[int] = []
     stopping = left_over = False
-    with first_signal(caught.append), preemption() as preempted:  # what starts processes must not be left in the middle of it
+    with first_signal(caught.append):  # what starts processes must not be left in the middle of it
         try:
             with progress:
                 for look in itertools.count():
@@ -153,7 +155,7 @@ def play(
                         progress.ended(attempt.job.cell.name, result, attempt.job.rounds)
                         changed()
                     if preempted() and not stopping:
-                        stopping, left_over = True, bool(waiting)
+                        stopping, left_over = True, left_over or bool(waiting)
                         waiting.clear()
                         for attempt in playing:
                             attempt.ask_to_end(signal.SIGUSR1)

@@ -33,6 +33,7 @@ class MutualLearningModule(FederatedModule):
 
     heterogeneous = True
     weighting = "uniform"
+    accumulates = False  # dropout of one network is branched off once a step
     needs_classes = (
         "its networks teach each other what probability each class has: "
         "use Standalone, LGFedAvg or another method whose clients may have different networks."
@@ -47,14 +48,15 @@ class MutualLearningModule(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
-        self.shared_factory = (self.networks.factories[0] if shared is None else shared,)  # a network that was given is no part
-        self.networks.add(self.shared_factory)
+        self.shared_factory = (shared,)  # a network that was given is no part; None: the first client's
+        self.networks.add([] if shared is None else [shared])
         self.shared_optimizer = shared_optimizer or self.optimizer
 
     def build(self) -> None:
         """The client's own network and, drawn after it, the shared one."""
         super().build()
-        self.shared: Backbone = self.new_backbone(self.shared_factory[0])
+        [given] = self.shared_factory
+        self.shared: Backbone = self.new_backbone(self.networks.factories[0] if given is None else given)
 
     def shared_names(self) -> set[str]:
         return {name for name in super().shared_names() if name.startswith(SHARED)}

@@ -26,7 +26,7 @@ from lightning_fed.experiments.sweep.plan import Cell
 from lightning_fed.experiments.sweep.player import CellJob, play, time_left, write_cells
 from lightning_fed.experiments.sweep.processes import Start, own_processes
 from lightning_fed.experiments.sweep.progress import SweepProgress
-from lightning_fed.signals import Preempted, Terminated
+from lightning_fed.signals import Preempted, Terminated, preemption
 
 STAND_IN = """
 import atexit, logging, os, signal, sys, time, warnings
@@ -105,7 +105,9 @@ def played(jobs: list[CellJob], workers: int = 1, start: Start = OWN) -> list[di
     """Play, and what ``cells.csv`` then says."""
     Path("sweep").mkdir(exist_ok=True)
     table = Path("sweep/cells.csv")
-    play(jobs, workers, FACTS, SweepProgress(len(jobs), len(jobs), Console()), partial(write_cells, table, jobs), start)
+    progress = SweepProgress(len(jobs), len(jobs), Console())
+    with preemption() as preempted:
+        play(jobs, workers, FACTS, progress, partial(write_cells, table, jobs), start, preempted)
     return cells()
 
 
