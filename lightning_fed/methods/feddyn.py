@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, Phase, Server, ServerUpdate, State
+from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 
-class FedDyn(KeepsGlobalParameters):
+class FedDyn(WholeServerModule):
     r"""One model, for which each client changes its own objective so that where all agree everybody's optimum is there.
 
     The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient where it last was; both begin at zero. A
@@ -74,10 +75,6 @@ class FedDyn(KeepsGlobalParameters):
         """Averages models with equal weights, and goes on from there by what is known of everybody's gradients."""
         update = DynamicUpdate(dict(self._learning_shared()), sum(client.takes_part for client in clients), self.alpha)
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
-
-    def export_state(self, private: bool = True) -> State:
-        """The network."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
 
 
 class DynamicUpdate(ServerUpdate):

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize, softplus
 
-from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, State
+from lightning_fed.core import ClientInfo, Phase, Server, State
+from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
-class MOON(KeepsGlobalParameters):
+class MOON(WholeServerModule):
     r"""FedAvg whose clients learn representations that are nearer to the server's model's than to those of their own last one.
 
     A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
@@ -86,10 +87,6 @@ class MOON(KeepsGlobalParameters):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
-
-    def export_state(self, private: bool = True) -> State:
-        """The network."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
 
     def forward(self, x: Any) -> Tensor:
         """Logits; within :meth:`moon_loss` representations are noted."""
