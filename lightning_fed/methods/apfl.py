@@ -82,7 +82,8 @@ class APFL(PersonalModule):
         if self.training:  # its statistics are taken, not mixed
             buffers = {name for name, _ in self.personal.named_buffers()}
             values = {name: tensor for name, tensor in values.items() if name not in buffers}
-        logits: Tensor = functional_call(self.personal, values, (x,))
+        # a tied weight is in the values under each of its names
+        logits: Tensor = functional_call(self.personal, values, (x,), tie_weights=False)
         return logits
 
     def phases(self) -> list[Phase]:

@@ -73,7 +73,7 @@ class FedDyn(WholeServerModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and goes on from there by what is known of everybody's gradients."""
-        update = DynamicUpdate(dict(self._learning_shared()), sum(client.takes_part for client in clients), self.alpha)
+        update = DynamicUpdate(dict(self.server_parameters()), sum(client.takes_part for client in clients), self.alpha)
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 

@@ -84,7 +84,7 @@ class FedNova(FedProx):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, which combines in another way."""
         server = super().configure_server(clients)
-        parameters = {name for name, _ in self.named_parameters()}
+        parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
         weight = partial(total_weight, momentum=self.momentum, nesterov=self.nesterov, decay=self.decay)
         server.combine = partial(normalized_mean, parameters=parameters, weight=weight)
         return server

@@ -120,7 +120,8 @@ class MOON(WholeServerModule):
         """Representations ``(B, D)`` of the network with other values, in eval mode."""
         with evaluating(self.backbone):
             state = {name.replace("backbone.", "network.", 1): tensor for name, tensor in values.items()}
-            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,))
+            # a tied weight is in the state under each of its names
+            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,), tie_weights=False)
         return representation
 
 

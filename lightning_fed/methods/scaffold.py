@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -121,7 +121,7 @@ class SCAFFOLD(WholeServerModule):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and adds up control variates."""
-        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr)
+        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr, self.server_parameters().keys())
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
@@ -146,16 +146,17 @@ class ScaffoldUpdate(ServerUpdate):
     Args:
         num_clients: N, how many may take part.
         server_lr: :math:`\eta_g`.
+        parameters: names of what moves by it.
     """
 
     num_clients: int
     server_lr: float
+    parameters: Collection[str]
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """Buffers are the mean: beyond it a variance may be negative."""
         share = clients / self.num_clients
         moved = {name: torch.lerp(state[name], mean, share) for name, mean in combined.items() if name.startswith(CONTROL)}
         if self.server_lr != 1:
-            learning = {name for name in state if CONTROL + name in state}
-            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in learning}
+            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in self.parameters}
         return combined | moved
