@@ -41,6 +41,8 @@ class APFL(PersonalModule):
         **kwargs: see :class:`.FederatedModule`.
     """
 
+    scales_gradients = False  # the one step in which alpha learns could be skipped, when scaled gradients overflow
+
     def __init__(
         self,
         backbone: Backbones,

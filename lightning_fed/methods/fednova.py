@@ -46,6 +46,8 @@ class FedNova(FedProx):
         FederationError: for clients whose steps have other weights than these.
     """
 
+    scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
+
     def __init__(
         self, backbone: Backbones, num_classes: PositiveInt | None = None, mu: NonNegativeFloat = 0.0, **kwargs: Any
     ) -> None:

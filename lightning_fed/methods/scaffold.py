@@ -62,6 +62,7 @@ class SCAFFOLD(WholeServerModule):
         self.server_lr = server_lr
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
+            self.scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
             check_plain_sgd(self.optimizer, self.gradient_clip)
 
     def build(self) -> None:
