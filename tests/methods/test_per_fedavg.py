@@ -136,6 +136,15 @@ def test_what_is_monitored_is_adapted_on_training_data_and_leaves_nothing_behind
     assert all(results["test/accuracy"] == results["test/adapted_accuracy"] for results in still.values())
 
 
+def test_what_is_adapted_to_is_a_batch_as_training_sees_it() -> None:
+    """Of the Trainer's precision, and prepared once."""
+    data, prepared = new_data().client(1), []
+    prepare = data.transform
+    data.transform = lambda batch, trainer: prepared.append(batch) or prepare(batch, trainer)
+    new_trainer(**QUIET, precision="64-true").test(per(Net, CLASSES, ALPHA).for_client(INFO), datamodule=data)
+    assert len(prepared) == 1 + len(data.test_dataloader())
+
+
 def test_what_travels_is_fedavgs_and_lora_is_a_use_of_it() -> None:
     ours, plain = (method(NoisyNet, CLASSES).for_client(INFO) for method in (PerFedAvg, FedAvg))
     assert ours.update_state().keys() == plain.update_state().keys()
