@@ -60,8 +60,8 @@ class MOON(WholeServerModule):
     def build(self) -> None:
         """The network, and room for the last one."""
         super().build()
-        frozen = self.find_frozen()
-        self.previous = BufferDict({name: tensor for name, tensor in self.state_dict().items() if name not in frozen})
+        frozen, network = self.find_frozen(), _of_the_network(self.state_dict())
+        self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in frozen})
 
     def shared_names(self) -> set[str]:
         """The network; the last one stays."""
@@ -76,9 +76,9 @@ class MOON(WholeServerModule):
         return {}
 
     def _learning_shared(self) -> dict[str, Tensor]:
-        """All that travels: a network in eval mode has statistics, too."""
+        """All of the network that travels: one in eval mode has statistics, too."""
         shared = self.shared_names()
-        return {name: tensor for name, tensor in self.state_dict().items() if name in shared}
+        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
 
     def after_training(self, reviewed: State) -> None:
         """What was trained is the last model now."""
@@ -123,6 +123,11 @@ class MOON(WholeServerModule):
             # a tied weight is in the state under each of its names
             representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,), tie_weights=False)
         return representation
+
+
+def _of_the_network(state: State) -> State:
+    """Without what a loss with parameters has, which gives no representations."""
+    return {name: tensor for name, tensor in state.items() if name.startswith("backbone.")}
 
 
 class Encoder(nn.Module):
