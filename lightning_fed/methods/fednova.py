@@ -39,8 +39,8 @@ class FedNova(FedProx):
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
         mu: weight of the proximal term; 0: there is none.
-        **kwargs: see :class:`.FederatedModule`. ``optimizer`` is SGD, with momentum or ``mu`` but not both; the paper: lr 0.02,
-            momentum 0.9, weight decay 1e-4, and 2 or 2 to 5 ``epochs``.
+        **kwargs: see :class:`.FederatedModule`. ``optimizer`` is SGD, with momentum or ``mu`` but not both. Flower's baseline: lr
+            0.02, momentum 0.9, weight decay 1e-4, and 2 or 2 to 5 ``epochs``.
 
     Raises:
         FederationError: for clients whose steps have other weights than these.
