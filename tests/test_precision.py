@@ -63,7 +63,7 @@ def floating(state: State) -> set[torch.dtype]:
     return {tensor.dtype for name, tensor in state.items() if tensor.is_floating_point() and not name.endswith("/step")}
 
 
-@pytest.mark.parametrize("name", ["PF2LoRA", "PerFedAvgLoRA"])
+@pytest.mark.parametrize("name", ["PF2LoRA", "PerFedAvgLoRA", "FedNova", "APFL", "SCAFFOLD"])
 def test_gradients_that_nobody_scales_are_refused_at_half_precision(name: str) -> None:
     """On a CPU, Lightning has bf16-mixed in its place."""
     module = new_method(name)

@@ -59,6 +59,11 @@ class KeepsGlobalParameters(FederatedModule):
             for name, parameter in own.items():
                 parameter.copy_(now[name])
 
+    def server_parameters(self) -> dict[str, nn.Parameter]:
+        """The shared parameters that learn as a server has them: a tied one under each of its names."""
+        shared = self.shared_names() - self.frozen_names
+        return {name: parameter for name, parameter in self.named_parameters(remove_duplicate=False) if name in shared}
+
     def _learning_shared(self) -> dict[str, Tensor]:
         shared = self.shared_names() - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters() if name in shared}

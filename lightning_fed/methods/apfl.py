@@ -30,16 +30,20 @@ class APFL(PersonalModule):
 
     :math:`w` does not notice the rest: it is FedAvg's, bit for bit. With :math:`\alpha` 0 a client predicts with the global model,
     with 1 with one that has learned alone. Statistics of batch norm are mixed as weights are; those of :math:`v_k` are the
-    mixture's. The logged loss is the mean of both. Monitored: accuracy after aggregation, of the mixture with the new :math:`w`.
+    mixture's. Of ``adapters`` A and B are mixed, each for itself, and not their product. The logged loss is the mean of both.
+    Monitored: accuracy after aggregation, of the mixture with the new :math:`w`.
 
     Args:
         backbone: the network of every client, both :math:`w` and :math:`v_k`.
         num_classes: number of classes; None: as many as the data have.
-        alpha: :math:`\alpha_k` at the beginning. The paper compares 0, 0.25, 0.5, 0.75 and 1.
+        alpha: :math:`\alpha_k` at the beginning. The authors' code: 0.5.
         alpha_lr: :math:`\eta_\alpha`; 0: :math:`\alpha` stays.
         personal_optimizer: of :math:`v_k`. Default: ``optimizer``.
         **kwargs: see :class:`.FederatedModule`.
     """
+
+    scales_gradients = False  # the one step in which alpha learns could be skipped, when scaled gradients overflow
+    accumulates = False  # dropout of the mixture is branched off once a step
 
     def __init__(
         self,
@@ -82,7 +86,8 @@ class APFL(PersonalModule):
         if self.training:  # its statistics are taken, not mixed
             buffers = {name for name, _ in self.personal.named_buffers()}
             values = {name: tensor for name, tensor in values.items() if name not in buffers}
-        logits: Tensor = functional_call(self.personal, values, (x,))
+        # a tied weight is in the values under each of its names
+        logits: Tensor = functional_call(self.personal, values, (x,), tie_weights=False)
         return logits
 
     def phases(self) -> list[Phase]:

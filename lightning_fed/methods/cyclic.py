@@ -21,8 +21,8 @@ class Cyclic(FederatedModule):
         num_classes: number of classes; None: as many as the data have.
         order: of the clients in a cycle: ``shuffled`` anew for each, by NumPy's ``default_rng`` of the run's seed as in FLamby, or
             ``fixed``, by their ids.
-        hand_on: whether a client trains what the one before sent. False is what FLamby's program does: each client goes on with
-            what it has trained itself, and the model is the first client's; the turns of all others come to nothing.
+        hand_on: whether a client trains what the one before sent. False is what FLamby's program comes to: the first client goes on
+            with what it has trained itself, and that is the model; all others start from it, and their turns come to nothing.
         **kwargs: see :class:`.FederatedModule`.
     """
 

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, FederationError, Phase, Server, ServerUpdate, State
+from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 
-class FedDyn(KeepsGlobalParameters):
+class FedDyn(WholeServerModule):
     r"""One model, for which each client changes its own objective so that where all agree everybody's optimum is there.
 
     The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient where it last was; both begin at zero. A
@@ -27,13 +28,15 @@ class FedDyn(KeepsGlobalParameters):
        the participants' mean :math:`\bar\theta`.
 
     What travels is FedAvg's. Buffers (batch norm) are averaged and have no :math:`g`. The logged loss is without the two terms,
-    which are ``train/local_penalty``. Monitored: accuracy after aggregation, of :math:`w` itself; the authors' code reports means
-    of the :math:`\theta_k`, and divides :math:`\alpha` by the client's share of the examples, which the paper does not.
+    which are ``train/local_penalty``. With ``compression`` of what clients send, :math:`h` is no longer the mean of the
+    :math:`g_k`, which are of what was trained. Monitored: accuracy after aggregation, of :math:`w` itself; the authors' code
+    reports means of the :math:`\theta_k`, and divides :math:`\alpha` by the client's share of the examples, which the paper does
+    not.
 
     Args:
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
-        alpha: :math:`\alpha`. The paper searches {0.1, 0.01, 0.001}.
+        alpha: :math:`\alpha`. The authors' code has 0.1, 0.01 and 0.001 by data set.
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, ``gradient_clip`` 10, a rate that falls from round to round.
     """
 
@@ -44,6 +47,11 @@ class FedDyn(KeepsGlobalParameters):
     ) -> None:
         super().__init__(backbone, num_classes, **kwargs)
         self.alpha = alpha
+        if self.weighting != "uniform":
+            raise FederationError(
+                f"FedDyn averages with equal weights, so that h is the mean of its clients' gradients, but got weighting="
+                f"{self.weighting!r}: leave weighting out."
+            )
 
     def build(self) -> None:
         super().build()
@@ -72,12 +80,8 @@ class FedDyn(KeepsGlobalParameters):
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and goes on from there by what is known of everybody's gradients."""
-        update = DynamicUpdate(dict(self._learning_shared()), sum(client.takes_part for client in clients), self.alpha)
+        update = DynamicUpdate(dict(self.server_parameters()), sum(client.takes_part for client in clients), self.alpha)
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
-
-    def export_state(self, private: bool = True) -> State:
-        """The network."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
 
 
 class DynamicUpdate(ServerUpdate):

@@ -39,12 +39,14 @@ class FedNova(FedProx):
         backbone: the network that every client trains.
         num_classes: number of classes; None: as many as the data have.
         mu: weight of the proximal term; 0: there is none.
-        **kwargs: see :class:`.FederatedModule`. ``optimizer`` is SGD, with momentum or ``mu`` but not both; the paper: lr 0.02,
-            momentum 0.9, weight decay 1e-4, and 2 or 2 to 5 ``epochs``.
+        **kwargs: see :class:`.FederatedModule`. ``optimizer`` is SGD, with momentum or ``mu`` but not both. Flower's baseline: lr
+            0.02, momentum 0.9, weight decay 1e-4, and 2 or 2 to 5 ``epochs``.
 
     Raises:
         FederationError: for clients whose steps have other weights than these.
     """
+
+    scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
 
     def __init__(
         self, backbone: Backbones, num_classes: PositiveInt | None = None, mu: NonNegativeFloat = 0.0, **kwargs: Any
@@ -84,7 +86,7 @@ class FedNova(FedProx):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, which combines in another way."""
         server = super().configure_server(clients)
-        parameters = {name for name, _ in self.named_parameters()}
+        parameters = {name for name, _ in self.named_parameters(remove_duplicate=False)}
         weight = partial(total_weight, momentum=self.momentum, nesterov=self.nesterov, decay=self.decay)
         server.combine = partial(normalized_mean, parameters=parameters, weight=weight)
         return server

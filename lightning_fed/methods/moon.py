@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize, softplus
 
-from lightning_fed.core import ClientInfo, KeepsGlobalParameters, Phase, Server, State
+from lightning_fed.core import ClientInfo, Phase, Server, State
+from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
-class MOON(KeepsGlobalParameters):
+class MOON(WholeServerModule):
     r"""FedAvg whose clients learn representations that are nearer to the server's model's than to those of their own last one.
 
     A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
@@ -59,8 +60,8 @@ class MOON(KeepsGlobalParameters):
     def build(self) -> None:
         """The network, and room for the last one."""
         super().build()
-        frozen = self.find_frozen()
-        self.previous = BufferDict({name: tensor for name, tensor in self.state_dict().items() if name not in frozen})
+        frozen, network = self.find_frozen(), _of_the_network(self.state_dict())
+        self.previous = BufferDict({name: tensor for name, tensor in network.items() if name not in frozen})
 
     def shared_names(self) -> set[str]:
         """The network; the last one stays."""
@@ -75,9 +76,9 @@ class MOON(KeepsGlobalParameters):
         return {}
 
     def _learning_shared(self) -> dict[str, Tensor]:
-        """All that travels: a network in eval mode has statistics, too."""
+        """All of the network that travels: one in eval mode has statistics, too."""
         shared = self.shared_names()
-        return {name: tensor for name, tensor in self.state_dict().items() if name in shared}
+        return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
 
     def after_training(self, reviewed: State) -> None:
         """What was trained is the last model now."""
@@ -86,10 +87,6 @@ class MOON(KeepsGlobalParameters):
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, whose state is a model."""
         return Server(self.update_state(), self.weighting, holds_model=True)
-
-    def export_state(self, private: bool = True) -> State:
-        """The network."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("backbone.")}
 
     def forward(self, x: Any) -> Tensor:
         """Logits; within :meth:`moon_loss` representations are noted."""
@@ -123,8 +120,14 @@ class MOON(KeepsGlobalParameters):
         """Representations ``(B, D)`` of the network with other values, in eval mode."""
         with evaluating(self.backbone):
             state = {name.replace("backbone.", "network.", 1): tensor for name, tensor in values.items()}
-            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,))
+            # a tied weight is in the state under each of its names
+            representation: Tensor = functional_call(Encoder(self.backbone, self.cut), state, (x,), tie_weights=False)
         return representation
+
+
+def _of_the_network(state: State) -> State:
+    """Without what a loss with parameters has, which gives no representations."""
+    return {name: tensor for name, tensor in state.items() if name.startswith("backbone.")}
 
 
 class Encoder(nn.Module):

@@ -17,8 +17,8 @@ from lightning_fed.options import NonNegativeFloat, NonNegativeInt, PositiveFloa
 class PerFedAvg(SecondOrderModule):
     r"""A common model from which one gradient step leads to a good personal one (MAML).
 
-    The objective is :math:`\min_w \frac{1}{N} \sum_k f_k(w - \alpha \nabla f_k(w))`. A step of a client has independent batches
-    :math:`D, D', D''`:
+    The objective is :math:`\min_w \frac{1}{N} \sum_k f_k(w - \alpha \nabla f_k(w))`. A step of a client has batches :math:`D, D',
+    D''`, independent ones if it has as many (with one they are the same examples):
 
     1. :math:`\tilde w = w - \alpha \nabla F(w; D)`.
     2. :math:`G = [I - \alpha \nabla^2 F(w; D'')]\, \nabla F(\tilde w; D')`.
@@ -26,7 +26,8 @@ class PerFedAvg(SecondOrderModule):
 
     What learns travels, FedAvg's parameters or those of ``adapters``, and is averaged with equal weights; nothing is private.
     Statistics of batch norm move once in a step, by :math:`D'`. Monitored: the adapted model, one step of rate :math:`\alpha` on a
-    batch of the client's own training data (``adapted_accuracy``); the model as it was sent is reported too (``accuracy``).
+    batch of the client's own training data (``adapted_accuracy``), in eval mode, while training adapts in train mode; the model as
+    it was sent is reported too (``accuracy``).
 
     Args:
         backbone: the network that every client trains. The attention of one of the transformers library becomes ``eager`` with
@@ -38,8 +39,8 @@ class PerFedAvg(SecondOrderModule):
             is g.
         delta: :math:`\delta` of finite differences.
         batches: 2, with D'' = D, or 3.
-        steps: optimizer steps per round, each of so many batches; None: ``epochs`` epochs, in which a client with fewer
-            batches takes no step. pFedMe's authors: 20.
+        steps: optimizer steps per round, each of so many batches; None: ``epochs`` epochs, whose last batches a step may not fill.
+            A client that cannot fill one in all of them ends the run with a message. pFedMe's authors: 20.
         **kwargs: see :class:`.FederatedModule`; ``gradient_clip`` limits G. There is no ``fine_tuning``: the step is the method's.
     """
 
@@ -120,12 +121,21 @@ class PerFedAvg(SecondOrderModule):
     def on_test_start(self) -> None:
         self._adapt()
 
+    def on_predict_start(self) -> None:
+        self._adapt()
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Outputs of the adapted model, which is what is monitored."""
+        with self._holding(self._values):
+            return super().predict_step(batch, batch_idx)
+
     def _adapt(self) -> None:
         """One step on the first batch of the client's training data, in a random order."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         with torch.inference_mode(False), torch.enable_grad():
-            batch = self.trainer.strategy.batch_to_device(next(iter(data.train_dataloader())))
-            self._values = self.adapted(self.learnable(), data.on_after_batch_transfer(batch, 0))
+            batch = self.trainer.precision_plugin.convert_input(next(iter(data.train_dataloader())))
+            batch = self.trainer.strategy.batch_to_device(batch)  # which calls what follows it, too
+            self._values = self.adapted(self.learnable(), batch)
 
     def update_metrics(self, metrics: MetricCollection, batch: Any) -> None:
         """Take a batch into both kinds of metrics."""

@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378), Algorithm 1."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +9,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fed.core import ClientInfo, FederationError, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, FederationError, Phase, Server, ServerUpdate, State
+from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.options import PositiveFloat, PositiveInt
@@ -18,7 +19,7 @@ CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
 
 
-class SCAFFOLD(KeepsGlobalParameters):
+class SCAFFOLD(WholeServerModule):
     r"""Steps are corrected by how the client's gradients differ from everybody's, so that clients do not drift apart.
 
     The server has the model :math:`x` and a control variate :math:`c`, a client one of its own, :math:`c_k`; all begin at zero. A
@@ -26,12 +27,14 @@ class SCAFFOLD(KeepsGlobalParameters):
 
     1. Load :math:`x` and :math:`c`; :math:`y \leftarrow x`.
     2. K steps :math:`y \leftarrow y - \eta\,(g(y) - c_k + c)`.
-    3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`\Delta c = c_k^+ - c_k`. :math:`c_k` stays.
+    3. :math:`c_k^+`, see ``option``; send :math:`y` and :math:`c + \Delta c_k` with :math:`\Delta c_k = c_k^+ - c_k`. Then
+       :math:`c_k \leftarrow c_k^+`, which stays.
 
     The server averages with equal weights, :math:`x \leftarrow x + \eta_g (\bar y - x)` over the participants S and :math:`c
     \leftarrow c + \frac{1}{N} \sum_{k \in S} \Delta c_k` over the N clients that may take part, so that :math:`c` is always the
-    mean of all their :math:`c_k`. The paper sends :math:`y - x`, which is the same, for the server knows :math:`x`; so sent, the
-    first round is FedAvg's with equal weights bit for bit. Twice the parameters travel each way. Buffers (batch norm) are averaged
+    mean of all their :math:`c_k`. The paper sends :math:`y - x` and :math:`\Delta c_k`, which is the same, for the server knows
+    :math:`x` and :math:`c`; so sent, the first round is FedAvg's with equal weights bit for bit, and both are compressed as
+    changes of what was received. Twice the parameters travel each way. Buffers (batch norm) are averaged
     as in FedAvg, whatever :math:`\eta_g` is, and have no control. Monitored: accuracy after aggregation.
 
     Args:
@@ -59,20 +62,21 @@ class SCAFFOLD(KeepsGlobalParameters):
         self.server_lr = server_lr
         self.total_lr = 0.0  # the sum of the learning rates of the steps since the broadcast
         if option == "II":
+            self.scales_gradients = False  # a step that is skipped when scaled gradients overflow would be counted
             check_plain_sgd(self.optimizer, self.gradient_clip)
 
     def build(self) -> None:
         super().build()
         zeros = {name: torch.zeros_like(p) for name, p in self.named_parameters() if p.requires_grad}
         self.own_control = BufferDict(zeros)  # c_k
-        self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then Δc
+        self.control = BufferDict(zeros, persistent=False)  # c until the client has trained, then c + Δc
 
     def shared_names(self) -> set[str]:
         """The network; the client's control variate stays."""
         return {name for name in super().shared_names() if not name.startswith("own_control.")}
 
     def payload(self) -> State:
-        r""":math:`c` on its way down, :math:`\Delta c` on its way up."""
+        r""":math:`c` on its way down, :math:`c + \Delta c` on its way up."""
         return {f"{CONTROL}{name}": tensor for name, tensor in self.control.items()}
 
     def load_payload(self, payload: State) -> None:
@@ -113,12 +117,12 @@ class SCAFFOLD(KeepsGlobalParameters):
                 after = reviewed[name] / reviewed["examples"]
             else:
                 after = before - control + (self.global_parameters[name] - now) / self.total_lr if self.total_lr else before.clone()
-            control.copy_(after - before)
+            control.add_(after - before)
             before.copy_(after)
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """Averages models with equal weights, and adds up control variates."""
-        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr)
+        update = ScaffoldUpdate(sum(client.takes_part for client in clients), self.server_lr, self.server_parameters().keys())
         return Server(self.update_state(), self.weighting, holds_model=True, update=update)
 
 
@@ -143,16 +147,17 @@ class ScaffoldUpdate(ServerUpdate):
     Args:
         num_clients: N, how many may take part.
         server_lr: :math:`\eta_g`.
+        parameters: names of what moves by it.
     """
 
     num_clients: int
     server_lr: float
+    parameters: Collection[str]
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """Buffers are the mean: beyond it a variance may be negative."""
         share = clients / self.num_clients
-        moved = {name: state[name] + share * mean for name, mean in combined.items() if name.startswith(CONTROL)}
+        moved = {name: torch.lerp(state[name], mean, share) for name, mean in combined.items() if name.startswith(CONTROL)}
         if self.server_lr != 1:
-            learning = {name for name in state if CONTROL + name in state}
-            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in learning}
+            moved |= {name: torch.lerp(state[name], combined[name], self.server_lr) for name in self.parameters}
         return combined | moved

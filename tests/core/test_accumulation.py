@@ -53,6 +53,7 @@ def test_prototypes_of_the_last_epoch_are_of_all_its_batches() -> None:
     [
         ("PF2LoRA", "has a training step of its own"),
         ("PFedMe", "computes more of a batch"),
+        ("APFL", "computes more of a batch"),
         ("FedKD", "computes more of a batch"),
         ("PFedGate", "computes more of a batch"),
     ],

@@ -114,6 +114,24 @@ def test_the_term_is_finite_at_any_temperature() -> None:
     assert all(grad.isfinite().all() for grad in grads)
 
 
+class Tempered(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs * self.log_scale.exp(), targets)
+
+
+def test_a_loss_with_parameters_learns_beside_the_network() -> None:
+    """It travels, and is no part of the last model."""
+    federation = fit(moon(Net, CLASSES, loss=Tempered()), rounds=2)
+    assert federation.run.server.state["task.loss.log_scale"] != 0
+    assert all(name.startswith("previous.backbone/") for state in private_states(federation).values() for name in state)
+
+
 def test_rounds_are_those_of_a_plain_loop() -> None:
     """Three clients, three rounds, two last models."""
     data = new_data(3, 120)

@@ -2,11 +2,12 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, new_data, new_trainer, same, sgd
+from tiny import CLASSES, Net, NoisyNet, new_data, new_federation, new_trainer, same, sgd
 from tiny_loops import batches, fixed, mean_of
 from tiny_rounds import UniformFedAvg, fit
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import FederationError, FineTuning
+from lightning_fed.data import IID
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.methods import FedAvg, PerFedAvg, PerFedAvgLoRA
 from lightning_fed.methods.families.lora import LoRAModule
@@ -136,6 +138,15 @@ def test_what_is_monitored_is_adapted_on_training_data_and_leaves_nothing_behind
     assert all(results["test/accuracy"] == results["test/adapted_accuracy"] for results in still.values())
 
 
+def test_what_is_adapted_to_is_a_batch_as_training_sees_it() -> None:
+    """Of the Trainer's precision, and prepared once."""
+    data, prepared = new_data().client(1), []
+    prepare = data.transform
+    data.transform = lambda batch, trainer: prepared.append(batch) or prepare(batch, trainer)
+    new_trainer(**QUIET, precision="64-true").test(per(Net, CLASSES, ALPHA).for_client(INFO), datamodule=data)
+    assert len(prepared) == 1 + len(data.test_dataloader())
+
+
 def test_what_travels_is_fedavgs_and_lora_is_a_use_of_it() -> None:
     ours, plain = (method(NoisyNet, CLASSES).for_client(INFO) for method in (PerFedAvg, FedAvg))
     assert ours.update_state().keys() == plain.update_state().keys()
@@ -144,3 +155,14 @@ def test_what_travels_is_fedavgs_and_lora_is_a_use_of_it() -> None:
     assert issubclass(PerFedAvgLoRA, LoRAModule)
     with pytest.raises(FederationError, match=r"PerFedAvg has a training step of its own, .* leave fine_tuning out"):
         per(Net, CLASSES, fine_tuning=FineTuning())
+
+
+def test_predictions_are_the_adapted_models(tmp_path: Path) -> None:
+    """Which are what is monitored: as many are right as were measured."""
+    federation = new_federation(1, run_dir=tmp_path)
+    data = partial(new_data, 2, 120, partition=IID(), batch_size=200)  # one batch of all to adapt to, whatever its order
+    federation.fit(per(Net, CLASSES, adaptation_lr=0.5), data())
+    rows = new_federation(1, run_dir=tmp_path).predict(per(Net, CLASSES, adaptation_lr=0.5), data(), tmp_path / "p.csv")
+    for client, measured in federation.run.results.items():
+        right = [row["target"] == row["prediction"] for row in rows if row["client"] == client]
+        assert sum(right) / len(right) == pytest.approx(measured["test/adapted_accuracy"])

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
+from lightning_fed.engines.compression import Compression
 from lightning_fed.engines.turn_loop import QUIET
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -172,15 +173,27 @@ def test_unlike_fedavg_it_finds_the_optimum_of_the_mean(option: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------ on the wire
 
 
-def test_what_is_sent_back_is_the_change_alone() -> None:
-    """It adds up to the client's control variate over its turns."""
+def test_what_is_sent_back_is_c_and_the_clients_change() -> None:
+    """The changes add up to the client's control variate over its turns."""
     engine = Recording()
     federation = fit(SCAFFOLD(Net, CLASSES, optimizer=sgd), engine=engine)
     for client, private in private_states(federation).items():
-        changes = [split(update.state)[1] for update in engine.trained if update.client == client]
+        fits = [(turn, update) for turn, update in engine.fits() if update.client == client]
         for name, own in controls(private).items():
-            torch.testing.assert_close(sum(change[name] for change in changes), own, rtol=1e-4, atol=1e-6)
-            assert not torch.equal(changes[-1][name], own)
+            changes = [update.state[CONTROL + name] - turn.broadcast.state[CONTROL + name] for turn, update in fits]
+            torch.testing.assert_close(sum(changes), own, rtol=1e-4, atol=1e-6)
+            assert not torch.equal(changes[-1], own)
+
+
+def test_entries_that_were_not_sent_leave_c_near_the_mean_of_the_clients() -> None:
+    """What is made sparse is the change of a control variate, so that errors are those of error feedback, and do not grow."""
+    model = SCAFFOLD(Net, CLASSES, optimizer=sgd)
+    federation = fit(model, new_data(3, 120), rounds=10, compression=Compression(up="topk", share=0.05))
+    _, c = split(federation.run.server.state_dict())
+    each = [controls(state) for state in private_states(federation).values()]
+    apart = sum((tensor - sum(own[name] for own in each) / len(each)).norm() ** 2 for name, tensor in c.items()) ** 0.5
+    size = sum(sum(own[name].norm() for name in c) for own in each) / len(each)
+    assert apart < size / 2
 
 
 def test_twice_the_parameters_travel_each_way_and_buffers_once() -> None:

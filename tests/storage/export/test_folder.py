@@ -175,10 +175,14 @@ def test_other_methods_export_the_clients_network_with_its_own_names(name: str) 
     assert same(load_file("exported/model.safetensors"), dict(expected))
 
 
-def test_the_server_of_a_whole_model_exports_it() -> None:
-    federation = fit_and_export("FedAvg")
+@pytest.mark.parametrize("name", mostly_slow(["FedAvg", "FedDyn", "MOON", "SCAFFOLD"], often={"FedAvg", "SCAFFOLD"}))
+@pytest.mark.parametrize("client", [None, 1])
+def test_the_server_of_a_whole_model_exports_it(name: str, client: int | None) -> None:
+    """And what clients keep beside it is in no export."""
+    federation = fit_and_export(name, client=client)
     assert same(load_file("exported/model.safetensors"), plain(federation.run.server.state))
     assert config_of("exported")["content"] == "model"
+    assert [path.name for path in Path("exported").glob("*.safetensors")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize(

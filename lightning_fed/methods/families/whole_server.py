@@ -1,0 +1,20 @@
+"""Clients that keep something beside a model which they share as a whole."""
+
+from lightning_fed.core import KeepsGlobalParameters, State
+
+
+class WholeServerModule(KeepsGlobalParameters):
+    """What FedDyn, MOON and SCAFFOLD have in common: what stays with a client is no part of what it predicts with.
+
+    Args:
+        **kwargs: see :class:`.FederatedModule`.
+    """
+
+    @property
+    def shares_whole_model(self) -> bool:
+        """True: the server's model is everybody's."""
+        return True
+
+    def export_state(self, private: bool = True) -> State:
+        """The model, without what a client keeps beside it."""
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in self._private}
