@@ -105,6 +105,7 @@ def play(request: "CellRequest", at_exit: FastExit) -> None:
     """Be the process of a cell."""
     os.setsid()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a sweep in the background of a shell ignores
     log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)

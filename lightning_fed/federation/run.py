@@ -172,7 +172,7 @@ class Run:
                 if self.checkpoints:
                     self.checkpoints.finish(self.settings.keep, (self.store, self.client_state))
                     if self.settings.keep == "none":  # what is on disk only can be asked for until then
-                        weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder, ignore_errors=True)
+                        weakref.finalize(self, shutil.rmtree, self.checkpoints.clients_folder.absolute(), ignore_errors=True)
             finally:
                 self._call("teardown")
                 with naming(self._written[0]):

@@ -88,3 +88,14 @@ def test_a_run_that_is_not_finished_keeps_what_it_goes_on_from() -> None:
 def test_without_checkpoints_there_is_nothing_to_keep() -> None:
     fit("last", checkpoint_every=0)
     assert names("checkpoints") == set()
+
+
+def test_what_goes_with_the_run_is_its_own_wherever_one_is_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = fit("none", store_limit_mb=1e-6)
+    there, elsewhere = FOLDER.absolute() / "clients", tmp_path / "elsewhere"
+    (elsewhere / FOLDER / "clients").mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    del federation
+    gc.collect()
+    assert not there.exists()
+    assert (FOLDER / "clients").exists()
