@@ -7,12 +7,10 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_fed.core.answers import Answers
+from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
-
-IGNORED = -100
-"""A target that does not count, as PyTorch's cross-entropy and transformers have it."""
 
 TARGET_NAMES = {"labels", "start_positions"}
 """What a batch that is a dict has, if it has what is to be predicted."""
@@ -32,6 +30,7 @@ class PredictionMixin(L.LightningModule):
     val_metrics: MetricCollection
     test_metrics: MetricCollection
     monitor: str
+    accumulate: int
     _task_is_known: bool
     _num_classes: int | None
 
@@ -133,7 +132,7 @@ class PredictionMixin(L.LightningModule):
             self.task.need_classes(type(self).__name__, self.needs_classes)
         if self.needs_cross_entropy is not None:
             self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
-        if getattr(self, "accumulate", 1) > 1 and self.task.name == "survival":
+        if self.accumulate > 1 and self.task.name == "survival":
             raise FederationError(
                 "accumulate is for losses that are means over examples, which a partial likelihood is not: leave it out."
             )

@@ -57,8 +57,8 @@ class RunFolder:
     @property
     def planned_rounds(self) -> int:
         """How many rounds it has when it is finished, which may be fewer than were asked for."""
-        told = self.facts.get("rounds")
-        return told if isinstance(told, int) else int(self.settings["federation.rounds"])
+        rounds = self.facts.get("rounds")
+        return rounds if isinstance(rounds, int) else int(self.settings["federation.rounds"])
 
     @property
     def monitor(self) -> str:
