@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -132,6 +133,15 @@ def test_each_cell_is_played_once_with_its_threads_and_recorded(start: Start) ->
     assert 0 < float(rows[0]["seconds"]) < 20
     assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 2
     assert [calls(job) for job in jobs] == [[" threads=3"]] * 2  # not again
+
+
+def test_loggers_find_a_name_and_a_group_in_the_environment(start: Start) -> None:
+    cell = job(4, "looks")
+    played([cell], 1, start)
+    said = cell.folder.log.read_text()
+    assert "('WANDB_NAME', 'A/seed_4'), ('WANDB_RUN_GROUP', 'sweep')" in said
+    tags = {"mlflow.runName": "A/seed_4", "sweep": "sweep", "method": "A", "seed": "4"}
+    assert f"('MLFLOW_RUN_CONTEXT', {json.dumps(tags)!r})" in said
 
 
 def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next_time(start: Start) -> None:
