@@ -60,7 +60,7 @@ class CellJob:
 
     @property
     def names(self) -> dict[str, str]:
-        """What W&B and MLflow read in the environment of a process: the run is called as the cell, its group as the sweep's folder."""
+        """What W&B and MLflow read in a process's environment: the run is called as the cell, its group as the sweep's folder."""
         group = self.folder.path.parents[self.cell.name.count("/")].name
         tags = {"mlflow.runName": self.cell.name, "sweep": group, "method": self.cell.method, "seed": str(self.cell.seed)}
         tags |= {"setting": self.cell.setting} if self.cell.setting else {}
