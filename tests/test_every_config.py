@@ -95,7 +95,7 @@ OWN = {
     "ArrayFiles": lambda: {"path": write_arrays(Path("images.npz"))},
     "CSVFiles": lambda: {"path": write_csv(Path("table.csv"))},
     "HFDataset": lambda: {"path": write_dataset(Path("photos"))},
-    "ImageFolder": lambda: {"root": write_images(Path("images"))},
+    "ImageFolder": lambda: {"path": write_images(Path("images")), "layout": "user/class", "client": "user"},
 }
 """Data of one's own, of two clients."""
 

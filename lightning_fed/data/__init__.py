@@ -9,6 +9,7 @@ from lightning_fed.data.files.csv_files import CSVFiles
 from lightning_fed.data.files.hf_dataset import HFDataset
 from lightning_fed.data.files.image_folder import ImageFolder
 from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.files.text_files import TextFiles
 from lightning_fed.data.lazy import LazyInputs
 from lightning_fed.data.partition.base import IID, ClassesPerClient, Partitioner
 from lightning_fed.data.partition.dirichlet import DirichletPerClass, DirichletPerClient
@@ -22,7 +23,7 @@ from lightning_fed.data.tabular.hospitals import TCGABRCA, HeartDisease
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.data.tabular.scikit_learn import Diabetes, DigitAttributes
 from lightning_fed.data.text.ag_news import AGNews
-from lightning_fed.data.text.classification import TextClassification, TextFiles
+from lightning_fed.data.text.classification import TextClassification
 from lightning_fed.data.text.e2e import E2E
 from lightning_fed.data.text.generation import TextGeneration
 from lightning_fed.data.text.glue import GLUE

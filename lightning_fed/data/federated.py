@@ -1,6 +1,6 @@
 """A federation's data: many clients that share one copy."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 from zlib import crc32
 
@@ -18,7 +18,7 @@ from lightning_fed.data.client import ClientDataModule, PublicDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.partition.base import ClassesPerClient, Partitioner
 from lightning_fed.data.public import PublicShare, as_of_clients, checksum_of, numbered
-from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, union
+from lightning_fed.data.split import TEST, TRAIN, VAL, Shares, Split, deal, divide_by_name, limited, union
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import AnySeed, PositiveInt, require_from
 from lightning_fed.tasks.task import TaskName
@@ -55,6 +55,8 @@ class FederatedDataModule(L.LightningDataModule):
         continue_epochs: whether a client's batches go on, in its next turn, where its last one stopped, also in the middle of an
             epoch: with ``steps``, no example is seen a second time before all others are (FLamby's and FedJAX's convention). Else
             each turn begins with a new order. A lost turn moves nothing.
+        limit_examples: for a quick try, at most so many of a client's examples for training, as many for validation and for test,
+            drawn by the partition's seed; None: all.
         public: inputs that belong to nobody, for methods that distil on them: the training inputs of other data, made like the
             clients' (images of their size and colours, and normalized as theirs), or a share of the training set that no client
             gets. Their labels are never looked at.
@@ -99,6 +101,7 @@ class FederatedDataModule(L.LightningDataModule):
         augment: Literal["none", "crop_flip"] = "none",
         single_example: SingleExample = "join",
         continue_epochs: bool = False,
+        limit_examples: PositiveInt | None = None,
         public: "FederatedDataModule | PublicShare | None" = None,
         seed: AnySeed = 0,
         partition_seed: AnySeed | None = None,
@@ -114,6 +117,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.augment: Literal["none", "crop_flip"] = augment
         self.single_example: SingleExample = single_example
         self.continue_epochs: bool = continue_epochs
+        self.limit_examples: int | None = limit_examples
         self.public: FederatedDataModule | PublicShare | None = public
         self.seed: int = seed
         self.partition_seed: int = seed if partition_seed is None else partition_seed
@@ -122,6 +126,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._public: tuple[SharedTensors, Tensor] | None = None  # inputs with their numbers, and which of them are public
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
+        self._unseen: frozenset[int] = frozenset()
 
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
@@ -178,6 +183,8 @@ class FederatedDataModule(L.LightningDataModule):
             groups, num_train = groups[np.unique(example, return_index=True)[1]], len(np.unique(example[:num_train]))
         aside = self.public.drawn(num_train, self.partition_seed) if isinstance(self.public, PublicShare) else np.arange(0)
         splits = self._divided(groups, num_train, np.setdiff1d(np.arange(len(groups)), aside))
+        if self.limit_examples is not None:
+            splits = limited(splits, self.limit_examples, self.partition_seed)
         if example is not None:  # an example may have several rows
             splits = [Split(*(np.flatnonzero(np.isin(example, part)) for part in split)) for split in splits]
         self._splits = splits
@@ -217,10 +224,20 @@ class FederatedDataModule(L.LightningDataModule):
         return self._datamodule(self._clients[client], self._splits[client])
 
     def pooled(self) -> ClientDataModule:
-        """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on."""
+        """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on. Those of
+        :meth:`set_aside` are nobody's.
+        """
         labels = self._loaded().labels
-        split = union(self._splits)
+        split = union([split for client, split in enumerate(self._splits) if client not in self._unseen])
         return self._datamodule(self._describe(-1, split, labels), split)
+
+    def set_aside(self, unseen: Collection[int]) -> None:
+        """Leave clients that are never trained with out of :meth:`pooled`. Each run says who that is.
+
+        Args:
+            unseen: their ids; none: everybody is pooled.
+        """
+        self._unseen = frozenset(unseen)
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
@@ -273,7 +290,7 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.stack([(test == guess).float().mean() for test, guess in zip(tests, guesses, strict=True)])
 
     def fingerprint(self) -> str:
-        """Checksum of labels and splits: a run goes on only with the data it began with."""
+        """Checksum of labels and splits, and of who is set aside: a run goes on only with the data it began with."""
         checksum = crc32(self._loaded().labels.numpy().tobytes())
         for split in self._splits:
             for part in split:
@@ -281,6 +298,8 @@ class FederatedDataModule(L.LightningDataModule):
         if self._public is not None:
             data, rows = self._public
             checksum = checksum_of(take(data.images, rows), checksum)
+        if self._unseen:
+            checksum = crc32(str(sorted(self._unseen)).encode(), checksum)
         return f"{checksum:08x}"
 
     # ----------------------------------------------------------------------------------------------- as one datamodule
@@ -373,7 +392,8 @@ class FederatedDataModule(L.LightningDataModule):
 
 def check_options(data: FederatedDataModule) -> None:
     """Refuse what the command line's types would, and options that contradict each other."""
-    require_from(1, num_clients=data.given_num_clients, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size)
+    at_least_one = {name: getattr(data, name) for name in ("batch_size", "eval_batch_size", "limit_examples")}
+    require_from(1, num_clients=data.given_num_clients, **at_least_one)
     require_from(0, seed=data.seed, partition_seed=data.partition_seed)
     choices = {"split": ("pooled", "official"), "augment": ("none", "crop_flip"), "single_example": get_args(SingleExample)}
     for name, known in choices.items():

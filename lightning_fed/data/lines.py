@@ -98,7 +98,7 @@ def refuse_doubles(names: Sequence[Any], what: str) -> None:
     require(double is None, f"{what} has the name {double!r} twice: give each a name of its own.")
 
 
-def existing(file: str | Path, remedy: str = "check --data.init_args.train_file and test_file") -> Path:
+def existing(file: str | Path, remedy: str) -> Path:
     """A file that is there; else an error that says what to do."""
     path = Path(file).expanduser()
     require(path.is_file(), f"Found no file {path.absolute()}: {remedy}.")

@@ -105,6 +105,14 @@ def divide(parts: list[Indices], roles: NDArray[np.int64] | None, shares: Shares
     return splits
 
 
+def limited(splits: list[Split], most: int, seed: int) -> list[Split]:
+    """At most so many examples of each part of each client, drawn."""
+    return [
+        Split(*(_hold_out(part, 1.0, min(most, len(part)), 0, [seed, 5, client, use])[0] for use, part in enumerate(split)))
+        for client, split in enumerate(splits)
+    ]
+
+
 def union(splits: list[Split]) -> Split:
     """Everybody's examples, each in one part: what anyone tests on is not trained on, also where clients overlap."""
     train, val, test = (np.unique(np.concatenate(parts)) for parts in zip(*splits, strict=True))

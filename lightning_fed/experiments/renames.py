@@ -12,6 +12,8 @@ OPTIONS = {
     "lone_example": "single_example",
     "participants": "eligible_clients",
     "reparametrise": "reparametrize",
+    "test_file": "test_path",
+    "train_file": "path",
 }
 """Of configurations."""
 

@@ -14,15 +14,15 @@ def parser_of_data() -> ArgumentParser:
     return parser
 
 
-TEXTS = {"train_file": "a.csv", "tokenizer": "roberta-base", "num_clients": 8}
+TEXTS = {"path": "a.csv", "tokenizer": "roberta-base", "num_clients": 8}
 
 
 @pytest.mark.parametrize(
     ("kind", "given", "found"),
     [
-        ("QuestionFiles", {"train_file": "t.json", "tokenizer": "t"}, {"allow_unanswerable": False}),
-        ("TextFiles", TEXTS | {"text": "sentence", "classes": ["bad", "good"]}, {"text": ["sentence"], "num_clients": 8}),
-        ("TextFiles", TEXTS | {"text": ["one", "two"], "classes": [0, 1]}, {"text": ["one", "two"], "classes": ["0", "1"]}),
+        ("QuestionFiles", {"path": "t.json", "tokenizer": "t"}, {"allow_unanswerable": False}),
+        ("TextFiles", TEXTS | {"input": "sentence", "classes": ["bad", "good"]}, {"input": ["sentence"], "num_clients": 8}),
+        ("TextFiles", TEXTS | {"input": ["one", "two"], "classes": ["0", "1"]}, {"input": ["one", "two"], "classes": ["0", "1"]}),
     ],
 )
 def test_the_command_line_builds_it(kind: str, given: dict[str, Any], found: dict[str, Any]) -> None:

@@ -370,3 +370,21 @@ def test_the_partitions_own_seed_says_what_is_public() -> None:
         return numbered(public=PublicShare(0.2), **seeds).public_set().splits[0].tolist()
 
     assert public(seed=5) == public(seed=1, partition_seed=5) != public(seed=1)
+
+
+@pytest.mark.parametrize("split", ["pooled", "official"])
+def test_a_quick_try_draws_some_of_each_clients_examples(split: Any) -> None:
+    given = {"tests": 600, "partition": DirichletPerClass(0.5), "split": split, "num_clients": 4, "val_share": 0.01}
+    whole, some = numbered(**given), numbered(**given, limit_examples=20)
+    whole.setup()
+    some.setup()
+    for all_of_client, drawn in zip(whole._splits, some._splits, strict=True):
+        for everything, part in zip(all_of_client, drawn, strict=True):
+            assert len(part) == min(20, len(everything))
+            assert set(part) <= set(everything)
+        assert not np.array_equal(drawn.train, all_of_client.train[:20])  # not the first ones, which may be of one class
+    assert [client.num_train for client in some.clients] == [20] * 4
+    again = numbered(**given, limit_examples=20)
+    assert again.fingerprint() == some.fingerprint() != whole.fingerprint()
+    with pytest.raises(FederationError, match="limit_examples=0: give a whole number from 1"):
+        numbered(limit_examples=0)

@@ -147,7 +147,7 @@ class Bases:
         path.write_text("text,label\n" + "the dog barks,a\nthe cat naps,b\n" * 20)
         tokenizer = save_tokenizer(self.folder / "tokenizer")
         dealt = {"num_clients": 2, "partition": of("IID")}
-        return of("TextFiles", train_file=str(path), classes=["a", "b"], tokenizer=tokenizer, **dealt)
+        return of("TextFiles", path=str(path), classes=["a", "b"], tokenizer=tokenizer, **dealt)
 
     def data(self) -> dict[str, str]:
         """Data sets, of those that can be written small."""
@@ -166,7 +166,7 @@ class Bases:
             "Diabetes": of("Diabetes", num_clients=2),
             "ArrayFiles": of("ArrayFiles", path=write_arrays(folder / "images.npz"), client="user", num_clients=2),
             "CSVFiles": of("CSVFiles", path=write_csv(folder / "table.csv"), **columns),
-            "ImageFolder": of("ImageFolder", root=write_images(folder / "images"), layout="user/class", **by_user),
+            "ImageFolder": of("ImageFolder", path=write_images(folder / "images"), layout="user/class", **by_user),
             "HFDataset": of("HFDataset", path=write_dataset(folder / "photos"), input="image", target="label", **by_user),
             "TextFiles": self.texts(),
             "AGNews": of("AGNews", root=str(folder / "news"), max_length=8, vocab_size=50, **dealt),

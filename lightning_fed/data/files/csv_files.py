@@ -1,8 +1,6 @@
 """Tables of numbers in CSV and Parquet files."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,17 +9,24 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.files.columns import (
+    ENDINGS,
+    FILE,
+    MISSING,
+    PARQUET,
+    Lines,
+    is_number,
+    parquet_table,
+    place_of,
+    read_columns,
+)
 from lightning_fed.data.files.table import Table, TableData, sets_of
-from lightning_fed.data.hub import optional
-from lightning_fed.data.lines import csv_table, refuse_doubles
+from lightning_fed.data.lines import csv_table
 from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.tabular.scaled import ScaledColumns
 from lightning_fed.errors import FederationError, require
 
 log = logging.getLogger(__name__)
-
-MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
-"""What a field has, in lower case, of which nothing is known."""
 
 
 class CSVFiles(ScaledColumns, TableData):
@@ -114,23 +119,14 @@ class CSVFiles(ScaledColumns, TableData):
                 log.warning(f"{self.path}: the clients {', '.join(names[k] for k in of_clients.nonzero())} have {what}.")
 
     def read(self) -> Table:
-        files, sets = sets_of(self.path, self.test_path, (".csv", ".tsv", ".parquet"))
-        headers: list[Sequence[str]] = []
-        lines, ends = [], [0]
-        for file in files:
-            own, rows = self._lines(file)
-            headers.append(own)
-            header = headers[0]
-            require(own == header, f"{file} has the columns {', '.join(own)}, but {files[0]} has {', '.join(header)}.")
-            lines += [fields for _, fields in rows]
-            ends.append(len(lines))
-        require(len(lines) > 0, f"{files[0]} has no line below its header.")
-        columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
-        columns["file"] = np.repeat([file.stem for file in files], np.diff(ends))
+        files, sets = sets_of(self.path, self.test_path, ENDINGS)
+        found, sizes = read_columns(files, self._lines)
+        columns = {name: np.array(values) for name, values in found.items()}
+        header = [name for name in columns if name != FILE]
         absent = [name for name in self.target if name not in columns]
         require(not absent, f"{files[0]} has the columns {', '.join(header)}, but no target {', '.join(map(repr, absent))}.")
         owner = self.partition.column if isinstance(self.partition, ByColumn) else None
-        self._owners = columns.get(owner) if owner not in (None, "file") else None
+        self._owners = columns.get(owner) if owner not in (None, FILE) else None
         other_use = {*self.target, self.split_column, owner}
         names = self.input or [name for name in header if name not in other_use]
         lacking = [name for name in (*names, *self.categorical) if name not in columns]
@@ -145,7 +141,7 @@ class CSVFiles(ScaledColumns, TableData):
             self.titles += titles
         inputs = torch.from_numpy(np.concatenate(parts, axis=1))
         targets = [columns.pop(name) for name in self.target]
-        of_set = None if sets is None else np.repeat(sets, np.diff(ends))
+        of_set = None if sets is None else np.repeat(sets, sizes)
         if self.predicts_labels:
             return Table(inputs, self._classes_of(targets[0], files), columns, of_set)
         numbers = np.column_stack([self._quantities(*each, files) for each in zip(self.target, targets, strict=True)])
@@ -168,8 +164,8 @@ class CSVFiles(ScaledColumns, TableData):
             )
         return table
 
-    def _lines(self, file: Path) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
-        if file.suffix.lower() == ".parquet":
+    def _lines(self, file: Path) -> Lines:
+        if file.suffix.lower() == PARQUET:
             return parquet_table(file)
         return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
 
@@ -193,7 +189,7 @@ class CSVFiles(ScaledColumns, TableData):
         missing, values = self._missing(name, values, files), np.char.strip(values)
         found = np.unique(values[~missing]).tolist()
         known = self.categorical[name] or sorted(
-            found, key=lambda each: (not _is_number(each), float(each) if _is_number(each) else 0, each)
+            found, key=lambda each: (not is_number(each), float(each) if is_number(each) else 0, each)
         )
         strange = ~missing & ~np.isin(values, known)
         if strange.any():
@@ -224,7 +220,7 @@ class CSVFiles(ScaledColumns, TableData):
             if np.isfinite(numbers[bad]):
                 return np.where(missing, np.float32(np.nan), numbers)
         except ValueError:
-            bad = next(place for place, value in enumerate(values.tolist()) if not _is_number(value))
+            bad = next(place for place, value in enumerate(values.tolist()) if not is_number(value))
         remedy = "" if name in self.target else ", or name the columns that are to be used with --data.init_args.input"
         raise FederationError(
             f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {name!r}, which is not a number: correct it"
@@ -253,41 +249,16 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _classes_of(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
         self._refuse_gaps(self.target[0], values, np.isin(values, ("", "?")), files)
-        targets = values.astype(np.float64) if all(map(_is_number, values.tolist())) else values
+        targets = values.astype(np.float64) if all(map(is_number, values.tolist())) else values
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))
             raise FederationError(
                 f"{self._place(bad, files)} has {str(values[bad])!r:.60} in the column {self.target[0]!r}, which is not whole: "
                 "give classes, as names or numbers, or predict numbers (--data.init_args.task regression)."
             )
-        return targets
+        return targets.astype(np.int64) if targets.dtype.kind == "f" else targets
 
     def _place(self, row: int, files: list[Path]) -> str:
         """The file and the line of an example, which are looked up when there is an error; and whose it is."""
-        places = (where for file in files for where, _ in self._lines(file)[1])
-        where = next(islice(places, row, None))
+        where = place_of(row, files, self._lines)
         return where if self._owners is None else f"{where} of {str(self._owners[row])!r},"
-
-
-def parquet_table(file: Path) -> tuple[Sequence[str], Iterator[tuple[str, list[str]]]]:
-    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
-    parquet = optional("pyarrow.parquet", "hub")
-    try:
-        table = parquet.read_table(file)
-    except (OSError, ValueError) as error:
-        raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
-    refuse_doubles(table.column_names, f"The header of {file}")
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return table.column_names, ((f"{file}, row {n},", [*map(_as_text, fields)]) for n, fields in enumerate(rows, start=1))
-
-
-def _as_text(value: Any) -> str:
-    return "" if value is None else str(int(value) if isinstance(value, bool) else value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

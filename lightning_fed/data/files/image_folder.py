@@ -23,7 +23,7 @@ class ImageFolder(TableData):
     needs them; what is in memory is their paths. Folders whose names begin with a dot are passed over.
 
     Args:
-        root: the folder.
+        path: the folder.
         layout: the levels of its folders, ``class`` among them; a level ``split`` has the names of sets (``train``, ``val``,
             ``test``). None: ``split/class`` if there is a folder ``train``, else ``class``.
         image_size: height and width the images are resized to, bilinearly.
@@ -35,7 +35,7 @@ class ImageFolder(TableData):
 
     def __init__(
         self,
-        root: str,
+        path: str,
         layout: str | None = None,
         image_size: PositiveInt = 32,
         in_memory: bool = False,
@@ -50,7 +50,7 @@ class ImageFolder(TableData):
             f"Got layout={layout!r}: give the name of each level of folders, one of them {CLASS}, as in hospital/{CLASS}.",
         )
         require_from(1, image_size=image_size)
-        self.root = root
+        self.path = path
         self.layout = layout
         self.image_size: int = image_size
         self.in_memory = in_memory
@@ -60,8 +60,8 @@ class ImageFolder(TableData):
         """The paths of all images, and what their folders say. Links are followed."""
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-        root = Path(self.root).expanduser()
-        require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.root to the folder with the images.")
+        root = Path(self.path).expanduser()
+        require(root.is_dir(), f"Found no folder {root.absolute()}: set --data.init_args.path to the folder with the images.")
         layout = self.layout or (f"{SET}/{CLASS}" if (root / "train").is_dir() else CLASS)
         levels = layout.strip("/").split("/")
         folders = [path.relative_to(root).parts for path in sorted(root.glob("/".join("*" * len(levels)))) if path.is_dir()]
@@ -73,7 +73,7 @@ class ImageFolder(TableData):
         ]
         require(
             len(found) > 0,
-            f"Found no images in {root.absolute()}, where the levels of folders should be {layout}: check root and layout.",
+            f"Found no images in {root.absolute()}, where the levels of folders should be {layout}: check path and layout.",
         )
         *values, files = zip(*found, strict=True)
         columns = {name: np.array(column) for name, column in zip([*levels, FILE], [*values, files], strict=True)}

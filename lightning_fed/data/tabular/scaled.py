@@ -42,7 +42,7 @@ class ScaledColumns(FederatedDataModule):
     def __init__(
         self, standardize: Scope = "none", impute: Impute = "none", standardized: list[str] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(augment="none", **kwargs)
         for name, value, known in (("standardize", standardize, get_args(Scope)), ("impute", impute, get_args(Impute))):
             require(value in known, f"Got {name}={value!r}: give one of {', '.join(known)}.")
         self.standardize: Scope = standardize

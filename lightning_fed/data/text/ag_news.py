@@ -35,7 +35,7 @@ class AGNews(FederatedDataModule):
     class_names = ("World", "Sports", "Business", "Sci/Tech")
 
     def __init__(self, root: str, vocab_size: PositiveInt = 10000, max_length: PositiveInt = 64, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(augment="none", **kwargs)
         self.root = root
         self.vocab_size: int = vocab_size
         self.max_length: int = max_length

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_fed.data.batches import take
 from lightning_fed.data.federated import FederatedDataModule, Pools
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.data.lines import csv_table, existing, refuse_doubles
+from lightning_fed.data.lines import csv_table
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt, require_from
 
@@ -38,7 +36,7 @@ class TextClassification(FederatedDataModule):
     """
 
     def __init__(self, tokenizer: str, max_length: PositiveInt = 128, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(augment="none", **kwargs)
         require_from(1, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length: int = max_length
@@ -55,51 +53,6 @@ class TextClassification(FederatedDataModule):
         inputs, labels = tokenised(train + test, tokenizer, self.max_length), torch.tensor(train_labels + test_labels)
         of_train, of_test = slice(len(train)), slice(len(train), None)
         return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
-
-
-class TextFiles(TextClassification):
-    """Texts in files of one's own, with a header. Files named ``.tsv`` have tabs and no quotation, others commas and quotation.
-
-    Args:
-        train_file: the training set.
-        classes: what stands in the column of the labels, in the order of the labels' numbers.
-        text: name of the column of the texts, or of two columns.
-        label: name of the column of the labels.
-        test_file: an official test set, if there is one.
-        **kwargs: see :class:`TextClassification`.
-    """
-
-    def __init__(
-        self,
-        train_file: str,
-        classes: list[str | int],
-        text: list[str] | str = "text",
-        label: str = "label",
-        test_file: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.num_classes = len(classes)
-        self.class_names = self.classes = [str(name) for name in classes]
-        self.text = [text] if isinstance(text, str) else text
-        self.label = label
-        self.train_file = train_file
-        self.test_file = test_file
-        refuse_doubles(self.classes, "classes")
-        require(len(self.text) in (1, 2), f"Got text={text}: give the name of one column or of two.")
-
-    def examples(self) -> tuple[Examples, Examples]:
-        return self._read(self.train_file), ([], []) if self.test_file is None else self._read(self.test_file)
-
-    def column(self, name: str) -> NDArray[Any]:
-        """A column of the files, such as the one that says who wrote a text."""
-        values: list[str] = []
-        for path in map(existing, filter(None, (self.train_file, self.test_file))):
-            values += [field for _, [field] in csv_table(path, [name], **written_as(path))[1]]
-        return np.array(values)
-
-    def _read(self, file: str) -> Examples:
-        return read_examples(existing(file), self.text, self.label, self.classes)
 
 
 def written_as(path: Path) -> dict[str, Any]:

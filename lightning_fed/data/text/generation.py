@@ -69,7 +69,7 @@ class TextGeneration(FederatedDataModule):
         split: Literal["pooled", "official"] = "official",
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition=WholeLabels() if partition is None else partition, split=split, **kwargs)
+        super().__init__(augment="none", partition=WholeLabels() if partition is None else partition, split=split, **kwargs)
         require_from(1, max_length=max_length)
         self.tokenizer = tokenizer
         self.max_length: int = max_length

@@ -72,7 +72,7 @@ class QuestionAnswering(FederatedDataModule):
         allow_unanswerable: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(augment="none", **kwargs)
         require_from(1, max_length=max_length)
         require_from(0, stride=stride)
         self.tokenizer = tokenizer
@@ -201,21 +201,21 @@ class QuestionFiles(QuestionAnswering):
     """Questions in JSON files of SQuAD's schema (version 1.1 or 2.0).
 
     Args:
-        train_file: the training set.
-        test_file: an official test set, if there is one.
+        path: the training set.
+        test_path: an official test set, if there is one.
         **kwargs: see :class:`QuestionAnswering`.
     """
 
-    def __init__(self, train_file: str, test_file: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, path: str, test_path: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.train_file = train_file
-        self.test_file = test_file
+        self.path = path
+        self.test_path = test_path
 
     def questions(self) -> tuple[list[Question], list[Question]]:
-        return self._read(self.train_file), [] if self.test_file is None else self._read(self.test_file)
+        return self._read(self.path), [] if self.test_path is None else self._read(self.test_path)
 
     def _read(self, file: str) -> list[Question]:
-        return read_questions(existing(file))
+        return read_questions(existing(file, "check --data.init_args.path and test_path"))
 
 
 def says_something(answer: str) -> bool:

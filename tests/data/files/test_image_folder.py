@@ -16,8 +16,8 @@ from lightning_fed.data.lazy import Joined, LazyInputs, Taken
 from lightning_fed.errors import FederationError
 
 
-def one_client(root: str = "images", **options: Any) -> ImageFolder:
-    return ImageFolder(root, partition=IID(), num_clients=1, image_size=16, **options)
+def one_client(path: str = "images", **options: Any) -> ImageFolder:
+    return ImageFolder(path, partition=IID(), num_clients=1, image_size=16, **options)
 
 
 def test_the_images_and_classes_are_torchvisions() -> None:
@@ -109,7 +109,7 @@ def test_folders_that_hold_something_else() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"root": "nowhere"}, "Found no folder .*nowhere: set --data.init_args.root"),
+        ({"path": "nowhere"}, "Found no folder .*nowhere: set --data.init_args.path"),
         ({"layout": "a/b/class"}, "Found no images in .*images, where the levels of folders should be a/b/class"),
         ({"layout": "user"}, "Got layout='user': give the name of each level of folders, one of them class"),
         ({"layout": "class/class"}, "Got layout='class/class'"),
@@ -120,4 +120,4 @@ def test_folders_that_hold_something_else() -> None:
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     write_images(Path("images"), "class", {"ann": 2})
     with pytest.raises(FederationError, match=message):
-        ImageFolder(**{"root": "images"} | options).setup()
+        ImageFolder(**{"path": "images"} | options).setup()

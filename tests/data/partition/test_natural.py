@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tiny import new_federation, new_method
 
-from lightning_fed.data import IID, ByColumn, FederatedDataModule, InMemory, Partitioner, TextFiles
+from lightning_fed.data import IID, ByColumn, FederatedDataModule, InMemory, Partitioner
 from lightning_fed.data.partition.natural import by_name
 from lightning_fed.errors import FederationError
 
@@ -141,15 +141,6 @@ def test_clients_of_very_different_size_train_together() -> None:
         assert [(row["client"], row["name"]) for row in csv.DictReader(file)] == list(zip("0123", "abcd", strict=True))
     assert len(federation.run.results) == 4
     assert 0 <= history[-1]["after/val_accuracy/mean"] <= 1  # of those who have validation examples
-
-
-def test_columns_of_files_of_texts() -> None:
-    Path("texts.csv").write_text("text,label,author\n" + "".join(f"word {k},{k % 2},{'xy'[k > 3]}\n" for k in range(12)))
-    data = TextFiles(train_file="texts.csv", classes=[0, 1], tokenizer="unused")
-    assert data.column("author").tolist() == ["x"] * 4 + ["y"] * 8
-    assert data.class_names == ["0", "1"]
-    with pytest.raises(FederationError, match="has the columns text, label, author, but needs writer"):
-        data.column("writer")
 
 
 def test_a_changed_column_is_another_federation() -> None:

@@ -113,7 +113,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     message = rf"no file {tmp_path}/train-v2\.0\.json: .*folder that has train-v2\.0\.json and dev-v2\.0\.json"
     with pytest.raises(FederationError, match=message):
         SQuAD("2.0", str(tmp_path), tokenizer="unused").questions()
-    with pytest.raises(FederationError, match=r"no file .*none\.json: check --data\.init_args\.train_file"):
+    with pytest.raises(FederationError, match=r"no file .*none\.json: check --data\.init_args\.path"):
         QuestionFiles("none.json", tokenizer="unused").questions()
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny_texts import BERT_INPUTS, IDS, save_tokenizer
 from torch import Tensor
 
-from lightning_fed.data import IID, InMemory, SharedTensors, TextClassification, TextFiles
+from lightning_fed.data import IID, InMemory, SharedTensors, TextClassification
 from lightning_fed.data.text.classification import CHUNK, Examples
 from lightning_fed.errors import FederationError
 
@@ -215,47 +215,3 @@ def test_texts_must_be_given(tokenizer: str) -> None:
         TextClassification(tokenizer).load()
     with pytest.raises(FederationError, match="max_length=0"):
         TextClassification(tokenizer, max_length=0)
-
-
-# -------------------------------------------------------------------------------------------------------- files of one's own
-
-
-def test_csv_files(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "train.csv").write_text('\ufeffid,label,text\n1,no,"the ""dog"", barks"\n2,yes,"the\ncat"\n')
-    (tmp_path / "test.csv").write_text("label,text\nyes,\n")
-    files = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "test.csv")}
-    data = TextFiles(**files, classes=["no", "yes"], tokenizer=tokenizer)
-    assert data.num_classes == 2
-    assert data.examples() == (([('the "dog", barks',), ("the\ncat",)], [0, 1]), ([("",)], [1]))
-    inputs, *_ = data.load()
-    assert inputs["input_ids"].tolist()[0] == ids("[CLS]", "the", '"', "dog", '"', ",", "barks", "[SEP]")
-
-
-def test_tsv_files_have_no_quotation(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "train.tsv").write_text('premise\thypothesis\tgold\n"the dog\t"naps" , no\t2\n')
-    data = TextFiles(
-        str(tmp_path / "train.tsv"), ["0", "1", "2"], ["premise", "hypothesis"], "gold", tokenizer=tokenizer, split="official"
-    )
-    assert data.examples() == (([('"the dog', '"naps" , no')], [2]), ([], []))
-    with pytest.raises(FederationError, match="TextFiles has no official test set"):
-        data.setup()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("label,sentence\n0,a\n", r"train\.csv has the columns label, sentence, but needs text, label"),
-        ("", r"train\.csv has the columns , but needs text, label"),
-    ],
-)
-def test_files_that_do_not_fit_are_refused(content: str, message: str, tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "train.csv").write_text(content)
-    with pytest.raises(FederationError, match=message):
-        TextFiles(str(tmp_path / "train.csv"), ["0", "1"], tokenizer=tokenizer).setup()
-
-
-def test_missing_files_and_columns_are_named(tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(FederationError, match=rf"no file {tmp_path}/nowhere\.csv: check --data.init_args.train_file"):
-        TextFiles(str(tmp_path / "nowhere.csv"), ["0", "1"], tokenizer=tokenizer).setup()
-    with pytest.raises(FederationError, match="one column or of two"):
-        TextFiles("", ["0"], text=[], tokenizer=tokenizer)

@@ -1,0 +1,77 @@
+"""The columns of CSV, TSV and Parquet files, as text, and where each row stands, for errors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.data.hub import optional
+from lightning_fed.data.lines import refuse_doubles
+from lightning_fed.errors import FederationError, require
+
+PARQUET = ".parquet"
+
+ENDINGS = (".csv", ".tsv", PARQUET)
+"""Of the files that are read here."""
+
+FILE = "file"
+"""The column that every example has besides those of the files: the name of its file without the ending."""
+
+MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
+"""What a field has, in lower case, of which nothing is known."""
+
+Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
+"""The header of a file, and of each line where it stands and its fields; see :func:`.csv_table`."""
+
+
+def read_columns(files: list[Path], lines: Callable[[Path], Lines]) -> tuple[dict[str, list[str]], list[int]]:
+    """The columns of files that have the same ones, by name, :data:`FILE` last; and how many rows each file has.
+
+    Args:
+        files: at least one.
+        lines: what reads a file.
+    """
+    rows: list[list[str]] = []
+    sizes: list[int] = []
+    owners: list[str] = []
+    header: list[str] | None = None
+    for file in files:
+        names, of_file = lines(file)
+        header = list(names) if header is None else header
+        require(list(names) == header, f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(header)}.")
+        rows += [fields for _, fields in of_file]
+        sizes.append(len(rows) - len(owners))
+        owners += [file.stem] * sizes[-1]
+    require(len(rows) > 0, f"{files[0]} has no line below its header.")
+    columns = zip(*rows, strict=True)
+    return dict(zip(header or (), map(list, columns), strict=True)) | {FILE: owners}, sizes
+
+
+def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str:
+    """The file and the line of an example. The files are read again: it is looked up when there is an error."""
+    return next(islice((where for file in files for where, _ in lines(file)[1]), row, None))
+
+
+def is_number(text: str) -> bool:
+    """Whether Python reads it as one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parquet_table(file: Path) -> Lines:
+    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
+    parquet = optional("pyarrow.parquet", "hub")
+    try:
+        table = parquet.read_table(file)
+    except (OSError, ValueError) as error:
+        raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
+    refuse_doubles(table.column_names, f"The header of {file}")
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return table.column_names, ((f"{file}, row {n},", [*map(_as_text, fields)]) for n, fields in enumerate(rows, start=1))
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else str(int(value) if isinstance(value, bool) else value)

@@ -1,0 +1,75 @@
+"""Texts in CSV, TSV and Parquet files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_fed.data.files.columns import ENDINGS, PARQUET, Lines, parquet_table, place_of, read_columns
+from lightning_fed.data.files.table import Table, TableData, sets_of
+from lightning_fed.data.lines import csv_table
+from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
+from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt, require_from
+
+
+class TextFiles(TableData):
+    """Texts, or pairs of texts, in files of one's own, for a pretrained network; see :class:`TextClassification` for what it gets.
+
+    Files have a header. Those named ``.tsv`` have tabs and no quotation, others commas and quotation.
+
+    Args:
+        path: a file, or a folder with files that end in ``.csv`` or ``.tsv``, in UTF-8, or ``.parquet``.
+        tokenizer: folder or name on the Hugging Face hub, of a tokenizer or the model that it belongs to.
+        input: the column of the texts, or two columns.
+        target: the column of the classes.
+        test_path: an official test set, in the same form.
+        max_length: longest text, or pair of texts, in tokens; of what is longer the end is cut off, in a pair of the longer text.
+        **kwargs: see :class:`TableData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        input: list[str] | str = "text",
+        target: str = "label",
+        test_path: str | None = None,
+        max_length: PositiveInt = 128,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(augment="none", **kwargs)
+        require_from(1, max_length=max_length)
+        self.path = path
+        self.tokenizer = tokenizer
+        self.input = [input] if isinstance(input, str) else input
+        self.target = target
+        self.test_path = test_path
+        self.max_length: int = max_length
+        require(len(self.input) in (1, 2), f"Got input={input}: give the name of one column or of two.")
+
+    def read(self) -> Table:
+        tokenizer = load_tokenizer(self.tokenizer)
+        files, sets = sets_of(self.path, self.test_path, ENDINGS)
+        columns, sizes = read_columns(files, lines_of)
+        lacking = [name for name in (*self.input, self.target) if name not in columns]
+        require(
+            not lacking, f"{files[0]} has the columns {', '.join(columns)}, but no {', '.join(lacking)}: check input and target."
+        )
+        targets = np.array(columns[self.target])
+        if "" in columns[self.target]:
+            where = place_of(columns[self.target].index(""), files, lines_of)
+            raise FederationError(f"{where} has nothing in the column {self.target!r}: name its class, or take the line out.")
+        if all(value.lstrip("-").isdecimal() for value in columns[self.target]):
+            targets = targets.astype(np.int64)
+        texts = list(zip(*(columns.pop(name) for name in self.input), strict=True))
+        of_rows = {name: np.array(values) for name, values in columns.items()}
+        of_set = None if sets is None else np.repeat(sets, sizes)
+        return Table(tokenised(texts, tokenizer, self.max_length), targets, of_rows, of_set)
+
+
+def lines_of(file: Path) -> Lines:
+    """The lines of a file; in ``.tsv`` files a quotation mark is a character like any other."""
+    if file.suffix.lower() == PARQUET:
+        return parquet_table(file)
+    return csv_table(file, **written_as(file))

@@ -1,0 +1,97 @@
+"""Texts in files of one's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fed.data import IID, CSVFiles, TextFiles
+from lightning_fed.errors import FederationError
+from tests.tiny_texts import save_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer() -> str:
+    return save_tokenizer(Path("tokenizer"))
+
+
+def tokens_of(data: TextFiles) -> list[list[str]]:
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained("tokenizer")
+    rows = data.read().inputs["input_ids"]  # type: ignore[index]
+    return [words.convert_ids_to_tokens(row[row != words.pad_token_id].tolist()) for row in rows]
+
+
+def test_csv_files(tokenizer: str) -> None:
+    Path("train.csv").write_text('\ufeffid,label,text\n1,no,"the ""dog"", barks"\n2,yes,"the\ncat"\n')
+    Path("test.csv").write_text("id,label,text\n3,yes,\n")
+    data = TextFiles("train.csv", tokenizer, test_path="test.csv")
+    assert data.num_classes == 2
+    assert data.class_names == ["no", "yes"]
+    assert tokens_of(data)[0] == ["[CLS]", "the", '"', "dog", '"', ",", "barks", "[SEP]"]
+    assert tokens_of(data)[2] == ["[CLS]", "[SEP]"]
+    table = data.read()
+    assert table.sets is not None
+    assert table.sets.tolist() == ["train", "train", "test"]
+    assert table.columns["id"].tolist() == ["1", "2", "3"]
+    assert table.columns["file"].tolist() == ["train", "train", "test"]
+
+
+def test_tsv_files_have_no_quotation(tokenizer: str) -> None:
+    Path("train.tsv").write_text('premise\thypothesis\tgold\n"the dog\t"naps" , no\t2\n')
+    data = TextFiles("train.tsv", tokenizer, ["premise", "hypothesis"], "gold", classes=["0", "1", "2"], split="official")
+    assert tokens_of(data) == [["[CLS]", '"', "the", "dog", "[SEP]", '"', "naps", '"', ",", "[UNK]", "[SEP]"]]
+    assert data.num_classes == 3
+    with pytest.raises(FederationError, match="TextFiles has no official test set"):
+        data.setup()
+
+
+def test_clients_and_sets_are_columns_of_the_files(tokenizer: str) -> None:
+    lines = [f"the dog {k},{k % 2},{'xy'[k > 7]},{('train', 'val', 'test', 'train')[k % 4]}" for k in range(16)]
+    Path("texts.csv").write_text("text,label,author,fold\n" + "\n".join(lines))
+    data = TextFiles("texts.csv", tokenizer, client="author", split_column="fold")
+    assert data.num_clients == 2
+    assert data.client_names == ["x", "y"]
+    assert [len(part) for part in data._splits[0]] == [4, 2, 2]
+    assert data.class_names is None  # 0 and 1
+    with pytest.raises(FederationError, match="has no column 'writer'"):
+        data.column("writer")
+
+
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+def test_classes_that_are_numbers_may_be_named(kind: str, tokenizer: str) -> None:
+    Path("t.csv").write_text("text,label\n" + "1,0\n2,2\n" * 10)
+    given: dict[str, Any] = {"classes": ["0", "1", "2"], "partition": IID(), "num_clients": 2}
+    data = TextFiles("t.csv", tokenizer, **given) if kind == "TextFiles" else CSVFiles("t.csv", target="label", **given)
+    assert data.num_classes == 3
+    assert data.label_counts()[:, 1].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,sentence\n0,a\n", r"train\.csv has the columns label, sentence, file, but no text: check input and target"),
+        ("text,label\na,0\nb,\n", r"train\.csv, line 3, has nothing in the column 'label'"),
+        ("text,label\n", r"train\.csv has no line below its header"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(content: str, message: str, tokenizer: str) -> None:
+    Path("train.csv").write_text(content)
+    with pytest.raises(FederationError, match=message):
+        TextFiles("train.csv", tokenizer).setup()
+
+
+def test_missing_files_and_columns_are_named(tokenizer: str) -> None:
+    with pytest.raises(FederationError, match=r"neither a file nor a folder .*nowhere\.csv"):
+        TextFiles("nowhere.csv", tokenizer).setup()
+    with pytest.raises(FederationError, match="one column or of two"):
+        TextFiles("", tokenizer, input=[])
+    with pytest.raises(TypeError, match="augment"):
+        TextFiles("", tokenizer, augment="crop_flip")  # texts are not cropped
