@@ -22,7 +22,7 @@ from lightning_fed.engines import Engine
 from lightning_fed.engines.compression import Compression
 from lightning_fed.experiments.renames import OPTIONS, hint
 from lightning_fed.formatting import nearest
-from lightning_fed.models import Adapters, Backbone, Transformer
+from lightning_fed.models import Adapters, TrainableNetwork, Transformer
 from lightning_fed.options import parameters_of
 
 HELP = "see lightning-fed fit --help and --{block}.help {of}"
@@ -44,6 +44,7 @@ BASES = {
     "Partitioner": "IID",
     "Engine": "InProcess",
     "Backbone": "LeNet5",
+    "TrainableNetwork": "LeNet5",
     "Transformer": "TransformerClassifier",
 }
 """Classes that others are made of and that do nothing themselves, each with one that does."""
@@ -232,18 +233,18 @@ def known(key: str, hint: Any = None) -> list[str]:
     """
     homes = {
         "model": (lightning_fed.methods, FederatedModule),
-        "backbone": (lightning_fed.models, Backbone),
+        "backbone": (lightning_fed.models, TrainableNetwork),
         "data": (lightning_fed.data, FederatedDataModule),
         "partition": (lightning_fed.data, Partitioner),
         "engine": (lightning_fed.engines, Engine),
     }
     module, base = homes.get(key, (lightning_fed.methods, type(None)))
-    if key == "backbone" and hint is not None and not _names_backbones(hint):
+    if key == "backbone" and hint is not None and not _names_networks(hint):
         base = Transformer
     found = {name: getattr(module, name) for name in module.__all__ if name not in BASES}
     return [name for name, value in found.items() if isinstance(value, type) and issubclass(value, base)]
 
 
-def _names_backbones(hint: Any) -> bool:
-    """Whether a type has :class:`Backbone` among its parts."""
-    return hint is Backbone or any(map(_names_backbones, get_args(hint)))
+def _names_networks(hint: Any) -> bool:
+    """Whether a type has :class:`TrainableNetwork` among its parts."""
+    return hint is TrainableNetwork or any(map(_names_networks, get_args(hint)))

@@ -43,7 +43,7 @@ from lightning_fed.federation.predictions import Row, predictions, refuse_output
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
-from lightning_fed.options import AnySeed, Fraction, NonNegativeInt, PositiveInt, require_from
+from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt, require_from
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -75,6 +75,8 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
         eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model,
             are only measured. None: all.
+        unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
+            the training has ended (``unseen/…``). None: nobody.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
         evaluate_every: measure all clients every that many rounds, and after the last one; 0: after the last one only; None: every
             so many rounds as it takes a cohort to become everybody (1 at full participation, 10 at 0.1), so that measuring does
@@ -108,6 +110,7 @@ class Federation:
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
         eligible_clients: list[NonNegativeInt] | None = None,
+        unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
         target: float | None = None,
@@ -151,6 +154,7 @@ class Federation:
             rounds,
             participation,
             eligible_clients,
+            unseen,
             seed,
             evaluate_every,
             target,

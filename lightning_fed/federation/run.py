@@ -26,6 +26,7 @@ from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.cohorts import draw_unseen, eligible
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.settings import RunSettings
@@ -77,7 +78,10 @@ class Run:
         self.engine: Engine = engine
         self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
         self.clients = list(engine.clients(data))
-        among = self._find_eligible_clients(settings.eligible_clients)
+        self.unseen = draw_unseen(settings.unseen, self.clients, self.seed)
+        data.set_aside(self.unseen)
+        pooling = type(model).__name__ if model.centralized else ""
+        among = eligible(settings.eligible_clients, self.unseen, len(self.clients), pooling)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.eligible_clients = [client for client in self.clients if client.takes_part]
         if settings.patience is not None and not any(client.num_val for client in self.clients):
@@ -131,7 +135,7 @@ class Run:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models that are asked for; turns are the engine's
         self._evaluation = Evaluation(
-            model, self.server, data, self.clients, self.eligible_clients, self.local, carry_out=self._turns.run
+            model, self.server, data, self.clients, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
         )
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
@@ -271,16 +275,6 @@ class Run:
         best = self._best.update(row)
         reached = self._target.update(row | totals) if self._target else {}
         return totals | (best if self.monitored("val") in row else {}) | reached
-
-    def _find_eligible_clients(self, ids: Collection[int] | None) -> Collection[int]:
-        """Ids of the clients that may take part; None: all."""
-        if ids is None:
-            return range(len(self.clients))
-        if self.model.centralized:
-            raise FederationError(f"eligible_clients is given, but {type(self.model).__name__} trains on everybody's data.")
-        if not ids or not set(ids) <= set(range(len(self.clients))):
-            raise FederationError(f"eligible_clients is {list(ids)}: give some of the clients' ids, 0 to {len(self.clients) - 1}.")
-        return set(ids)
 
     # ------------------------------------------------------------------------------------------------------------- measuring
 

@@ -1,7 +1,7 @@
 """Networks that methods can train."""
 
 from lightning_fed.models.adapters import Adapters
-from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, Wrapped
+from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, TrainableNetwork, Wrapped
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.linear import LinearModel
@@ -40,6 +40,7 @@ __all__ = [
     "SmallImageResNet",
     "SoftmaxMLP",
     "TextTransformer",
+    "TrainableNetwork",
     "Transformer",
     "TransformerClassifier",
     "TransformerLM",

@@ -19,7 +19,7 @@ COMMON = "common"
 """The name of the adapter that a network has if it has one."""
 
 ALL_LINEAR = "all-linear"
-"""As ``target_modules``: every linear layer but the heads."""
+"""As ``target_modules``: every linear layer but the heads and, as in peft, what makes words of a language model's features."""
 
 
 A_SLIP = 100
@@ -38,7 +38,8 @@ class Adapters:
             different networks.
         lora_alpha: the scale s is ``lora_alpha / r``.
         target_modules: names of the layers that are adapted (linear ones, convolutions, embeddings), or how they end, or a pattern
-            of whole names; ``all-linear``: every linear layer but the heads. None: query and value projections, where the network
+            of whole names; ``all-linear``: every linear layer but the heads and the output
+            layer of a language model. None: query and value projections, where the network
             or peft knows them.
         lora_dropout: dropout before the adapters.
         use_rslora: let the scale be :math:`\mathrm{lora\_alpha} / \sqrt{r}` (Kalajdzievski 2023).
@@ -110,7 +111,11 @@ class Adapters:
 
     def _targets(self, network: Backbone | Transformer, heads: Collection[str]) -> list[str] | str | None:
         if self.target_modules == ALL_LINEAR:
-            return [path for path, layer in adaptable(inside(network), heads).items() if _is_linear(layer)]
+            inner: Any = inside(network)
+            output = (
+                inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+            )  # which peft leaves out, too
+            return [path for path, layer in adaptable(inner, heads).items() if _is_linear(layer) and layer is not output]
         if self.target_modules is None and isinstance(network, Transformer) and network.projections is not None:
             query, _, value, _ = network.projections
             return [query, value]

@@ -13,7 +13,11 @@ from lightning_fed.models.factory import DOTTED, name_of, names_a, network_of
 from lightning_fed.options import LARGEST, PositiveInt
 
 
-class Backbone(nn.Module, ABC):
+class TrainableNetwork(nn.Module):
+    """What a method trains: a :class:`Backbone`, or a :class:`.Transformer`, which cannot be cut in two and says so itself."""
+
+
+class Backbone(TrainableNetwork, ABC):
     """A classifier that can be cut in two: an encoder and what follows it.
 
     Methods share one side of a cut, replace the head, or attach a branch to the representation at the cut. A subclass sets
@@ -277,11 +281,11 @@ def scaled(channels: int, width: float) -> int:
 
 
 class ImportPath(str):
-    """The dotted path of what makes a network, but of no :class:`Backbone`, whose arguments the command line knows."""
+    """The dotted path of what makes a network, but of no :class:`TrainableNetwork`, whose arguments the command line knows."""
 
     def __new__(cls, path: object) -> "ImportPath":
         """Raises :class:`ValueError` for what is none."""
-        if not (isinstance(path, str) and DOTTED.fullmatch(path)) or names_a(Backbone, path):
+        if not (isinstance(path, str) and DOTTED.fullmatch(path)) or names_a(TrainableNetwork, path):
             raise ValueError(f"Expected a dotted path, got {path!r}")
         return super().__new__(cls, path)
 
@@ -293,7 +297,7 @@ if TYPE_CHECKING:
 else:
     # What the command line knows of; narrow, so that its help is about networks that methods can train. The path comes first:
     # jsonargparse cannot write a text as a callable, and does not go on to the next type.
-    BackboneFactory = ImportPath | Callable[[int], Backbone]
+    BackboneFactory = ImportPath | Callable[[int], TrainableNetwork]
 """Builds a network for a number of classes, as a ``Backbone`` class does; or any other network, see :func:`.backbone_of`."""
 
 # The list comes first: jsonargparse cannot serialise lists for a union in which it comes second.

@@ -19,7 +19,7 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.errors import FederationError, error_text
 from lightning_fed.formatting import nearest
-from lightning_fed.models.backbone import Backbone
+from lightning_fed.models.backbone import Backbone, TrainableNetwork
 from lightning_fed.models.factory import name_of, names_a
 from lightning_fed.options import LARGEST, NonNegativeInt, PositiveInt
 from lightning_fed.tasks.task import TASKS
@@ -44,7 +44,7 @@ Inputs = dict[str, Tensor]
 """What a tokenizer makes: ``input_ids``, ``attention_mask``, …, each ``(B, L)``."""
 
 
-class Transformer(nn.Module):
+class Transformer(TrainableNetwork):
     """A model of the transformers library for a task; a subclass says which.
 
     Args:

@@ -1,5 +1,6 @@
 """Language models: what they predict, how that is measured, and that every LoRA method trains one."""
 
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lightning_fed.methods
+from lightning_fed.cli.dry_run import read
 from lightning_fed.core import FineTuning
 from lightning_fed.core.flops import countable_on_meta
 from lightning_fed.core.module import FederatedModule
@@ -23,8 +25,9 @@ from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import HETLoRA, HOMLoRA, PF2LoRA
-from lightning_fed.models import TransformerLM
+from lightning_fed.methods import FedAvg, HETLoRA, HOMLoRA, PF2LoRA
+from lightning_fed.models import Adapters, TransformerLM
+from lightning_fed.models.adapters import adapted_layers
 from lightning_fed.tensors import count_floats
 
 END = 0
@@ -241,6 +244,28 @@ def test_whatever_the_method_a_token_is_to_predict_the_one_that_follows(name: st
     module.update_metrics(module.test_metrics, batch)
     torch.testing.assert_close(module.test_metrics.compute(), {"test/perplexity": expected.exp()})
     assert not countable_on_meta(module)  # such networks look at masks
+
+
+def test_the_command_line_takes_one_where_a_whole_network_is_trained(tmp_path: Path) -> None:
+    """Whoever has networks of the library as options, and whoever has any; another name's error tells of both."""
+    name = "model.init_args.backbone"
+    args = ["fit", "--data=E2E", f"--data.init_args.root={write_e2e(tmp_path)}", "--data.init_args.tokenizer=gpt2"]
+    given = [f"--{name}=TransformerLM", f"--{name}.init_args.name=gpt2", f"--{name}.init_args.num_beams=3"]
+    for method in ("FedAvg", "HOMLoRA"):
+        assert re.search(r"num_beams'?: 3", str(read(method, [*args, f"--model={method}", *given])))
+    with pytest.raises(FederationError, match=r"no 'TransformerML' .did you mean TransformerLM.*known are CNN, .*TransformerQA"):
+        read("FedAvg", [*args, "--model=FedAvg", f"--{name}=TransformerML"])
+
+
+def test_all_linear_layers_are_adapted_but_what_makes_words_as_in_peft() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    network = partial(tiny_lm, config=TINY_GPT2 | {"tie_word_embeddings": False})
+    module = FedAvg(network, 1, adapters=Adapters(r=2, target_modules="all-linear"))
+    module.configure_model()
+    theirs = get_peft_model(network().network, LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=True))
+    expected = {name.removeprefix("base_model.model.") for name in adapted_layers(theirs)}
+    assert {name.removeprefix("backbone.network.") for name in adapted_layers(module)} == expected
 
 
 CUT = ["FedHM", "FedKD", "FedPer", "FedProto", "FedRep", "FedRoD", "LGFedAvg", "PFedLoRA"]
