@@ -38,7 +38,7 @@ class Attack(ABC):
         drawn = np.random.default_rng([seed, ATTACK]).choice(len(clients), size, replace=False)
         return frozenset(clients[place].id for place in drawn)
 
-    def poison(self, data: FederatedDataModule, attackers: Collection[int]) -> None:
+    def poison(self, data: FederatedDataModule, attackers: Collection[int]) -> None:  # noqa: B027 - there may be nothing to do
         """Change what they train on. Default: nothing."""
 
     @abstractmethod
