@@ -12,6 +12,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
+from torch import Tensor
 
 from lightning_fed.data.batches import BatchTransform
 from lightning_fed.data.files.records import Record, read_records
@@ -21,11 +22,15 @@ from lightning_fed.data.partition.natural import ByColumn
 from lightning_fed.data.text.chat import ChatTemplate, Learn
 from lightning_fed.data.text.classification import load_tokenizer
 from lightning_fed.data.text.conversations import Columns, Conversation, conversation_of
+from lightning_fed.data.text.exact_match import ends_with_number, is_exact
+from lightning_fed.data.text.scores import Score, check_scores, score_texts
 from lightning_fed.data.text.token_rows import Packing, TokenRows, write_rows
 from lightning_fed.errors import FederationError, require
 from lightning_fed.options import PositiveInt, require_from
 
 log = logging.getLogger(__name__)
+
+AnswerScore = Literal["exact_match", "last_number", "rouge_l"]
 
 FORMAT = 1
 """Of what is cached; counts up when rows of the same records become others."""
@@ -60,6 +65,9 @@ class Instructions(TableData):
         remove: a pattern of what is taken out of all texts; ``<<.*?>>`` are the calculations in GSM8K's answers.
         padding: the side on which rows are padded.
         packing: whether the rows of a training batch are put one behind the other, without padding. Attention keeps them apart.
+        metrics: what generated answers are scored by, where a network generates: ``exact_match`` and ``last_number``, see
+            :mod:`lightning_fed.data.text.exact_match`, and ``rouge_l`` (of the extra ``nlp``). An answer is compared with the first
+            one of its row.
         label: the column by whose values a partition divides the data, a task, say; None: all are alike.
         client: see :class:`TableData`; ``file``: each file is a client.
         partition: see :class:`FederatedDataModule`; default :class:`IID`.
@@ -82,6 +90,7 @@ class Instructions(TableData):
         remove: str | None = None,
         padding: Literal["right", "left"] = "right",
         packing: bool = False,
+        metrics: Sequence[AnswerScore] = ("exact_match",),
         label: str | None = None,
         client: str | None = None,
         partition: Partitioner | None = None,
@@ -91,6 +100,7 @@ class Instructions(TableData):
         partition = IID() if client is None and partition is None else partition
         super().__init__(client=client, partition=partition, eval_batch_size=eval_batch_size, **kwargs)
         require_from(2, max_length=max_length)
+        check_scores([name for name in metrics if name == "rouge_l"])
         self.path, self.test_path = path, test_path
         self.tokenizer = tokenizer
         self.columns = columns
@@ -102,6 +112,7 @@ class Instructions(TableData):
         self.remove = remove
         self.padding: Literal["right", "left"] = padding
         self.packing = packing
+        self.metrics = metrics
         self.label = label
         self._rows: TokenRows | None = None  # of all records
 
@@ -120,18 +131,35 @@ class Instructions(TableData):
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
         rows = self._tokenised(records)
-        kept = [records[number] for number in rows.parts["records"]]
+        remaining = [records[number] for number in rows.parts["records"]]
         names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))
-        columns = {name: np.array([record.fields.get(name) for record in kept], dtype=object) for name in names}
-        self._refuse_empty_clients(records, kept)
+        columns = {name: np.array([record.fields.get(name) for record in remaining], dtype=object) for name in names}
+        self._refuse_empty_clients(records, remaining)
         require(
             self.label is None or self.label in columns,
             f"{self.path} has the columns {', '.join(names)}, but no label {self.label!r}.",
         )
-        labels = np.zeros(len(kept), np.int64) if self.label is None else columns[self.label].astype(str)
-        sets = None if records[0].role is None else np.array([record.role for record in kept])
-        self._print_first(rows, kept[0])
+        labels = np.zeros(len(remaining), np.int64) if self.label is None else columns[self.label].astype(str)
+        sets = None if records[0].role is None else np.array([record.role for record in remaining])
+        self._print_first(rows, remaining[0])
         return Table(rows, labels, columns, sets, ["row"] if self.label is None else None)
+
+    def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Scores of generated answers, by name: shares of those that are right, and ROUGE-L of
+        :func:`lightning_fed.data.text.scores.score_texts`.
+
+        Args:
+            answers: for each batch, the numbers of its rows, ``(B,)``, and token ids, ``(B, T)``.
+        """
+        assert self._rows is not None  # the data are loaded
+        numbers = [number for rows, _ in answers for number in rows.tolist()]
+        references = self._tokenizer.batch_decode([self._rows.answer(number) for number in numbers], skip_special_tokens=True)
+        texts = self._tokenizer.batch_decode([ids for _, rows in answers for ids in rows.tolist()], skip_special_tokens=True)
+        pairs = [(text.strip(), reference.strip()) for text, reference in zip(texts, references, strict=True)]
+        right = {"exact_match": is_exact, "last_number": ends_with_number}
+        shares = {name: sum(right[name](*pair) for pair in pairs) / len(pairs) for name in self.metrics if name in right}
+        others: list[Score] = [name for name in self.metrics if name == "rouge_l"]
+        return shares | (score_texts(texts, [[reference] for reference in references], others) if others else {})
 
     def fingerprint(self) -> str:
         """See :class:`FederatedDataModule`; of the tokens, too: another template, or another day, is other data."""
@@ -203,12 +231,12 @@ class Instructions(TableData):
 
     def _print_losses(self, rows: TokenRows, records: Sequence[Record]) -> None:
         """How many answers are not whole, or not there."""
-        kept, cut = rows.parts["records"], rows.parts["cut"]
-        gone = np.setdiff1d(np.arange(len(records)), kept)
+        remaining, cut = rows.parts["records"], rows.parts["cut"]
+        gone = np.setdiff1d(np.arange(len(records)), remaining)
         told = [
             f"{len(numbers)} of {len(records)} records are longer than max_length {self.max_length} and {what} "
             f"(the first is {records[numbers[0]].where.removesuffix(',')})"
-            for numbers, what in ((kept[cut], "lost their end"), (gone, "are left out"))
+            for numbers, what in ((remaining[cut], "lost their end"), (gone, "are left out"))
             if len(numbers)
         ]
         if told:
@@ -224,11 +252,11 @@ class Instructions(TableData):
         if not rows.parts["cut"][0] and not special.intersection(ends):
             log.warning(f"The answer of {record.where} ends in {ends[0]!r}, no special token: nobody learns to stop.")
 
-    def _refuse_empty_clients(self, records: Sequence[Record], kept: Sequence[Record]) -> None:
+    def _refuse_empty_clients(self, records: Sequence[Record], remaining: Sequence[Record]) -> None:
         """Clients of whom no record is left would vanish silently."""
         if not isinstance(self.partition, ByColumn):
             return
-        before, after = ({record.fields.get(self.partition.column) for record in some} for some in (records, kept))
+        before, after = ({record.fields.get(self.partition.column) for record in some} for some in (records, remaining))
         gone = sorted(map(str, before - after))
         require(
             not gone,

@@ -73,6 +73,14 @@ class TokenRows(LazyInputs):
         place = slice(*self.parts["starts"][number : number + 2])
         return self.parts["ids"][place], self.parts["learned"][place]
 
+    def answer(self, number: int) -> list[int]:
+        """The first stretch of a row that is learned, token ids."""
+        ids, learned = self.row(number)
+        first = int(learned.argmax())
+        rest = np.flatnonzero(~learned[first:])
+        answer: list[int] = ids[first : first + int(rest[0]) if len(rest) else None].tolist()
+        return answer
+
     def read(self, rows: Tensor) -> dict[str, Tensor]:
         """A batch: ``input_ids``, ``attention_mask`` and targets ``(B, L)``, L a multiple of 8, and the numbers of the rows. The
         target of a token is the next one, where that is learned, else :data:`.IGNORED`.

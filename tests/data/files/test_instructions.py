@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_chats import FORGETFUL, MARKED, UNMARKED, chats, save_chat_tokenizer, write_lines
+from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_tokenizer, write_lines
 
 from lightning_fed.data import Instructions
+from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 
@@ -177,6 +178,37 @@ def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: py
     assert not any("nobody learns to stop" in record.message for record in caplog.records)
     new(tmp_path, chats(2), template=MARKED.replace("m['content'] + '<|im_end|>'", "m['content']")).setup()
     assert any("ends in '3', no special token: nobody learns to stop" in record.message for record in caplog.records)
+
+
+def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> None:
+    data = new(tmp_path, chats(2, turns=2), metrics=["exact_match", "last_number", "rouge_l"])
+    data.setup()
+
+    def scores(*texts: str) -> dict[str, float]:
+        return data.score(
+            [(torch.tensor([row]), torch.tensor([data._tokenizer(text)["input_ids"]])) for row, text in enumerate(texts)]
+        )
+
+    said = [answer for _, answer in QUESTIONS]
+    assert scores(*said) == {"exact_match": 1, "last_number": 0.25, "rouge_l": pytest.approx(1)}
+    assert scores("It is 3", "Hi, hi<|im_end|>")["exact_match"] == 0.5
+    assert scores("It is 3", "Hi, hi")["last_number"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "exact", "last"),
+    [
+        ("so\n#### 1,234", "x <<1+1=2>> #### 1234", True, True),
+        ("so\n#### 12\nno: #### -5", "#### -5", True, True),
+        ("it is $1234.", "#### 1,234", False, True),
+        ("nothing", "#### 3", False, False),
+        ("Not an Entailment!", "not an entailment", True, False),
+        ("not", "not an entailment", False, False),
+    ],
+)
+def test_what_is_right(answer: str, reference: str, exact: bool, last: bool) -> None:
+    assert is_exact(answer, reference) == exact
+    assert ends_with_number(answer, reference) == last
 
 
 def roles(*names: str) -> dict[str, Any]:
