@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import lightning_fed.engines.turn_loop
 
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else the driver's library is looked for whenever somebody asks
     # Thousands of Trainers look for plugins. Installed is while tests run what was installed before.
     lightning_fed.engines.turn_loop.entry_points = registry.entry_points = cache(importlib.metadata.entry_points)
 

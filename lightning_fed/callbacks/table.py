@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.core.aggregation import MEASURED
 from lightning_fed.storage.disk import move_aside, naming
 
 
@@ -50,7 +51,7 @@ def client_rows(run: RunView) -> Iterable[dict[str, Any]]:
         trivial = {} if majority is None else {"majority_accuracy": majority[client.id].item()}
         measured = run.results.get(client.id, {})  # of a client whose turn was lost there is nothing
         row = sizes | named | trivial
-        yield row | {name: value for name, value in measured.items() if name.startswith(("val/", "test/"))}
+        yield row | {name: value for name, value in measured.items() if name.startswith(MEASURED)}
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.messages import STAGES, ClientUpdate
 from lightning_fed.errors import FederationError
 from lightning_fed.formatting import shown
 from lightning_fed.tensors import State, check_dtypes, check_finite, check_fits
@@ -171,7 +171,7 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
 COUNTED = frozenset({"flops", "steps", "batches", "fine_tune/flops"})
 """Metrics of a turn that are sums: of none of them there can be less than nothing."""
 
-MEASURED = ("val/", "test/")
+MEASURED = ("val/", "test/", *(f"{stage}/" for stage in STAGES))
 """What the names of metrics begin with of which there may be no number: NaN of too few examples, infinity of a perplexity."""
 
 

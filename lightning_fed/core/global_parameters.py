@@ -20,27 +20,30 @@ class KeepsGlobalParameters(FederatedModule):
     """
 
     global_parameters: BufferDict
-    """Copies of the shared parameters that learn, by name, as they were when the fit began: as the server sent them, in a
-    federation.
-    """
+    """Copies of what is :meth:`remembered`, by name, as it was when the fit began: as the server sent it, in a federation."""
 
     def configure_model(self) -> None:
         """The networks, and room for copies."""
         was_built = self.is_built
         super().configure_model()
         if not was_built:
-            self.global_parameters = BufferDict(self._learning_shared(), persistent=False)
+            self.global_parameters = BufferDict(self.remembered(), persistent=False)
 
     def on_fit_start(self) -> None:
         """Remember where the fit starts from; a continued one started where its checkpoint says."""
         super().on_fit_start()
         stopped = self.resume.stopped
-        self.global_parameters.update(stopped["global_parameters"] if stopped else self._learning_shared())
+        self.global_parameters.update(stopped["global_parameters"] if stopped else self.remembered())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add where the fit started from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT]["global_parameters"] = dict(self.global_parameters.items())
+
+    def remembered(self) -> dict[str, Tensor]:
+        """What is copied when a fit begins, by name. Default: the shared parameters that learn."""
+        shared = self.shared_names() - self.frozen_names
+        return {name: parameter for name, parameter in self.named_parameters() if name in shared}
 
     def learning(self) -> dict[str, nn.Parameter]:
         """The parameters that there are copies of, by name and in the same order."""
@@ -63,7 +66,3 @@ class KeepsGlobalParameters(FederatedModule):
         """The shared parameters that learn as a server has them: a tied one under each of its names."""
         shared = self.shared_names() - self.frozen_names
         return {name: parameter for name, parameter in self.named_parameters(remove_duplicate=False) if name in shared}
-
-    def _learning_shared(self) -> dict[str, Tensor]:
-        shared = self.shared_names() - self.frozen_names
-        return {name: parameter for name, parameter in self.named_parameters() if name in shared}

@@ -9,6 +9,9 @@ from lightning_fed.tensors import State
 RANK = "rank/"
 """What the names of effective ranks of adapters begin with, among the metrics of an evaluate turn."""
 
+STAGES = "as_received", "personalized", "fine_tuned"
+"""How a client is measured that is never trained with, in a personalize turn: what the names of its metrics begin with."""
+
 PRIVATE_SHARE = "private_share/"
 """The same of how much of a layer's adapters is the client's own."""
 
@@ -52,7 +55,8 @@ class Turn:
 
     Args:
         verb: ``"fit"`` trains and sends an update, ``"evaluate"`` measures the client's model with the broadcast loaded,
-            ``"compute_statistics"`` passes the training data through it and sends its statistics. On public data:
+            ``"personalize"`` measures what a client gets that is never trained with: it trains, and sends and keeps nothing.
+            ``"compute_statistics"`` passes the training data through the model and sends its statistics. On public data:
             ``"predict_public"`` sends what the model says of each example, ``"train_on_public"`` trains it: the server's is sent,
             a client's stays with the client.
         client: whose turn it is; id -1 is the server, whose data are everybody's pooled, or public.
@@ -63,9 +67,10 @@ class Turn:
             client has to start from is of that round.
         fine_tune: whether an evaluate turn fine-tunes the model first, if the method says how.
         turns: how many of the client's fit turns the server has merged.
+        measured_with: what a personalize turn is measured with; it trains from ``broadcast``.
     """
 
-    verb: Literal["fit", "evaluate", "compute_statistics", "predict_public", "train_on_public"]
+    verb: Literal["fit", "evaluate", "personalize", "compute_statistics", "predict_public", "train_on_public"]
     client: ClientInfo
     round: int
     broadcast: Broadcast
@@ -73,6 +78,7 @@ class Turn:
     last_round: int = 0
     fine_tune: bool = True
     turns: int = 0
+    measured_with: Broadcast | None = None
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,8 @@ class PredictionMixin(L.LightningModule):
 
     def make_metrics(self) -> None:
         """Make what validation and test data are measured with, when networks are there."""
-        self.val_metrics = self.configure_metrics().clone(prefix="val/")
-        self.test_metrics = self.configure_metrics().clone(prefix="test/")
+        metrics = self.configure_metrics()
+        self.val_metrics, self.test_metrics = metrics.clone(prefix="val/"), metrics.clone(prefix="test/")
         self.monitor = self.choose_monitor()
 
     @property

@@ -1,6 +1,6 @@
 """A federation's data: many clients that share one copy."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 from zlib import crc32
 
@@ -126,6 +126,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._public: tuple[SharedTensors, Tensor] | None = None  # inputs with their numbers, and which of them are public
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
+        self._unseen: frozenset[int] = frozenset()
 
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
@@ -223,10 +224,20 @@ class FederatedDataModule(L.LightningDataModule):
         return self._datamodule(self._clients[client], self._splits[client])
 
     def pooled(self) -> ClientDataModule:
-        """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on."""
+        """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on. Those of
+        :meth:`set_aside` are nobody's.
+        """
         labels = self._loaded().labels
-        split = union(self._splits)
+        split = union([split for client, split in enumerate(self._splits) if client not in self._unseen])
         return self._datamodule(self._describe(-1, split, labels), split)
+
+    def set_aside(self, unseen: Collection[int]) -> None:
+        """Leave clients that are never trained with out of :meth:`pooled`. Each run says who that is.
+
+        Args:
+            unseen: their ids; none: everybody is pooled.
+        """
+        self._unseen = frozenset(unseen)
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of
@@ -279,7 +290,7 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.stack([(test == guess).float().mean() for test, guess in zip(tests, guesses, strict=True)])
 
     def fingerprint(self) -> str:
-        """Checksum of labels and splits: a run goes on only with the data it began with."""
+        """Checksum of labels and splits, and of who is set aside: a run goes on only with the data it began with."""
         checksum = crc32(self._loaded().labels.numpy().tobytes())
         for split in self._splits:
             for part in split:
@@ -287,6 +298,8 @@ class FederatedDataModule(L.LightningDataModule):
         if self._public is not None:
             data, rows = self._public
             checksum = checksum_of(take(data.images, rows), checksum)
+        if self._unseen:
+            checksum = crc32(str(sorted(self._unseen)).encode(), checksum)
         return f"{checksum:08x}"
 
     # ----------------------------------------------------------------------------------------------- as one datamodule

@@ -23,6 +23,7 @@ WAITING = 2
 VERBS = {
     "fit": "trained",
     "evaluate": "measured",
+    "personalize": "personalized a model for",
     "compute_statistics": "gathered statistics of",
     "predict_public": "let a model predict for",
     "train_on_public": "trained a model of",
@@ -135,7 +136,7 @@ class WorkerPool(ABC):
                         break
                     job = Job(started, turn, states.find(turn.client.id))
                     jobs[worker].append(job)
-                    brings_payload.append(turn.verb != "evaluate")
+                    brings_payload.append(turn.verb not in ("evaluate", "personalize"))
                     payloads += brings_payload[-1]
                     started += 1
                     self.send(worker, job)

@@ -18,6 +18,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -112,7 +113,10 @@ class Trainers:
             gradients: whether there are to be any.
         """
         if gradients not in self._others:
-            self._others[gradients] = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))
+            trainer = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))
+            for loop in (trainer.validate_loop, trainer.test_loop):
+                loop._results = _Results(training=False)
+            self._others[gradients] = trainer
         return self._others[gradients]
 
 
@@ -142,6 +146,7 @@ class _TurnEpochLoop(_TrainingEpochLoop):
 
     def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
         super().__init__(trainer, min_steps, max_steps)
+        self._results = _Results(training=True)
         self._short = False  # whether Lightning's own way through a batch can be shortened
         self._logs_steps = False
         self._logged = 0  # names that are logged at the end of an epoch
@@ -259,6 +264,22 @@ class _TurnEpochLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
         else:
             super().on_advance_end(data_fetcher)
+
+
+class _Results(_ResultCollection):
+    """What is logged. Lightning looks through all of a result for tensors to move to a value's device, whenever one is logged; here
+    it does so where they are elsewhere.
+    """
+
+    def __setitem__(self, name: str, result: _ResultMetric) -> None:
+        result.__class__ = _Result
+        super().__setitem__(name, result)
+
+
+class _Result(_ResultMetric):
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(self, "value", None)  # there is none yet where a metric is logged for the first time
+        return self if own is not None and (own.device,) == args else super().to(*args, **kwargs)
 
 
 def _who(hook: str, objects: Iterable[Any], base: type) -> list[Callable[..., Any]]:

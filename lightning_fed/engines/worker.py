@@ -12,7 +12,7 @@ from torch import OutOfMemoryError
 from lightning_fed.core.client_modules import ClientModules
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.hparams import remedy
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnResult
+from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn, TurnResult
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.phased_module import Phase
 from lightning_fed.data import ClientDataModule, FederatedDataModule
@@ -122,6 +122,20 @@ class Worker:
         """Measure a model: metrics alone."""
         costs = self.fine_tune(module, turn.client.id, turn.round) if turn.fine_tune else {}
         metrics = self.measure(module, self._data_of(turn)) | module.inspect() | costs
+        return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
+
+    def personalize(self, module: FederatedModule, turn: Turn) -> TurnResult:
+        """What a client gets that is never trained with: measured as it received the model; personalized, with what the method
+        keeps of it trained in one turn; and with all trained that the turn trains.
+        """
+        assert turn.measured_with is not None
+        received = self.measure(self.load(turn.client, turn.measured_with, None), self._data_of(turn))
+        trained = self.fit(self.load(turn.client, turn.broadcast, None), replace(turn, evaluate=True))
+        own = self.load(turn.client, turn.measured_with, trained.private)
+        personalized = self.evaluate(own, replace(turn, broadcast=turn.measured_with)).update.metrics
+        metrics = {"flops": trained.update.metrics["flops"]}
+        for stage, found in zip(STAGES, (received, personalized, trained.update.metrics), strict=True):
+            metrics |= {f"{stage}/{name}": value for name, value in found.items() if name.startswith(("val/", "test/"))}
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))
 
     def compute_statistics(self, module: FederatedModule, turn: Turn) -> TurnResult:

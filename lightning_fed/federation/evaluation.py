@@ -1,9 +1,10 @@
 """How good the models are after a round: every client's, and the server's."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
-from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
+from lightning_fed.core.messages import STAGES, Broadcast, ClientUpdate, Turn
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.data import FederatedDataModule
@@ -11,6 +12,7 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import private_shares, spread_all
+from lightning_fed.seeding import UNSEEN, seeded
 from lightning_fed.storage.manifest import Metrics
 from lightning_fed.tensors import State
 
@@ -25,10 +27,11 @@ class Evaluation:
         model: the method.
         server: what has the models.
         data: the clients' data.
-        clients: whose models are measured.
-        eligible_clients: those of them whose data statistics are of.
+        clients: whose models are measured; statistics are of the data of those that take part.
+        unseen: ids of those that are never trained with, who are measured apart.
         local: a worker in this process.
         carry_out: has turns carried out.
+        seed: the run's.
 
     Attributes:
         results: the last measured metrics by client.
@@ -40,14 +43,17 @@ class Evaluation:
         server: Server,
         data: FederatedDataModule,
         clients: Sequence[ClientInfo],
-        eligible_clients: Sequence[ClientInfo],
+        unseen: Collection[int],
         local: Worker,
         carry_out: CarryOut,
+        seed: int,
     ) -> None:
         self.results: dict[int, Metrics] = {}
         self._model, self._server, self._data = model, server, data
-        self._clients, self._eligible_clients = clients, eligible_clients
-        self._local, self._carry_out = local, carry_out
+        self._clients = [client for client in clients if client.id not in unseen]
+        self._unseen = [client for client in clients if client.id in unseen]
+        self._eligible_clients = [client for client in clients if client.takes_part]
+        self._local, self._carry_out, self._seed = local, carry_out, seed
         self._gathered: int | None = None  # the round of which the statistics are
 
     def measure(self, round_number: int, last_rounds: Mapping[int, int], final: bool) -> Metrics:
@@ -91,7 +97,47 @@ class Evaluation:
         spent = [result["fine_tune/flops"] for result in (*self.results.values(), *tuned.values()) if "fine_tune/flops" in result]
         costs = {"fine_tune/flops": sum(spent)} if spent else {}
         of_clients = spread_all("after", self.results.values()) | spread_all("fine_tuned", tuned.values())
-        return of_clients | private_shares(self.results.values()) | of_server | costs
+        row = of_clients | private_shares(self.results.values()) | of_server | costs
+        return row | self._measure_unseen(round_number, row) if self._unseen else row
+
+    def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
+        """What clients get that are never trained with: ``unseen/<stage>/…`` of each of :data:`.STAGES`, and how much more those
+        have that are (``unseen/gap``).
+
+        Args:
+            round_number: the round that has been played.
+            row: what the others came to.
+        """
+        server = copy.copy(self._server)  # on which a round of theirs leaves no trace
+        with seeded(self._seed, UNSEEN, round_number):
+            server.on_round_start(round_number, self._unseen)
+
+        def turns() -> Iterator[Turn]:
+            for client in self._unseen:
+                measured = server.evaluation_broadcast(client)
+                if self._data.at_hand:
+                    yield Turn("personalize", client, round_number, server.broadcast(client), measured_with=measured)
+                else:
+                    yield Turn("evaluate", client, round_number, measured, fine_tune=False)
+
+        flops = 0.0
+        for turn, update in self._carry_out(turns()):
+            check_form(update)
+            stages = "" if turn.verb == "personalize" else f"{STAGES[0]}/"
+            flops += update.metrics.get("flops", 0.0)
+            self.results[update.client] = {f"{stages}{name}": value for name, value in update.metrics.items()}
+        found: Metrics = {}
+        for stage in STAGES:
+            of_stage = [
+                {name.removeprefix(f"{stage}/"): value for name, value in self.results[client.id].items() if name.startswith(stage)}
+                for client in self._unseen
+                if client.id in self.results
+            ]
+            found |= spread_all(f"unseen/{stage}", of_stage)
+        seen, new = (f"{stage}/test_{self._model.monitor}/mean" for stage in ("after", f"unseen/{STAGES[1]}"))
+        if seen in row and new in found:
+            found["unseen/gap"] = row[seen] - found[new]
+        return found | ({"unseen/flops": flops} if flops else {})
 
     def refresh_statistics(self, round_number: int, last_rounds: Mapping[int, int]) -> None:
         """Statistics of the models as they are after a round, once, where the method's models have any."""

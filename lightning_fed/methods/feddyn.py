@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core import ClientInfo, FederationError, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, FederationError, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
@@ -14,7 +14,7 @@ from lightning_fed.nn.proximal import half_squared_distance
 from lightning_fed.options import PositiveFloat, PositiveInt
 
 
-class FedDyn(WholeServerModule):
+class FedDyn(WholeServerModule, KeepsGlobalParameters):
     r"""One model, for which each client changes its own objective so that where all agree everybody's optimum is there.
 
     The server has the model :math:`w` and :math:`h`, a client :math:`g_k`, its gradient where it last was; both begin at zero. A

@@ -1,6 +1,6 @@
 """MOON (Li, He & Song, CVPR 2021, https://arxiv.org/abs/2103.16257), Algorithm 1."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize, softplus
 
-from lightning_fed.core import ClientInfo, Phase, Server, State
+from lightning_fed.core import KeepsGlobalParameters, Phase, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbone, Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
 from lightning_fed.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
-class MOON(WholeServerModule):
+class MOON(WholeServerModule, KeepsGlobalParameters):
     r"""FedAvg whose clients learn representations that are nearer to the server's model's than to those of their own last one.
 
     A client minimises :math:`L_k(w) + \mu\, \ell_\mathrm{con}`, the mean over the batch of
@@ -75,18 +75,14 @@ class MOON(WholeServerModule):
         """None: see :meth:`initialized_from`."""
         return {}
 
-    def _learning_shared(self) -> dict[str, Tensor]:
+    def remembered(self) -> dict[str, Tensor]:
         """All of the network that travels: one in eval mode has statistics, too."""
         shared = self.shared_names()
         return {name: tensor for name, tensor in _of_the_network(self.state_dict()).items() if name in shared}
 
     def after_training(self, reviewed: State) -> None:
         """What was trained is the last model now."""
-        self.previous.update(self._learning_shared())
-
-    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """FedAvg's, whose state is a model."""
-        return Server(self.update_state(), self.weighting, holds_model=True)
+        self.previous.update(self.remembered())
 
     def forward(self, x: Any) -> Tensor:
         """Logits; within :meth:`moon_loss` representations are noted."""

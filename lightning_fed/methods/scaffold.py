@@ -9,7 +9,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fed.core import ClientInfo, FederationError, Phase, Server, ServerUpdate, State
+from lightning_fed.core import ClientInfo, FederationError, KeepsGlobalParameters, Phase, Server, ServerUpdate, State
 from lightning_fed.methods.families.whole_server import WholeServerModule
 from lightning_fed.models import Backbones
 from lightning_fed.nn.buffer_dict import BufferDict
@@ -19,7 +19,7 @@ CONTROL = "control/"
 """What the names of control variates on the wire begin with."""
 
 
-class SCAFFOLD(WholeServerModule):
+class SCAFFOLD(WholeServerModule, KeepsGlobalParameters):
     r"""Steps are corrected by how the client's gradients differ from everybody's, so that clients do not drift apart.
 
     The server has the model :math:`x` and a control variate :math:`c`, a client one of its own, :math:`c_k`; all begin at zero. A

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import ClientUpdate
+from lightning_fed.core.messages import STAGES, ClientUpdate
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
@@ -320,6 +320,60 @@ def who_never_took_part_has_nothing_stored(subject: Subject, folder: Path) -> No
     assert not kept, f"After round 1 something is stored of clients that have only been measured: {kept}."
 
 
+def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folder: Path) -> None:
+    """Who is never trained with takes no turn that is merged, and nothing of it stays: the server is that of a federation in which
+    it is only measured.
+    """
+    engine = Recording()
+    run = subject.fit(rounds=1, participation=1.0, unseen=[2], engine=engine).run
+    turns = {turn.verb for turn in engine.turns if turn.client.id == 2}
+    assert turns == {"personalize"}, f"An unseen client took the turns {listed(sorted(turns))}, expected personalize alone."
+    assert 2 not in run.store, "Something is stored of a client that is never trained with."
+    row = run.history[-1]
+    for stage in STAGES:
+        value = row[f"unseen/{stage}/test_{run.metric}/mean"]
+        assert math.isfinite(value), f"An unseen client's {run.metric} is {value}, {stage.replace('_', ' ')}."
+    if not run.model.centralized:
+        other = subject.fit(rounds=1, participation=1.0, eligible_clients=[0, 1]).run
+        differing = unequal(run.server.state_dict(), other.server.state_dict())
+        assert not differing, f"An unseen client has changed the server's {listed(differing)}."
+        if not run.model.has_private_state and not run.model.fine_tuning_phases():
+            received, personalized = (row[f"unseen/{stage}/test_{run.metric}/mean"] for stage in STAGES[:2])
+            assert received == personalized, "Nothing stays with a client, but one that is never trained with was personalized."
+
+
+def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> None:
+    """Nobody, too: then all stays as it was. A method that says itself who takes part is refused."""
+    options: dict[str, Any] = {"sampling": "poisson", "participation": 0.4, "seed": EMPTY_SECOND, "evaluate_every": 0}
+    servers, watch = ServerStates(), RoundStates()
+    try:
+        run = subject.fit(rounds=3, callbacks=[servers, watch], **options).run
+    except FederationError as error:
+        if "says itself who takes part" in str(error):
+            return
+        raise
+    assert [row["round/clients"] for row in run.history] == [1.0, 0.0, 2.0], "The cohorts are other ones."
+    moved = unequal(servers.states[0], servers.states[1])
+    assert not moved, f"Nobody took part in round 2, but the server has changed: {listed(moved)}."
+    for client, state in watch.states[0].items():
+        moved = unequal(state, watch.states[1][client])
+        assert not moved, f"Nobody took part in round 2, but client {client}'s private state has changed: {listed(moved)}."
+
+
+EMPTY_SECOND = 16
+"""A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
+
+
+class ServerStates(FederationCallback):
+    """Keeps what the server has after each round."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def on_round_end(self, run: RunView) -> None:
+        self.states.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
+
+
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
     """Where those of large networks are counted. A method that looks at numbers has to say so, by ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
@@ -389,6 +443,8 @@ CHECKS = (
     another_seed_gives_other_numbers,
     who_does_not_take_part_keeps_its_private_state,
     who_never_took_part_has_nothing_stored,
+    an_unseen_client_is_personalized_and_leaves_no_trace,
+    a_round_may_have_any_number_of_clients,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,

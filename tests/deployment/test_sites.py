@@ -93,7 +93,9 @@ def test_messages_are_as_small_as_those_of_one_process() -> None:
 
 SENT_BY_DEFINITION = {
     "FedAMP": "a client's own model is what it sends",
+    "FedALA": "the last layers are mixed with those that were trained, and sent, in the client's last turn",
     "FedKD": "the mentee as it was received, which a client keeps to know what has changed",
+    "MOON": "the last model is the one that was trained, and sent, in the client's last turn",
     "PFedSD": "the teacher is the network that was trained, and sent, in the client's last turn",
     "SCAFFOLD": "a client sends how its control variate changes, which at first is all of it",
 }

@@ -9,7 +9,7 @@ from tiny import CLASSES, Net, new_data, sgd
 from tiny_rounds import fit
 from torch import nn
 
-from lightning_fed.methods import APFL, MOON, SCAFFOLD, FedDyn, FedNova
+from lightning_fed.methods import APFL, MOON, SCAFFOLD, FedALA, FedDyn, FedNova
 
 
 class Tied(Net):
@@ -21,7 +21,7 @@ class Tied(Net):
         self.head.weight = self.fc2.weight
 
 
-@pytest.mark.parametrize("method", [APFL, FedDyn, FedNova, MOON, partial(SCAFFOLD, server_lr=0.5)])
+@pytest.mark.parametrize("method", [APFL, FedALA, FedDyn, FedNova, MOON, partial(SCAFFOLD, server_lr=0.5)])
 def test_a_tied_weight_is_one_under_both_of_its_names(method: Any) -> None:
     """With clients of different size, so that equal and unequal weights differ."""
     federation = fit(method(Tied, CLASSES, optimizer=sgd), new_data(3, 120, batch_size=8), rounds=2)

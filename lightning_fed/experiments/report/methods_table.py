@@ -9,6 +9,7 @@ from lightning_fed.experiments.report.comparison import Comparison, comparisons
 from lightning_fed.experiments.report.gap_closed import room_column
 from lightning_fed.experiments.report.layout import BLANK, Column, Entry, Layout
 from lightning_fed.experiments.report.pairing import best_group
+from lightning_fed.experiments.report.runs import UNSEEN
 from lightning_fed.experiments.report.statistics import CONFIDENCE, Estimate, holm
 from lightning_fed.experiments.report.views import rough
 from lightning_fed.experiments.sweep.plan import Published, ReportOptions
@@ -37,6 +38,10 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
     columns += [_measure_column(comparison, measure) for measure in measures]
     if len(methods) > 1:
         columns.append(_difference_column(comparison, apart))
+    for stage in UNSEEN:
+        if (name := f"unseen_{stage}") in comparison.runs and comparison.runs[name].notna().any():
+            values = {method: group[name] for method, group in methods.items()}
+            columns.append(_unseen_column(comparison, f"unseen, {stage.replace('_', ' ')}", values))
     columns += [_cost_column(comparison, name, cost) for name, cost in _costs(comparison.runs).items()]
     if theirs:
         columns.append(Column("published", lambda method: Entry(_said_elsewhere(theirs[method])) if method in theirs else BLANK))
@@ -64,6 +69,12 @@ def _measure_column(comparison: Comparison, measure: str) -> Column:
     unit = " (%)" if comparison.scale == 100.0 else ""
     name = f"{comparison.measures[measure]}{unit}"
     return Column(name, lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits), method in best))
+
+
+def _unseen_column(comparison: Comparison, name: str, values: Mapping[str, pd.Series]) -> Column:
+    """Of clients that are never trained with."""
+    unit = " (%)" if comparison.scale == 100.0 else ""
+    return Column(f"{name}{unit}", lambda method: Entry(spread(values[method] * comparison.scale, comparison.digits)))
 
 
 def _cost_column(comparison: Comparison, name: str, cost: Callable[[pd.DataFrame], str]) -> Column:

@@ -17,6 +17,9 @@ from lightning_fed.experiments.report.views import COSTS, Cost, View, lower_is_b
 KEY = ("method", "setting", "partition", "seed")
 """Columns that say which run a row is of."""
 
+UNSEEN = "as_received", "personalized", "fine_tuned"
+"""How clients are measured that are never trained with."""
+
 MONITOR = "monitor"
 """The metric that each run's method reports itself by."""
 
@@ -50,7 +53,8 @@ def load_runs(
         validation data, ``best``, that at the round ``best_round`` that is best on test data, and with ``at="mean10"``, say,
         ``mean10``; with ``equal="flops"``, say, ``equal_flops``, the value (``at`` which round, among those that count) and
         ``equal_flops_budget``; over the clients as last measured, ``worst_tenth``, the mean of the worst tenth of them, ``pooled``,
-        each weighted by its test examples, and ``majority``, the accuracy of each client's most frequent label; of the whole run
+        each weighted by its test examples, and ``majority``, the accuracy of each client's most frequent label; ``unseen_<stage>``
+        of clients that are never trained with, where there are any, in the last round; of the whole run
         ``bytes``, ``flops`` of the clients' training, ``server_flops`` of what the server itself learned and predicted, and
         ``seconds`` (training, aggregation and measuring); ``target_round``, ``target_bytes``, ``target_flops``; ``folder``. What is
         not known is NaN.
@@ -130,6 +134,7 @@ def _row(run: RunFolder, rounds: pd.DataFrame, metric: str, view: View, target: 
         **{"metric": metric, "monitor": run.monitor, "lower_is_better": lower},
         **_views(rounds, metric, view, lower),
         **_of_clients(run, metric, lower),
+        **_of_unseen(rounds, metric),
         "bytes": rounds["traffic/total_bytes"].iloc[-1],
         "flops": rounds["compute/total_flops"].iloc[-1],
         "server_flops": rounds["server/total_flops"].iloc[-1] if "server/total_flops" in rounds else 0.0,
@@ -196,6 +201,12 @@ def _of_clients(run: RunFolder, metric: str, lower: bool) -> dict[str, float]:
         "pooled": (measured[column] * measured["test"]).sum() / measured["test"].sum(),
         "majority": clients["majority_accuracy"].mean() if "majority_accuracy" in clients else math.nan,
     }
+
+
+def _of_unseen(rounds: pd.DataFrame, metric: str) -> dict[str, float]:
+    """What clients reached in the last round that were never trained with, where there are any."""
+    columns = {stage: f"unseen/{stage}/test_{measure_of(metric)}/mean" for stage in UNSEEN}
+    return {f"unseen_{stage}": rounds[name].dropna().iloc[-1] for stage, name in columns.items() if name in rounds}
 
 
 def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) -> dict[str, float]:

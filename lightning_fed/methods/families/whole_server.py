@@ -1,10 +1,10 @@
 """Clients that keep something beside a model which they share as a whole."""
 
-from lightning_fed.core import KeepsGlobalParameters, State
+from lightning_fed.core import FederatedModule, State
 
 
-class WholeServerModule(KeepsGlobalParameters):
-    """What FedDyn, MOON and SCAFFOLD have in common: what stays with a client is no part of what it predicts with.
+class WholeServerModule(FederatedModule):
+    """What FedALA, FedDyn, MOON and SCAFFOLD have in common: what stays with a client is no part of what it predicts with.
 
     Args:
         **kwargs: see :class:`.FederatedModule`.
@@ -17,4 +17,5 @@ class WholeServerModule(KeepsGlobalParameters):
 
     def export_state(self, private: bool = True) -> State:
         """The model, without what a client keeps beside it."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in self._private}
+        kept = self._private | self._statistics
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in kept}
