@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import lightning as L
 from jsonargparse.typing import PositiveFloat
@@ -38,6 +38,7 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.cohorts import Sampling
 from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
@@ -75,6 +76,11 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
         eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model,
             are only measured. None: all.
+        sampling: ``fixed``: a round has always as many clients, drawn without replacement; ``poisson``: each client takes part with
+            the probability ``participation``, independently of the others, so that a round may have any number of them, or nobody.
+        dropout: probability with which a participant drops out of a round: it has received the model, and nothing of it arrives;
+            its private state stays.
+        quorum: share of a round's participants that must not drop out; of a round with fewer nothing is merged.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
             the training has ended (``unseen/…``). None: nobody.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
@@ -110,6 +116,9 @@ class Federation:
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
         eligible_clients: list[NonNegativeInt] | None = None,
+        sampling: Sampling = "fixed",
+        dropout: ClosedUnitInterval = 0.0,
+        quorum: ClosedUnitInterval = 0.0,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
@@ -130,6 +139,11 @@ class Federation:
     ) -> None:
         if not 0 < participation <= 1:
             raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
+        if not (sampling in get_args(Sampling) and 0 <= dropout < 1 and 0 <= quorum <= 1):
+            raise FederationError(
+                f"Got sampling={sampling}, dropout={dropout}, quorum={quorum}: give fixed or poisson, a probability below 1, and a "
+                "share from 0 to 1."
+            )
         if rounds < 1:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
@@ -154,6 +168,9 @@ class Federation:
             rounds,
             participation,
             eligible_clients,
+            sampling,
+            dropout,
+            quorum,
             unseen,
             seed,
             evaluate_every,

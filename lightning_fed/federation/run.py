@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
@@ -26,12 +25,12 @@ from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.cohorts import draw_unseen, eligible
+from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, isolated, seeded
+from lightning_fed.seeding import INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
@@ -93,8 +92,13 @@ class Run:
         chosen = model.cohort(self.eligible_clients, 1, self.seed)
         if chosen is not None and not {client.id for client in chosen} & {client.id for client in self.eligible_clients}:
             raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
-        drawn = max(1, round(settings.participation * len(self.eligible_clients)))
+        drawn = cohort_size(self.eligible_clients, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
+        if (settings.sampling != "fixed" or settings.dropout) and (model.centralized or chosen is not None):
+            raise FederationError(
+                f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
+                "takes part in a round: leave them out."
+            )
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
@@ -198,7 +202,7 @@ class Run:
         Trainer, it meets all that can be wrong with them.
         """
         self.round = 1
-        client, *_ = self._draw_cohort()
+        client, *_ = self._draw_cohort() or self.eligible_clients
         worker = replace(self._spec, new_trainer=partial(self._spec.new_trainer, max_steps=1)).worker()
         worker.run_turn(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
@@ -228,20 +232,21 @@ class Run:
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
-        stream = np.random.default_rng([self.seed, COHORT, self.round])
-        drawn = stream.choice(len(self.eligible_clients), self.cohort_size, replace=False)
-        cohort = [self.eligible_clients[k] for k in sorted(drawn)]
         if self.model.centralized:
             cohort = [self.data.pooled().info]
         elif (chosen := self.model.cohort(self.eligible_clients, self.round, self.seed)) is not None:
             cohort = sorted(chosen, key=lambda client: client.id)
+        else:
+            settings = self.settings
+            cohort = draw_cohort(self.eligible_clients, settings.sampling, settings.participation, self.seed, self.round)
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.on_round_start(self.round, cohort)
         return cohort
 
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """The cohort's updates, as they are merged."""
-        for update in self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns):
+        away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
+        for update in self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away):
             self._call("on_turn_end", update)
             yield update
 
@@ -265,6 +270,8 @@ class Run:
         updates = self._turns.updates
         row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
+        if self.settings.sampling == "poisson":
+            row["round/clients"] = float(cohort_size)
         if lost := cohort_size - len(updates):
             row["round/failed_clients"] = float(lost)
         return row
@@ -416,6 +423,9 @@ class Run:
             self.model,
             self.data,
             participation=self.settings.participation,
+            sampling=self.settings.sampling,
+            dropout=self.settings.dropout,
+            quorum=self.settings.quorum,
             compression=asdict(self.settings.compression),
         )
 

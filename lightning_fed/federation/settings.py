@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed.engines.compression import Compression
-from lightning_fed.federation.cohorts import Unseen
+from lightning_fed.federation.cohorts import Sampling, Unseen
 from lightning_fed.storage.checkpoint import Keep
 
 
@@ -19,6 +19,9 @@ class RunSettings:
         rounds: how many rounds there are.
         participation: share of the clients that take part in a round.
         eligible_clients: ids of those among whom they are drawn; None: all.
+        sampling: whether a cohort has always as many clients, or is a Poisson sample.
+        dropout: with which probability a participant drops out of a round.
+        quorum: share of a cohort that has to stay.
         unseen: share of the clients that are never trained with, or their ids; None: nobody.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
@@ -39,6 +42,9 @@ class RunSettings:
     rounds: int
     participation: float
     eligible_clients: Collection[int] | None
+    sampling: Sampling
+    dropout: float
+    quorum: float
     unseen: Unseen
     seed: int
     evaluate_every: int | None

@@ -342,6 +342,38 @@ def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folde
             assert received == personalized, "Nothing stays with a client, but one that is never trained with was personalized."
 
 
+def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> None:
+    """Nobody, too: then all stays as it was. A method that says itself who takes part is refused."""
+    options: dict[str, Any] = {"sampling": "poisson", "participation": 0.4, "seed": EMPTY_SECOND, "evaluate_every": 0}
+    servers, watch = ServerStates(), RoundStates()
+    try:
+        run = subject.fit(rounds=3, callbacks=[servers, watch], **options).run
+    except FederationError as error:
+        if "says itself who takes part" in str(error):
+            return
+        raise
+    assert [row["round/clients"] for row in run.history] == [1.0, 0.0, 2.0], "The cohorts are other ones."
+    moved = unequal(servers.states[0], servers.states[1])
+    assert not moved, f"Nobody took part in round 2, but the server has changed: {listed(moved)}."
+    for client, state in watch.states[0].items():
+        moved = unequal(state, watch.states[1][client])
+        assert not moved, f"Nobody took part in round 2, but client {client}'s private state has changed: {listed(moved)}."
+
+
+EMPTY_SECOND = 16
+"""A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
+
+
+class ServerStates(FederationCallback):
+    """Keeps what the server has after each round."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def on_round_end(self, run: RunView) -> None:
+        self.states.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
+
+
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
     """Where those of large networks are counted. A method that looks at numbers has to say so, by ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
@@ -412,6 +444,7 @@ CHECKS = (
     who_does_not_take_part_keeps_its_private_state,
     who_never_took_part_has_nothing_stored,
     an_unseen_client_is_personalized_and_leaves_no_trace,
+    a_round_may_have_any_number_of_clients,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,
