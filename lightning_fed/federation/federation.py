@@ -47,6 +47,7 @@ from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt, require_from
+from lightning_fed.privacy import ClientDP
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -86,6 +87,7 @@ class Federation:
         aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
             takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
             :class:`.ClippedMean`. None: the mean.
+        privacy: differential privacy of clients, :class:`.ClientDP`, for methods whose server takes a mean. None: none.
         attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
             :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
@@ -127,6 +129,7 @@ class Federation:
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
         aggregation: Aggregation | None = None,
+        privacy: ClientDP | None = None,
         attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
@@ -164,6 +167,9 @@ class Federation:
             )
         if stop_at_target and target is None:
             raise FederationError("stop_at_target is set, but there is no target: give the value to reach, or leave it out.")
+        key = None if privacy is None else privacy.key
+        if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
+            raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
@@ -181,6 +187,7 @@ class Federation:
             dropout,
             quorum,
             aggregation,
+            privacy,
             attack,
             unseen,
             seed,
@@ -276,6 +283,8 @@ class Federation:
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
+        if (privacy := self.settings.privacy) is not None:
+            tried.settings = replace(tried.settings, privacy=replace(privacy, noise="seeded", key=None))
         with tried._opened(model, datamodule, None) as run:
             run.dry_run()
 
