@@ -48,6 +48,7 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt, require_from
 from lightning_fed.privacy import ClientDP
+from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -64,6 +65,7 @@ from lightning_fed.storage.run_folder import (
     run_folder_of,
     without_a_round,
 )
+from lightning_fed.tensors import count_floats
 
 log = logging.getLogger(__name__)
 
@@ -280,13 +282,42 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong.
         """
+        with self._unwritten()._opened(model, datamodule, None) as run:
+            run.dry_run()
+
+    @lines_shown()
+    def privacy(self, model: FederatedModule, datamodule: FederatedDataModule) -> dict[int, float]:
+        """Say what the rounds of a configuration cost in privacy, and whether it can be expected to learn; nothing is trained.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+
+        Returns:
+            ε by round, at ten rounds up to the last.
+
+        Raises:
+            FederationError: when something the user can change is wrong, or nothing is private.
+        """
+        with self._unwritten()._opened(model, datamodule, None) as run:
+            mechanism = run.server.privacy
+            if not isinstance(mechanism, GaussianMechanism):
+                raise FederationError("Nothing is private: set federation.privacy (class_path: ClientDP).")
+            rounds = self.settings.rounds
+            spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
+            for round, value in spent.items():
+                log.info(f"after {round} rounds: ε = {value:.3f}")
+            log.info(mechanism.forecast(count_floats(run.server.state), rounds))
+        return spent
+
+    def _unwritten(self) -> "Federation":
+        """This federation, of which nothing is written."""
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
-        if (privacy := self.settings.privacy) is not None:
-            tried.settings = replace(tried.settings, privacy=replace(privacy, noise="seeded", key=None))
-        with tried._opened(model, datamodule, None) as run:
-            run.dry_run()
+        if (private := self.settings.privacy) is not None:
+            tried.settings = replace(tried.settings, privacy=replace(private, noise="seeded", key=None))
+        return tried
 
     @lines_shown()
     def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, Shuffled, assert_same, momentum, new_data, new_federation, new_method, same
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    Shuffled,
+    assert_same,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    same,
+)
 
 from lightning_fed.core.robust import Median
 from lightning_fed.core.server import OptimizerUpdate
@@ -19,6 +32,7 @@ from lightning_fed.methods import FedAvg, FedBN, PFedLoRA
 from lightning_fed.nn.server_optimizers import ServerSGD
 from lightning_fed.privacy import AdaptiveClip, ClientDP
 from lightning_fed.privacy.accounting import epsilon
+from lightning_fed.privacy.noise import SeededNoise
 from lightning_fed.tensors import count_floats
 
 pytest.importorskip("dp_accounting")
@@ -187,3 +201,31 @@ def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], mes
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         dp(**options)
+
+
+MAY = ["FedAvg", "FedProx", "FedBN", "FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA", "Ditto", "FFALoRA", "HOMLoRA"]
+
+
+@pytest.mark.parametrize("name", MAY)
+def test_methods_whose_server_is_a_mean_may(name: str) -> None:
+    method = new_method(name)
+    method.configure_model()
+    server = method.new_server(data_for(name, num_clients=3, size=60).clients)
+    buffers = [buffer for buffer, _ in method.named_buffers()]
+    mechanism = dp().mechanism(3, 1.0, 1, SeededNoise(0))
+    server.protect_with(mechanism, mechanism.combine, buffers, name)
+    server.aggregate([])
+    assert mechanism.rounds == 1
+
+
+def test_the_verb_says_what_rounds_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without a key, and without a folder."""
+    privacy = ClientDP(clip=0.5, delta=0.01, epsilon=3.0, noise="secret", key=tmp_path / "key")
+    federation = new_federation(20, privacy=privacy, run_dir=tmp_path / "runs", **poisson)
+    spent = federation.privacy(model(), new_data(4, 100))
+    assert list(spent) == list(range(2, 21, 2))
+    assert 2.98 < spent[20] <= 3.0
+    assert f"after 20 rounds: ε = {spent[20]:.3f}" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FederationError, match="Nothing is private"):
+        new_federation(1).privacy(model(), new_data(4, 100))

@@ -66,6 +66,6 @@ def test_an_epsilon_that_no_noise_gives_is_refused() -> None:
 
 
 def test_a_generous_epsilon_gets_the_smallest_noise() -> None:
-    found = noise_multiplier(0.01, 1e4, 1, 1e-3)
-    assert 0.05 <= found <= 0.125
-    assert epsilon(0.01, found, 1, 1e-3) <= 1e4
+    found = noise_multiplier(0.01, 100, 1, 1e-3)
+    assert 0.05 <= found <= 0.25
+    assert epsilon(0.01, found, 1, 1e-3) <= 100
