@@ -24,6 +24,9 @@ datasets = pytest.importorskip("datasets")
 
 BATCH = 4
 
+CHECKPOINTING = "activation_checkpointing" if hasattr(trl.SFTConfig, "activation_checkpointing") else "gradient_checkpointing"
+"""What transformers 5.24 calls otherwise."""
+
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +70,7 @@ def theirs(tmp_path: Path, network: Any, records: list[Any], template: str = MAR
         **{"output_dir": str(tmp_path / "trl"), "per_device_train_batch_size": BATCH, "num_train_epochs": 1, "learning_rate": 1e-2},
         **{"lr_scheduler_type": "constant", "weight_decay": 0.0, "max_grad_norm": 1.0, "report_to": [], "use_cpu": True},
         **{"save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "bf16": False},
-        **{"train_sampling_strategy": "sequential"},
+        **{"train_sampling_strategy": "sequential", CHECKPOINTING: False},
     }
     config = trl.SFTConfig(**defaults | options)
     return trl.SFTTrainer(network, config, train_dataset=datasets.Dataset.from_list(records), processing_class=tokenizer)
