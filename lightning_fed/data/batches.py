@@ -49,6 +49,8 @@ def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
 
 def join(first: Inputs, second: Inputs) -> Inputs:
     """The examples of both."""
+    if isinstance(first, Taken) and isinstance(second, Taken) and first.inputs is second.inputs:
+        return Taken(first.inputs, torch.cat([first.rows, second.rows]))
     if isinstance(first, LazyInputs) and isinstance(second, LazyInputs):
         return Joined(first, second)
     if isinstance(first, Tensor) and isinstance(second, Tensor):
@@ -231,11 +233,11 @@ class SharedTensors(Dataset[Batch]):
     def __getitem__(self, indices: Tensor) -> Batch:
         """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
         labels = self.labels[indices]
-        if isinstance(self.images, LazyInputs):
-            return self.images.read(indices), labels
-        if isinstance(self.images, Tensor):
-            return self.images[indices], labels
-        inputs = trimmed({name: tensor[indices] for name, tensor in self.images.items()})
+        read = self.images.read(indices) if isinstance(self.images, LazyInputs) else take(self.images, indices)
+        if isinstance(read, Tensor):
+            return read, labels
+        assert isinstance(read, dict)
+        inputs = read if isinstance(self.images, LazyInputs) else trimmed(read)
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 

@@ -7,9 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import STAGES, ClientUpdate
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.robust import Median
+from lightning_fed.core.server import PartialUpdate, ServerUpdate
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -360,6 +364,22 @@ def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> No
         assert not moved, f"Nobody took part in round 2, but client {client}'s private state has changed: {listed(moved)}."
 
 
+def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: Path) -> None:
+    """Where a server takes a mean of models that are all alike, it can as well take the median, entry by entry."""
+    engine = Recording()
+    try:
+        run = subject.fit(rounds=1, participation=1.0, engine=engine, aggregation=Median()).run
+    except FederationError as error:
+        if "its server does not take a mean of models that are all alike" in str(error):
+            return
+        raise
+    if type(run.server.update) in (ServerUpdate, PartialUpdate):
+        sent = [update.state for _, update in engine.fits()]
+        medians = {name: torch.stack([state[name] for state in sent]).median(dim=0).values for name in sent[0]}
+        differing = unequal({name: run.server.state[name] for name in medians}, medians)
+        assert not differing, f"The server's {listed(differing)} is not the median of what was sent."
+
+
 EMPTY_SECOND = 16
 """A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
 
@@ -445,6 +465,7 @@ CHECKS = (
     who_never_took_part_has_nothing_stored,
     an_unseen_client_is_personalized_and_leaves_no_trace,
     a_round_may_have_any_number_of_clients,
+    a_robust_rule_combines_what_is_sent_or_is_refused,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,
