@@ -31,6 +31,7 @@ from lightning_fed.callbacks import (
     TensorBoardPage,
 )
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.robust import Aggregation
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.compression import NONE, Compression
@@ -38,6 +39,7 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling
 from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
@@ -81,6 +83,11 @@ class Federation:
         dropout: probability with which a participant drops out of a round: it has received the model, and nothing of it arrives;
             its private state stays.
         quorum: share of a round's participants that must not drop out; of a round with fewer nothing is merged.
+        aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
+            takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
+            :class:`.ClippedMean`. None: the mean.
+        attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
+            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
             the training has ended (``unseen/…``). None: nobody.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
@@ -119,6 +126,8 @@ class Federation:
         sampling: Sampling = "fixed",
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
+        aggregation: Aggregation | None = None,
+        attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
@@ -171,6 +180,8 @@ class Federation:
             sampling,
             dropout,
             quorum,
+            aggregation,
+            attack,
             unseen,
             seed,
             evaluate_every,
@@ -420,6 +431,7 @@ class Federation:
         model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
         model.know_classes(datamodule.num_classes)
         model.know_task(datamodule.problem)
+        model.know_data(datamodule)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
@@ -30,7 +31,7 @@ from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.seeding import INITIAL, SERVER_ROUND, isolated, seeded
+from lightning_fed.seeding import ATTACK, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
@@ -83,6 +84,10 @@ class Run:
         among = eligible(settings.eligible_clients, self.unseen, len(self.clients), pooling)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.eligible_clients = [client for client in self.clients if client.takes_part]
+        self.attackers = settings.attack.attackers(self.eligible_clients, self.seed) if settings.attack else frozenset[int]()
+        data.flip_labels(())
+        if settings.attack is not None:
+            settings.attack.poison(data, self.attackers)
         if settings.patience is not None and not any(client.num_val for client in self.clients):
             raise FederationError(
                 f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
@@ -94,7 +99,9 @@ class Run:
             raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
         drawn = cohort_size(self.eligible_clients, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
-        if (settings.sampling != "fixed" or settings.dropout) and (model.centralized or chosen is not None):
+        if (settings.sampling != "fixed" or settings.dropout) and (
+            model.centralized or type(model).cohort is not FederatedModule.cohort
+        ):
             raise FederationError(
                 f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
                 "takes part in a round: leave them out."
@@ -109,6 +116,13 @@ class Run:
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.new_server(self.clients)
+        if (rule := settings.aggregation) is not None:
+            self.server.aggregate_with(rule, [name for name, _ in model.named_buffers()], type(model).__name__)
+            if self.cohort_size < rule.least:
+                raise FederationError(
+                    f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
+                    "cohorts, or expect fewer attackers."
+                )
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
@@ -138,8 +152,9 @@ class Run:
         if checkpoint is not None:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models that are asked for; turns are the engine's
+        honest = [client for client in self.clients if client.id not in self.attackers]
         self._evaluation = Evaluation(
-            model, self.server, data, self.clients, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
+            model, self.server, data, honest, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
         )
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
@@ -214,7 +229,8 @@ class Run:
         metrics |= self._train_on_server(cohort)
         row = self._with_costs(metrics, len(cohort))
         if due:
-            row |= spread_all("before", [update.metrics for update in self._turns.updates]) | self._evaluate()
+            honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
+            row |= spread_all("before", honest) | self._evaluate()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # now it is known which round is the last one
@@ -246,7 +262,11 @@ class Run:
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """The cohort's updates, as they are merged."""
         away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
-        for update in self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away):
+        updates = self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away)
+        if self.settings.attack is not None:
+            stream = np.random.default_rng([self.seed, ATTACK, self.round])
+            updates = self.settings.attack.sent(updates, self.attackers, self.server.state, stream)
+        for update in updates:
             self._call("on_turn_end", update)
             yield update
 
@@ -426,6 +446,8 @@ class Run:
             sampling=self.settings.sampling,
             dropout=self.settings.dropout,
             quorum=self.settings.quorum,
+            aggregation=repr(self.settings.aggregation),
+            attack=repr(self.settings.attack),
             compression=asdict(self.settings.compression),
         )
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
+from lightning_fed.core.robust import Aggregation
 from lightning_fed.engines.compression import Compression
+from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling, Unseen
 from lightning_fed.storage.checkpoint import Keep
 
@@ -22,6 +24,8 @@ class RunSettings:
         sampling: whether a cohort has always as many clients, or is a Poisson sample.
         dropout: with which probability a participant drops out of a round.
         quorum: share of a cohort that has to stay.
+        aggregation: how updates are combined, instead of by the mean; None: by the mean.
+        attack: what hostile clients do; None: there are none.
         unseen: share of the clients that are never trained with, or their ids; None: nobody.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
@@ -45,6 +49,8 @@ class RunSettings:
     sampling: Sampling
     dropout: float
     quorum: float
+    aggregation: Aggregation | None
+    attack: Attack | None
     unseen: Unseen
     seed: int
     evaluate_every: int | None
