@@ -241,6 +241,12 @@ class SharedTensors(Dataset[Batch]):
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
 
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Of one example as a network gets it; None where it gets several tensors by name."""
+        inputs, _ = self[torch.zeros(1, dtype=torch.int64)]
+        return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
+
     def targets(self, indices: Tensor) -> Tensor:
         """What is to be predicted of examples."""
         named = self.images.get(TARGETS) if isinstance(self.images, dict) else None

@@ -212,6 +212,11 @@ class FederatedDataModule(L.LightningDataModule):
         return len(self._splits)
 
     @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Of one example as a network gets it; None where it gets several tensors by name, or nobody here has looked at any."""
+        return self._loaded().input_shape if self.at_hand else None
+
+    @property
     def clients(self) -> list[ClientInfo]:
         """What is known about each client, in order of their ids."""
         self._loaded()

@@ -471,6 +471,7 @@ class Federation:
         model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
         model.know_classes(datamodule.num_classes)
         model.know_task(datamodule.problem)
+        model.know_data(datamodule)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)

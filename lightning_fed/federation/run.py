@@ -104,7 +104,9 @@ class Run:
             raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
         drawn = cohort_size(self.eligible_clients, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
-        if (settings.sampling != "fixed" or settings.dropout) and (model.centralized or chosen is not None):
+        if (settings.sampling != "fixed" or settings.dropout) and (
+            model.centralized or type(model).cohort is not FederatedModule.cohort
+        ):
             raise FederationError(
                 f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
                 "takes part in a round: leave them out."
