@@ -27,6 +27,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx-mathjax-offline",  # the site fetches nothing from elsewhere
@@ -56,6 +57,7 @@ html_theme = "furo"
 html_title = "lightning-fed"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
     "top_of_page_buttons": [],
 }
@@ -81,6 +83,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 autosummary_generate = False
 autodoc_inherit_docstrings = False  # an override without a text means what the method it overrides says
+autodoc_preserve_defaults = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"

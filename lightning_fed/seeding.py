@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING, COMPRESSION, ORDER, UNSEEN = range(11)
+COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING, COMPRESSION, ORDER = range(10)
+UNSEEN, DROPOUT, ATTACK = range(10, 13)
 """What a stream is for, so that streams of different use never coincide."""
 
 

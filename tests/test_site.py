@@ -91,7 +91,7 @@ def test_types_are_written_as_one_reads_them() -> None:
     kinds = {options.name_of(action): options.kind_of(action) for action in options.shown(parser)}
     assert kinds["--adapter"] == "'reduction' | 'factorized'"
     assert (kinds["--optimizer"], kinds["--gradient_clip"]) == ("Optimizer", "PositiveFloat | None")
-    assert kinds["--backbone"] == "list[ImportPath | Backbone] | ImportPath | Backbone"
+    assert kinds["--backbone"] == "list[ImportPath | TrainableNetwork] | ImportPath | TrainableNetwork"
 
 
 # -------------------------------------------------------------------------------------------------------------------- API

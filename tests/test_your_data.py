@@ -16,7 +16,18 @@ BLOCKS = re.findall(r"```(python|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_the_page_has_an_example_of_each() -> None:
-    named = {"ArrayFiles", "ByColumn", "CSVFiles", "HFDataset", "ImageFolder", "InMemory", "LazyInputs", "TableData", "TextFiles"}
+    named = {
+        "ArrayFiles",
+        "ByColumn",
+        "CSVFiles",
+        "HFDataset",
+        "ImageFolder",
+        "InMemory",
+        "Instructions",
+        "LazyInputs",
+        "TableData",
+    }
+    named |= {"TextFiles"}
     text = "".join(code for _, code in BLOCKS)
     assert named <= {*lightning_fed.data.__all__}
     assert {name for name in named if name not in text} == set()

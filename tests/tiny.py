@@ -95,6 +95,7 @@ ON_TINY_DATA: dict[str, dict[str, Any]] = {
     "DSFL": {"open_size": 10, "distill_epochs": 1, "distill_batch_size": 8},
     "FedDF": {"distill_steps": 3, "distill_batch_size": 8},
     "FedET": {"distill_steps": 3, "distill_batch_size": 8},
+    "Floco": {"corners": 2, "tau": 2},
     "PFedGate": {"input_shape": (3, 4, 4)},
     "PerFedAvg": {"steps": 3},
 }

@@ -46,8 +46,9 @@ class ProgressBar(FederationCallback):
         """Move a little within the round, so that a long one is seen to live."""
         assert self._progress is not None
         self._turns += 1
-        done = run.round - 1 + self._turns / (run.cohort_size + 1)
-        self._progress.update(self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{run.cohort_size}")
+        size = len(run.server.cohort)
+        done = run.round - 1 + self._turns / (size + 1)
+        self._progress.update(self._task, completed=int(done), status=f"{self._accuracy} client {self._turns}/{size}")
 
     def on_round_end(self, run: RunView) -> None:
         """Complete the round and show the accuracy."""

@@ -110,6 +110,7 @@ def play(request: "CellRequest", at_exit: FastExit) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    os.environ.update(request.variables)
     sys.argv[1:] = request.args
     at_exit.code = 1  # of what is not caught
     try:

@@ -25,7 +25,7 @@ from lightning_fed.formatting import nearest
 from lightning_fed.models import Adapters, TrainableNetwork, Transformer
 from lightning_fed.options import parameters_of
 
-HELP = "see lightning-fed fit --help and --model.help {method}"
+HELP = "see lightning-fed fit --help and --{block}.help {of}"
 
 OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "nesterov"}
 """Options that belong to an optimizer, wherever they were looked for."""
@@ -185,8 +185,10 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
     elif keys and "there is no" in text and (group := GROUPS.get(keys[-1].rpartition(".")[2])):
         text = f"got {_given(message)}, expected options by name: {', '.join(field.name for field in fields(group))}"
-    method = path.rpartition(".")[2] if keys[:1] == ["model"] and (path := _whose(message, "is not accepted")) else "PFedLoRA"
-    return f"{text}; {HELP.format(method=method)}" if "unrecognized arguments" in text or "not accept" in text else text
+    if "unrecognized arguments" not in text and "not accept" not in text:
+        return text
+    of = _whose(message, "is not accepted").rpartition(".")[2] if keys in (["model"], ["data"]) else ""
+    return f"{text}; {HELP.format(block=keys[0], of=of) if of else HELP.format(block='model', of='PFedLoRA')}"
 
 
 def _place(option: str, names: Collection[str] = ("optimizer",)) -> str:

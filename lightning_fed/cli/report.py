@@ -10,6 +10,9 @@ from rich.console import Console
 from lightning_fed.cli.options import Options
 from lightning_fed.errors import FederationError
 
+WIDEST = 10_000
+"""Characters of a line in a file or a pipe, where nothing is to be folded."""
+
 TEXT = "Tables and pictures of finished runs, from their files alone."
 
 
@@ -40,7 +43,7 @@ def run(args: Sequence[str]) -> None:
     asked = {key: getattr(given, key) for key in ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "room")}
     report = report_on(given.folders, **asked)
     if given.format == "terminal":
-        report.show(Console())
+        report.show(Console() if sys.stdout.isatty() else Console(width=WIDEST))
     else:
         print(report.text(given.format), end="")
     if given.output:

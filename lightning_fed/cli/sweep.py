@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -14,6 +13,7 @@ from rich.console import Console
 from lightning_fed.cli.options import Options, positive, whole
 from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.configs import SWEEP, found
+from lightning_fed.experiments.sweep.board import BOARD, write_board
 from lightning_fed.experiments.sweep.folder import CellFolder, CellRecord, write_whole
 from lightning_fed.experiments.sweep.forks import ForkServer
 from lightning_fed.experiments.sweep.plan import Cell, ReportOptions, Sweep, arguments
@@ -179,8 +179,16 @@ def played(
     commands = [arguments(sweep, cell, folder.path) for cell, folder in zip(cells, folders, strict=True)]
     listed = [CellJob(*one, rounds=0, threads=sweep.threads) for one in zip(cells, folders, commands, strict=True)]
     facts = CellRecord("interrupted", versions=versions(), commit=commit(), machine=machine())
-    progress = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console)
-    play(jobs, workers, facts, progress, partial(write_cells, sweep.folder / "cells.csv", listed), start, preempted)
+    progress, drawn = SweepProgress(len(jobs), sum(job.rounds for job in jobs), console), set[str]()
+
+    def changed() -> None:
+        write_cells(sweep.folder / "cells.csv", listed)
+        finished = {job.cell.name for job in listed if job.folder.status == "finished"}
+        if finished != drawn:
+            drawn.update(finished)
+            write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished])
+
+    play(jobs, workers, facts, progress, changed, start, preempted)
 
 
 def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
@@ -195,6 +203,7 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
         log.error(f"Try the rest again with: {again}")
         raise SystemExit(1)
     log.info(f"Tables and pictures: lightning-fed report {shlex.quote(str(sweep.folder))} --output report")
+    log.info(f"Curves, a line and a band for each method: tensorboard --logdir {shlex.quote(str(sweep.folder / BOARD))}")
 
 
 def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:

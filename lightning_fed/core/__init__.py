@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.phase import Phase
     from lightning_fed.core.phased_module import PhasedModule, default_optimizer
     from lightning_fed.core.public_distillation import OUTPUTS, PublicDistillation
+    from lightning_fed.core.robust import Aggregation, ClippedMean, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
     from lightning_fed.core.server import Combine, PartialUpdate, Privacy, RunOnServer, Server, ServerUpdate, mean_of_updates
     from lightning_fed.data.client_info import SERVER, ClientInfo
     from lightning_fed.errors import FederationError
@@ -64,6 +65,7 @@ _HOMES = {
     "core.phase": ("Phase",),
     "core.phased_module": ("PhasedModule", "default_optimizer"),
     "core.public_distillation": ("OUTPUTS", "PublicDistillation"),
+    "core.robust": ("Aggregation", "ClippedMean", "GeometricMedian", "Krum", "Median", "MultiKrum", "TrimmedMean"),
     "core.server": ("Combine", "PartialUpdate", "RunOnServer", "Privacy", "Server", "ServerUpdate", "mean_of_updates"),
     "nn.server_optimizers": ("ServerAdagrad", "ServerAdam", "ServerOptimizer", "ServerSGD", "ServerYogi"),
     "data.client_info": ("SERVER", "ClientInfo"),
@@ -77,16 +79,22 @@ __all__ = [
     "PRIVATE_SHARE",
     "RANK",
     "SERVER",
+    "Aggregation",
     "Broadcast",
     "ClientInfo",
     "ClientStates",
     "ClientUpdate",
+    "ClippedMean",
     "Combine",
     "EntryMean",
     "FederatedModule",
     "FederationError",
     "FineTuning",
+    "GeometricMedian",
     "KeepsGlobalParameters",
+    "Krum",
+    "Median",
+    "MultiKrum",
     "PartialUpdate",
     "PersonalServer",
     "Phase",
@@ -103,6 +111,7 @@ __all__ = [
     "ServerUpdate",
     "ServerYogi",
     "State",
+    "TrimmedMean",
     "Vectors",
     "WeightedMean",
     "at_a_time",

@@ -64,7 +64,7 @@ class FederatedModule(PredictionMixin, PhasedModule):
         gradient_clip: largest gradient norm of a step; None does not clip.
         accumulate: batches whose gradients make a step, that of the mean over all of their examples.
         loss: of outputs and targets, as ``torch.nn.CrossEntropyLoss`` with label smoothing; what it has of class weights moves with
-            the module, and what it has of parameters is trained. None: the task's.
+            the module, and what it has of parameters is trained, or refused. None: the task's.
         metrics: more metrics of outputs and targets, by name.
         metric: the monitored metric: the name of one of the task's metrics or of those in ``metrics``. None: the task's first.
         task: what is predicted: one class of several, any number of labels, or numbers; see :mod:`lightning_fed.tasks`. None: what
@@ -251,6 +251,18 @@ class FederatedModule(PredictionMixin, PhasedModule):
             )
         self.load_initial(self.update_state() if self.initialized_from() else {})
         self.is_built = True
+        if idle := self._idle_of_loss():
+            raise FederationError(
+                f"{type(self).__name__} trains no parameters of a loss, but {type(self.task.loss).__name__} has {idle[0]}: give "
+                "another loss, or let it require no gradients."
+            )
+
+    def _idle_of_loss(self) -> list[str]:
+        """The parameters of the loss that no phase trains."""
+        if not (learning := [(name, p) for name, p in self.task.named_parameters() if p.requires_grad]):
+            return []
+        trained = {id(p) for phase in self.phases() for p in phase.parameters}
+        return [name.removeprefix("loss.") for name, p in learning if id(p) not in trained]
 
     def find_frozen(self) -> frozenset[str]:
         """See :meth:`.PhasedModule.find_frozen`; statistics of batch normalisation that is frozen are, too."""

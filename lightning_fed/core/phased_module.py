@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -201,6 +202,11 @@ class PhasedModule(L.LightningModule):
                 raise FederationError(
                     f"The Trainer has {option}={value}, but {type(self).__name__} steps itself: give it {here}={value} instead."
                 )
+        if any(isinstance(callback, LearningRateFinder) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            raise FederationError(
+                f"lr_find moves the optimizer of a module that has one, and {type(self).__name__} has one per phase: compare rates "
+                "on validation data, by the tune of a sweep."
+            )
         return super().configure_callbacks()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

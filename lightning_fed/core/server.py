@@ -6,6 +6,7 @@ from typing import Literal
 from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
 from lightning_fed.core.messages import Broadcast, ClientUpdate
+from lightning_fed.core.robust import Aggregation
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
 from lightning_fed.nn.server_optimizers import ServerOptimizer
@@ -184,6 +185,24 @@ class Server:
         own = {name: tensor for name, tensor in self.state.items() if name in parameters}
         require(len(own) > 0, f"{given} its clients send no parameters: leave server_optimizer out.")
         self.update = OptimizerUpdate(optimizer, own)
+
+    def aggregate_with(self, rule: Aggregation, buffers: Collection[str], method: str) -> None:
+        """Combine updates by a robust rule instead of the mean, from before the first round on.
+
+        Args:
+            rule: the rule.
+            buffers: names of the buffers of the method's module.
+            method: whose server it is, for an error.
+
+        Raises:
+            FederationError: if the server does not take a mean of states that are all alike.
+        """
+        require(
+            type(self).aggregate is Server.aggregate and self.combine is mean_of_updates and len(self.state) > 0,
+            f"{method} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all alike: "
+            "leave aggregation out, or choose another method, such as FedAvg.",
+        )
+        self.combine = lambda updates, state: rule.combine(updates, state, self.round_state, buffers)
 
     def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
         """Where to keep something for each client: called once, before the first round and before a run is continued."""

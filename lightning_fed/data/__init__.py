@@ -8,6 +8,7 @@ from lightning_fed.data.files.array_files import ArrayFiles
 from lightning_fed.data.files.csv_files import CSVFiles
 from lightning_fed.data.files.hf_dataset import HFDataset
 from lightning_fed.data.files.image_folder import ImageFolder
+from lightning_fed.data.files.instructions import Instructions
 from lightning_fed.data.files.table import Table, TableData
 from lightning_fed.data.files.text_files import TextFiles
 from lightning_fed.data.lazy import LazyInputs
@@ -63,6 +64,7 @@ __all__ = [
     "ImageFolder",
     "InMemory",
     "Inputs",
+    "Instructions",
     "LazyInputs",
     "NWayKShot",
     "Partitioner",

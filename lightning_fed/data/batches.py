@@ -49,6 +49,8 @@ def take(inputs: Inputs, rows: Tensor | slice) -> Inputs:
 
 def join(first: Inputs, second: Inputs) -> Inputs:
     """The examples of both."""
+    if isinstance(first, Taken) and isinstance(second, Taken) and first.inputs is second.inputs:
+        return Taken(first.inputs, torch.cat([first.rows, second.rows]))
     if isinstance(first, LazyInputs) and isinstance(second, LazyInputs):
         return Joined(first, second)
     if isinstance(first, Tensor) and isinstance(second, Tensor):
@@ -231,13 +233,19 @@ class SharedTensors(Dataset[Batch]):
     def __getitem__(self, indices: Tensor) -> Batch:
         """A batch: the examples at the given indices; texts are as long as the longest of them, see :func:`trimmed`."""
         labels = self.labels[indices]
-        if isinstance(self.images, LazyInputs):
-            return self.images.read(indices), labels
-        if isinstance(self.images, Tensor):
-            return self.images[indices], labels
-        inputs = trimmed({name: tensor[indices] for name, tensor in self.images.items()})
+        read = self.images.read(indices) if isinstance(self.images, LazyInputs) else take(self.images, indices)
+        if isinstance(read, Tensor):
+            return read, labels
+        assert isinstance(read, dict)
+        inputs = read if isinstance(self.images, LazyInputs) else trimmed(read)
         targets = inputs.pop(TARGETS, labels)
         return inputs.pop(INPUT) if inputs.keys() == {INPUT} else inputs, targets
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Of one example as a network gets it; None where it gets several tensors by name."""
+        inputs, _ = self[torch.zeros(1, dtype=torch.int64)]
+        return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
 
     def targets(self, indices: Tensor) -> Tensor:
         """What is to be predicted of examples."""

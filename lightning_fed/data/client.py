@@ -49,6 +49,11 @@ class ClientDataModule(L.LightningDataModule):
     def __post_init__(self) -> None:
         super().__init__()
 
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """See :attr:`lightning_fed.data.FederatedDataModule.input_shape`."""
+        return self.data.input_shape
+
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)

@@ -127,6 +127,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._splits: list[Split] = []
         self._clients: list[ClientInfo] = []
         self._unseen: frozenset[int] = frozenset()
+        self._flipped: frozenset[int] = frozenset()
 
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
@@ -211,6 +212,11 @@ class FederatedDataModule(L.LightningDataModule):
         return len(self._splits)
 
     @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Of one example as a network gets it; None where it gets several tensors by name, or nobody here has looked at any."""
+        return self._loaded().input_shape if self.at_hand else None
+
+    @property
     def clients(self) -> list[ClientInfo]:
         """What is known about each client, in order of their ids."""
         self._loaded()
@@ -221,7 +227,10 @@ class FederatedDataModule(L.LightningDataModule):
         self._loaded()
         last = len(self._clients) - 1
         require(0 <= client <= last, f"There is no client {client}: ids go from 0 to {last}.")
-        return self._datamodule(self._clients[client], self._splits[client])
+        data = self._datamodule(self._clients[client], self._splits[client])
+        if client in self._flipped:
+            data.data = SharedTensors(data.data.images, self.num_classes - 1 - data.data.labels)
+        return data
 
     def pooled(self) -> ClientDataModule:
         """Everybody's data as one client with id -1, without duplicates: what anyone tests on, nobody trains on. Those of
@@ -238,6 +247,21 @@ class FederatedDataModule(L.LightningDataModule):
             unseen: their ids; none: everybody is pooled.
         """
         self._unseen = frozenset(unseen)
+
+    def flip_labels(self, clients: Collection[int]) -> None:
+        """Have some clients learn wrong labels, :math:`C - 1 - y`: an attack. Each run says who that is.
+
+        Args:
+            clients: their ids; none: nobody.
+
+        Raises:
+            FederationError: where labels are not what is predicted.
+        """
+        require(
+            not clients or (self.predicts_labels and self.problem == "multiclass"),
+            f"LabelFlip is on data whose labels are classes, which {type(self).__name__}'s are not: choose another attack.",
+        )
+        self._flipped = frozenset(clients)
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,14 +19,15 @@ class LazyInputs(ABC):
         """Number of examples."""
 
     @abstractmethod
-    def read(self, rows: Tensor) -> Tensor:
+    def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
         """The examples at the given positions, in their order.
 
         Args:
             rows: positions from 0, shape (B,), int64.
 
         Returns:
-            Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented as those in memory are.
+            Shape (B, …). Images are bytes, (B, C, H, W), which are normalized and augmented as those in memory are. Or what a
+            network takes by name, each of shape (B, …), and perhaps targets, as those in memory.
         """
 
 
@@ -44,7 +46,7 @@ class Taken(LazyInputs):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, rows: Tensor) -> Tensor:
+    def read(self, rows: Tensor) -> Tensor | dict[str, Tensor]:
         return self.inputs.read(self.rows[rows])
 
 
@@ -66,6 +68,6 @@ class Joined(LazyInputs):
     def read(self, rows: Tensor) -> Tensor:
         early = rows < len(self.first)
         pieces = [(self.first, rows[early]), (self.second, rows[~early] - len(self.first))]
-        read = torch.cat([inputs.read(own) for inputs, own in pieces if len(own)])
+        read = torch.cat([cast(Tensor, inputs.read(own)) for inputs, own in pieces if len(own)])
         place = torch.cat([early.nonzero(), (~early).nonzero()]).flatten().argsort()
         return read[place]

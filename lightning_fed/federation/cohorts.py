@@ -1,12 +1,16 @@
-"""Who takes part: which clients are never trained with."""
+"""Who takes part in a round, who drops out of it, and who is never trained with: functions of the seed and the round."""
 
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 import numpy as np
 
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
-from lightning_fed.seeding import UNSEEN
+from lightning_fed.seeding import COHORT, DROPOUT, UNSEEN
+
+Sampling = Literal["fixed", "poisson"]
+"""Whether a cohort has always as many clients, or each client is in it with the same probability, independently of the others."""
 
 Unseen = float | Collection[int] | None
 """A share of the clients, or their ids; None: nobody."""
@@ -61,3 +65,43 @@ def eligible(ids: Collection[int] | None, unseen: Collection[int], count: int, c
     if not (left := frozenset(ids) - frozenset(unseen)):
         raise FederationError(f"eligible_clients is {list(ids)}, who are all unseen: leave some to train with.")
     return left
+
+
+def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation: float, seed: int, round: int) -> list[ClientInfo]:
+    """Who takes part in a round, in order of their ids.
+
+    Args:
+        clients: of whom they are drawn.
+        sampling: ``fixed``: ``participation`` of them, without replacement, at least one; ``poisson``: each with that probability,
+            which may be nobody.
+        participation: in (0, 1].
+        seed: the run's.
+        round: from 1.
+    """
+    stream = np.random.default_rng([seed, COHORT, round])
+    if sampling == "poisson":
+        return [client for client, draw in zip(clients, stream.random(len(clients)), strict=True) if draw < participation]
+    drawn = stream.choice(len(clients), cohort_size(clients, participation), replace=False)
+    return [clients[place] for place in sorted(drawn)]
+
+
+def cohort_size(clients: Sequence[ClientInfo], participation: float) -> int:
+    """How many take part in a round; where that is random, about how many."""
+    return max(1, round(participation * len(clients)))
+
+
+def dropouts(cohort: Sequence[ClientInfo], dropout: float, quorum: float, seed: int, round: int) -> frozenset[int]:
+    """Ids of those who receive the model in a round, and of whom nothing is heard any more.
+
+    Args:
+        cohort: who takes part.
+        dropout: with which probability each drops out.
+        quorum: the share of the cohort that has to stay; if fewer do, the round is given up, as if all dropped out.
+        seed: the run's.
+        round: from 1.
+    """
+    if not dropout or not cohort:
+        return frozenset()
+    draws = np.random.default_rng([seed, DROPOUT, round]).random(max(client.id for client in cohort) + 1)
+    away = frozenset(client.id for client in cohort if draws[client.id] < dropout)
+    return away if len(cohort) - len(away) >= quorum * len(cohort) else frozenset(client.id for client in cohort)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import lightning as L
 from jsonargparse.typing import PositiveFloat
@@ -31,6 +31,7 @@ from lightning_fed.callbacks import (
     TensorBoardPage,
 )
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.robust import Aggregation
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.engines import Engine, InProcess
 from lightning_fed.engines.compression import NONE, Compression
@@ -38,6 +39,8 @@ from lightning_fed.engines.malloc import retained_memory
 from lightning_fed.engines.silence import no_second_traceback, quiet_lightning, torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.attacks import Attack
+from lightning_fed.federation.cohorts import Sampling
 from lightning_fed.federation.exclusive import only_run
 from lightning_fed.federation.predictions import Row, predictions, refuse_output, write_rows
 from lightning_fed.federation.run import Run
@@ -75,6 +78,16 @@ class Federation:
         participation: share of the clients that take part in a round, in (0, 1]; at least one does.
         eligible_clients: ids of the clients among whom they are drawn; the others, who come later, say, or cannot hold the model,
             are only measured. None: all.
+        sampling: ``fixed``: a round has always as many clients, drawn without replacement; ``poisson``: each client takes part with
+            the probability ``participation``, independently of the others, so that a round may have any number of them, or nobody.
+        dropout: probability with which a participant drops out of a round: it has received the model, and nothing of it arrives;
+            its private state stays.
+        quorum: share of a round's participants that must not drop out; of a round with fewer nothing is merged.
+        aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
+            takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
+            :class:`.ClippedMean`. None: the mean.
+        attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
+            :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
             the training has ended (``unseen/…``). None: nobody.
         seed: seed of everything random in the run; the command line sets it to ``seed_everything``.
@@ -110,6 +123,11 @@ class Federation:
         rounds: PositiveInt = 100,
         participation: Fraction = 1.0,
         eligible_clients: list[NonNegativeInt] | None = None,
+        sampling: Sampling = "fixed",
+        dropout: ClosedUnitInterval = 0.0,
+        quorum: ClosedUnitInterval = 0.0,
+        aggregation: Aggregation | None = None,
+        attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
         evaluate_every: NonNegativeInt | None = None,
@@ -130,6 +148,11 @@ class Federation:
     ) -> None:
         if not 0 < participation <= 1:
             raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
+        if not (sampling in get_args(Sampling) and 0 <= dropout < 1 and 0 <= quorum <= 1):
+            raise FederationError(
+                f"Got sampling={sampling}, dropout={dropout}, quorum={quorum}: give fixed or poisson, a probability below 1, and a "
+                "share from 0 to 1."
+            )
         if rounds < 1:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
@@ -154,6 +177,11 @@ class Federation:
             rounds,
             participation,
             eligible_clients,
+            sampling,
+            dropout,
+            quorum,
+            aggregation,
+            attack,
             unseen,
             seed,
             evaluate_every,
@@ -403,6 +431,7 @@ class Federation:
         model = model if model.is_built else model.unbuilt_copy()  # no run finds what another one has drawn
         model.know_classes(datamodule.num_classes)
         model.know_task(datamodule.problem)
+        model.know_data(datamodule)
         if self.init_from is None:
             return model
         network, data = initial_network(self.init_from)

@@ -26,12 +26,12 @@ from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.cohorts import draw_unseen, eligible
+from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.seeding import COHORT, INITIAL, SERVER_ROUND, isolated, seeded
+from lightning_fed.seeding import ATTACK, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
@@ -84,6 +84,10 @@ class Run:
         among = eligible(settings.eligible_clients, self.unseen, len(self.clients), pooling)
         self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
         self.eligible_clients = [client for client in self.clients if client.takes_part]
+        self.attackers = settings.attack.attackers(self.eligible_clients, self.seed) if settings.attack else frozenset[int]()
+        data.flip_labels(())
+        if settings.attack is not None:
+            settings.attack.poison(data, self.attackers)
         if settings.patience is not None and not any(client.num_val for client in self.clients):
             raise FederationError(
                 f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
@@ -93,8 +97,15 @@ class Run:
         chosen = model.cohort(self.eligible_clients, 1, self.seed)
         if chosen is not None and not {client.id for client in chosen} & {client.id for client in self.eligible_clients}:
             raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
-        drawn = max(1, round(settings.participation * len(self.eligible_clients)))
+        drawn = cohort_size(self.eligible_clients, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
+        if (settings.sampling != "fixed" or settings.dropout) and (
+            model.centralized or type(model).cohort is not FederatedModule.cohort
+        ):
+            raise FederationError(
+                f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
+                "takes part in a round: leave them out."
+            )
         cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
         self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
@@ -105,6 +116,13 @@ class Run:
         self._spec = replace(spec, initial=model.initial_originals())
         with seeded(self.seed, INITIAL):
             self.server = model.new_server(self.clients)
+        if (rule := settings.aggregation) is not None:
+            self.server.aggregate_with(rule, [name for name, _ in model.named_buffers()], type(model).__name__)
+            if self.cohort_size < rule.least:
+                raise FederationError(
+                    f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
+                    "cohorts, or expect fewer attackers."
+                )
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
@@ -134,8 +152,9 @@ class Run:
         if checkpoint is not None:
             self._continue_from(checkpoint)
         self.local = self._spec.worker()  # for models that are asked for; turns are the engine's
+        honest = [client for client in self.clients if client.id not in self.attackers]
         self._evaluation = Evaluation(
-            model, self.server, data, self.clients, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
+            model, self.server, data, honest, self.unseen, self.local, carry_out=self._turns.run, seed=self.seed
         )
         self.loggers = self._make_loggers(settings.logger)
         engine.open(self._spec, self.store)
@@ -198,7 +217,7 @@ class Run:
         Trainer, it meets all that can be wrong with them.
         """
         self.round = 1
-        client, *_ = self._draw_cohort()
+        client, *_ = self._draw_cohort() or self.eligible_clients
         worker = replace(self._spec, new_trainer=partial(self._spec.new_trainer, max_steps=1)).worker()
         worker.run_turn(Turn("fit", client, self.round, self.server.broadcast(client)), None)
 
@@ -210,7 +229,8 @@ class Run:
         metrics |= self._train_on_server(cohort)
         row = self._with_costs(metrics, len(cohort))
         if due:
-            row |= spread_all("before", [update.metrics for update in self._turns.updates]) | self._evaluate()
+            honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
+            row |= spread_all("before", honest) | self._evaluate()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # now it is known which round is the last one
@@ -228,20 +248,25 @@ class Run:
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
-        stream = np.random.default_rng([self.seed, COHORT, self.round])
-        drawn = stream.choice(len(self.eligible_clients), self.cohort_size, replace=False)
-        cohort = [self.eligible_clients[k] for k in sorted(drawn)]
         if self.model.centralized:
             cohort = [self.data.pooled().info]
         elif (chosen := self.model.cohort(self.eligible_clients, self.round, self.seed)) is not None:
             cohort = sorted(chosen, key=lambda client: client.id)
+        else:
+            settings = self.settings
+            cohort = draw_cohort(self.eligible_clients, settings.sampling, settings.participation, self.seed, self.round)
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.on_round_start(self.round, cohort)
         return cohort
 
     def _train(self, cohort: Collection[ClientInfo], measure: bool) -> Iterator[ClientUpdate]:
         """The cohort's updates, as they are merged."""
-        for update in self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns):
+        away = dropouts(list(cohort), self.settings.dropout, self.settings.quorum, self.seed, self.round)
+        updates = self._turns.train(self.round, cohort, measure, self.last_rounds, self.merged_turns, away)
+        if self.settings.attack is not None:
+            stream = np.random.default_rng([self.seed, ATTACK, self.round])
+            updates = self.settings.attack.sent(updates, self.attackers, self.server.state, stream)
+        for update in updates:
             self._call("on_turn_end", update)
             yield update
 
@@ -265,6 +290,8 @@ class Run:
         updates = self._turns.updates
         row = {"round": float(self.round), **training_means(updates), **metrics, **self._turns.traffic.collect()}
         row["compute/flops"] = sum(update.metrics["flops"] for update in updates)
+        if self.settings.sampling == "poisson":
+            row["round/clients"] = float(cohort_size)
         if lost := cohort_size - len(updates):
             row["round/failed_clients"] = float(lost)
         return row
@@ -416,6 +443,11 @@ class Run:
             self.model,
             self.data,
             participation=self.settings.participation,
+            sampling=self.settings.sampling,
+            dropout=self.settings.dropout,
+            quorum=self.settings.quorum,
+            aggregation=repr(self.settings.aggregation),
+            attack=repr(self.settings.attack),
             compression=asdict(self.settings.compression),
         )
 

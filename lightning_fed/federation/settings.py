@@ -6,8 +6,10 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
+from lightning_fed.core.robust import Aggregation
 from lightning_fed.engines.compression import Compression
-from lightning_fed.federation.cohorts import Unseen
+from lightning_fed.federation.attacks import Attack
+from lightning_fed.federation.cohorts import Sampling, Unseen
 from lightning_fed.storage.checkpoint import Keep
 
 
@@ -19,6 +21,11 @@ class RunSettings:
         rounds: how many rounds there are.
         participation: share of the clients that take part in a round.
         eligible_clients: ids of those among whom they are drawn; None: all.
+        sampling: whether a cohort has always as many clients, or is a Poisson sample.
+        dropout: with which probability a participant drops out of a round.
+        quorum: share of a cohort that has to stay.
+        aggregation: how updates are combined, instead of by the mean; None: by the mean.
+        attack: what hostile clients do; None: there are none.
         unseen: share of the clients that are never trained with, or their ids; None: nobody.
         seed: of everything random.
         evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
@@ -39,6 +46,11 @@ class RunSettings:
     rounds: int
     participation: float
     eligible_clients: Collection[int] | None
+    sampling: Sampling
+    dropout: float
+    quorum: float
+    aggregation: Aggregation | None
+    attack: Attack | None
     unseen: Unseen
     seed: int
     evaluate_every: int | None

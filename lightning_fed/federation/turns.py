@@ -1,7 +1,7 @@
 """The turns of a round: what is sent to whom, and what comes of it."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,7 @@ class RoundTurns:
         measure: bool,
         last_rounds: Mapping[int, int],
         merged: Mapping[int, int],
+        away: Collection[int] = (),
     ) -> Iterator[ClientUpdate]:
         """The cohort's updates in client order, each checked and counted.
 
@@ -65,6 +66,7 @@ class RoundTurns:
             measure: whether each trained model is measured.
             last_rounds: of which round a client's private state is, by id; 0 for whom it does not name.
             merged: how many of a client's turns were merged, alike.
+            away: ids of those who are sent the model and do nothing.
         """
         self.updates = []
         self._compressed.clear()
@@ -73,6 +75,8 @@ class RoundTurns:
             for client in cohort:
                 broadcast = self._sent(client, self._server.broadcast(client), round)
                 self.traffic.down(client.id, broadcast)
+                if client.id in away:
+                    continue
                 last = last_rounds.get(client.id, 0)
                 yield Turn("fit", client, round, broadcast, measure, last, turns=merged.get(client.id, 0))
 

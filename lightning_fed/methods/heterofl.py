@@ -78,7 +78,8 @@ class HeteroFL(SizedModule):
         """Of the shared tensors in a width; no numbers are computed."""
         with torch.device("meta"):
             wrapper = nn.ModuleDict({"backbone": self.of_width(width)})
-        return {name: tensor.shape for name, tensor in wrapper.state_dict().items() if name in self._shared}
+        narrow = wrapper.state_dict()
+        return {name: narrow.get(name, tensor).shape for name, tensor in self.state_dict().items() if name in self._shared}
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The average of each entry over those who cover it."""

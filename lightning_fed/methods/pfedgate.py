@@ -55,7 +55,7 @@ class PFedGate(KeepsGlobalParameters):
         densities: s, the share of :math:`\theta` that may be kept; client ``k`` has entry ``k mod len(list)``. The authors: 1, 0.5,
             0.3. With 1 all blocks are kept, and scaled.
         blocks: B, into how many blocks a tensor is cut at most; the authors: 5.
-        input_shape: channels, height and width of the images: the gate is a linear layer on all pixels.
+        input_shape: channels, height and width of the images: the gate is a linear layer on all pixels. None: those of the data.
         separate_scale: whether a second branch of the gate gives the scale; else it is the importance.
         alternating: whether the gate learns for ``epochs`` epochs and then :math:`\theta` does, as the paper describes it; else
             both at once, as in the authors' scripts.
@@ -79,7 +79,7 @@ class PFedGate(KeepsGlobalParameters):
         num_classes: PositiveInt | None = None,
         densities: Sequence[PositiveFloat] = (0.5,),
         blocks: PositiveInt = 5,
-        input_shape: Sequence[PositiveInt] = (3, 32, 32),
+        input_shape: Sequence[PositiveInt] | None = None,
         separate_scale: bool = False,
         alternating: bool = False,
         absentees: Literal["left_out", "stale"] = "left_out",
@@ -90,11 +90,11 @@ class PFedGate(KeepsGlobalParameters):
         super().__init__(backbone, num_classes, optimizer, **kwargs)
         if not densities or any(not 0 < density <= 1 for density in densities):
             raise FederationError(f"densities is {list(densities)}: give at least one share in (0, 1].")
-        if len(input_shape) != 3:
+        if input_shape is not None and len(input_shape) != 3:
             raise FederationError(f"input_shape is {list(input_shape)}: give channels, height and width of the images.")
         self.densities = list(densities)
         self.blocks_per_tensor = blocks
-        self.input_shape = tuple(input_shape)
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         self.separate_scale = separate_scale
         self.alternating = alternating
         self.absentees = absentees
@@ -103,8 +103,19 @@ class PFedGate(KeepsGlobalParameters):
 
     # ------------------------------------------------------------------------------------------------------------ the state
 
+    def know_data(self, datamodule: Any) -> None:
+        """And of which shape a gate's inputs are."""
+        super().know_data(datamodule)
+        if self.input_shape is None and (shape := getattr(datamodule, "input_shape", None)) is not None:
+            self.input_shape = self.hparams["input_shape"] = shape
+
     def build(self) -> None:
         """The network and, drawn after it, the gate."""
+        if self.input_shape is None or len(self.input_shape) != 3:
+            raise FederationError(
+                f"The gate is for images of one size, and the data have {self.input_shape or 'not said theirs'}: give input_shape, "
+                "channels, height and width."
+            )
         super().build()
         self.blocks = Blocks(self.backbone, self.blocks_per_tensor)
         self.gate = Gate(self.input_shape, len(self.blocks), self.separate_scale)

@@ -170,10 +170,10 @@ class SplitMixServer(SizedServer):
 
 
 def renamed(state: State, places: Mapping[int, int]) -> State:
-    """Of ``bases.<i>.…``, those with i in ``places``, under the name ``bases.<places[i]>.…``."""
-    result = {}
-    for name, tensor in state.items():
+    """Of ``bases.<i>.…``, those with i in ``places``, under the name ``bases.<places[i]>.…``; all else (of a loss) as it is."""
+    result = {name: tensor for name, tensor in state.items() if not name.startswith("bases.")}
+    for name in state.keys() - result.keys():
         prefix, base, rest = name.split(".", 2)
         if int(base) in places:
-            result[f"{prefix}.{places[int(base)]}.{rest}"] = tensor
+            result[f"{prefix}.{places[int(base)]}.{rest}"] = state[name]
     return result

@@ -7,9 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.messages import STAGES, ClientUpdate
 from lightning_fed.core.module import FederatedModule
+from lightning_fed.core.robust import Median
+from lightning_fed.core.server import PartialUpdate, ServerUpdate
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
@@ -188,10 +192,10 @@ def a_run_leaves_its_mark(subject: Subject, folder: Path) -> None:
         assert moved, f"Client {client.id} has trained, but each of its tensors is what it was before."
 
 
-def participants_of(federation: Federation) -> int:
+def participants_of(federation: Federation, round: int) -> int:
     """How many clients take part in a round: two of three, unless the method says it."""
     run = federation.run
-    chosen = run.model.cohort(run.clients, 1, federation.seed)
+    chosen = run.model.cohort(run.clients, round, federation.seed)
     return 1 if run.model.centralized else 2 if chosen is None else len(chosen)
 
 
@@ -201,9 +205,9 @@ def no_private_name_crosses_the_wire(subject: Subject, folder: Path) -> None:
     private = set().union(*(module.private_names() for module in subject.modules()))
     measured = [turn.client.id for turn in engine.turns if turn.verb == "evaluate" and turn.client.id >= 0]
     assert measured == [0, 1, 2], f"The clients {listed(measured)} were measured, expected 0, 1, 2, once each."
-    participants = participants_of(federation)
+    participants = participants_of(federation, 1) + participants_of(federation, 2)
     fits = sum(turn.verb == "fit" for turn in engine.turns)
-    assert fits == 2 * participants, f"{fits} turns were trained in two rounds, expected {2 * participants}."
+    assert fits == participants, f"{fits} turns were trained in two rounds, expected {participants}."
     for turn, update in zip(engine.turns, engine.updates, strict=True):
         # What the server does with a model of its own crosses no wire.
         if turn.client.id >= 0 or federation.run.model.centralized:
@@ -299,7 +303,7 @@ def who_does_not_take_part_keeps_its_private_state(subject: Subject, folder: Pat
     """Bit for bit; that of the others changes, where there is one."""
     federation, _, watch = subject.recorded
     [before, after], [_, cohort] = watch.states, watch.cohorts
-    expected = participants_of(federation)
+    expected = participants_of(federation, 2)
     assert len(cohort) == expected, f"{len(cohort)} clients trained in the second round, expected {expected}."
     absent = before.keys() - cohort
     assert absent or not before, "Everybody who has a private state took part in both rounds: there is nobody to look at."
@@ -342,10 +346,58 @@ def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folde
             assert received == personalized, "Nothing stays with a client, but one that is never trained with was personalized."
 
 
+def a_round_may_have_any_number_of_clients(subject: Subject, folder: Path) -> None:
+    """Nobody, too: then all stays as it was. A method that says itself who takes part is refused."""
+    options: dict[str, Any] = {"sampling": "poisson", "participation": 0.4, "seed": EMPTY_SECOND, "evaluate_every": 0}
+    servers, watch = ServerStates(), RoundStates()
+    try:
+        run = subject.fit(rounds=3, callbacks=[servers, watch], **options).run
+    except FederationError as error:
+        if "says itself who takes part" in str(error):
+            return
+        raise
+    assert [row["round/clients"] for row in run.history] == [1.0, 0.0, 2.0], "The cohorts are other ones."
+    moved = unequal(servers.states[0], servers.states[1])
+    assert not moved, f"Nobody took part in round 2, but the server has changed: {listed(moved)}."
+    for client, state in watch.states[0].items():
+        moved = unequal(state, watch.states[1][client])
+        assert not moved, f"Nobody took part in round 2, but client {client}'s private state has changed: {listed(moved)}."
+
+
+def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: Path) -> None:
+    """Where a server takes a mean of models that are all alike, it can as well take the median, entry by entry."""
+    engine = Recording()
+    try:
+        run = subject.fit(rounds=1, participation=1.0, engine=engine, aggregation=Median()).run
+    except FederationError as error:
+        if "its server does not take a mean of models that are all alike" in str(error):
+            return
+        raise
+    if type(run.server.update) in (ServerUpdate, PartialUpdate):
+        sent = [update.state for _, update in engine.fits()]
+        medians = {name: torch.stack([state[name] for state in sent]).median(dim=0).values for name in sent[0]}
+        differing = unequal({name: run.server.state[name] for name in medians}, medians)
+        assert not differing, f"The server's {listed(differing)} is not the median of what was sent."
+
+
+EMPTY_SECOND = 16
+"""A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
+
+
+class ServerStates(FederationCallback):
+    """Keeps what the server has after each round."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def on_round_end(self, run: RunView) -> None:
+        self.states.append({name: tensor.clone() for name, tensor in run.server.state_dict().items()})
+
+
 def steps_cost_as_much_on_the_meta_device(subject: Subject, folder: Path) -> None:
     """Where those of large networks are counted. A method that looks at numbers has to say so, by ``flops_on_meta = False``."""
     if subject.make().flops_on_meta:
-        data, engines = subject.data(num_clients=1, size=20), (Counting(small=0), Counting(small=math.inf))
+        data, engines = subject.data(num_clients=2, size=40), (Counting(small=0), Counting(small=math.inf))
         costs = [new_federation(1, engine=engine).fit(subject.make(), data)[0]["compute/flops"] for engine in engines]
         assert costs[0] == costs[1], (
             f"A round costs {costs[0]:.0f} FLOPs on the meta device and {costs[1]:.0f} with numbers: say flops_on_meta = False."
@@ -412,6 +464,8 @@ CHECKS = (
     who_does_not_take_part_keeps_its_private_state,
     who_never_took_part_has_nothing_stored,
     an_unseen_client_is_personalized_and_leaves_no_trace,
+    a_round_may_have_any_number_of_clients,
+    a_robust_rule_combines_what_is_sent_or_is_refused,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,

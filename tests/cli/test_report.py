@@ -28,7 +28,7 @@ def test_it_waits_for_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "start"), [("md", "| | last round (%) |"), ("tex", "% after/"), ("csv", "method,setting,partition,seed")]
+    ("format", "start"), [("md", "| | last round (%) |"), ("tex", r"\begin{table}"), ("csv", "method,setting,partition,seed")]
 )
 def test_formats(format: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "sweep", "--format", format, "--target", "0.7", "--pooled", "--baseline", "FedAvg"])
@@ -64,3 +64,9 @@ def test_what_is_wrong_is_one_line(args: list[str], message: str, capsys: pytest
     for seed in (5, 6):
         write_run(Path(f"other/{seed}"), [0.5, 0.5], seed=seed, **({"mu": 0.5} if seed == 6 else {}))
     assert message in refused(capsys, "report", *args)
+
+
+def test_lines_in_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["report", "sweep", "--pooled"])
+    said = capsys.readouterr().out
+    assert any(line.startswith("│ FedAvg ") and line.count("│") > 6 for line in said.splitlines())

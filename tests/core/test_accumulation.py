@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.tuner import Tuner
 from tiny import CLASSES, Net, new_data, new_federation, new_method, new_trainer, sgd
 
 from lightning_fed.errors import FederationError
@@ -109,3 +110,9 @@ def test_predictions_are_of_inputs_with_or_without_targets() -> None:
 def test_an_optimizer_of_parameters_is_refused() -> None:
     with pytest.raises(FederationError, match=r"optimizer is a Adam of parameters that exist already.*partial\(torch.optim.Adam"):
         FedAvg(Net, CLASSES, torch.optim.Adam(Net(CLASSES).parameters()))
+
+
+def test_the_search_for_a_learning_rate_says_what_searches_here() -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
+    with pytest.raises(FederationError, match="FedAvg has one per phase: compare rates on validation data, by the tune of a sweep"):
+        Tuner(trainer).lr_find(FedAvg(Net, CLASSES), datamodule=new_data().client(0), attr_name="optimizer")

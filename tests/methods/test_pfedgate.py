@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, same, sgd
+from tiny import CLASSES, Net, NoisyNet, Recording, momentum, new_data, new_federation, same, sgd
 from tiny_loops import batches
 from tiny_rounds import Changing, fit
 from torch import Tensor, nn
@@ -337,4 +337,14 @@ def test_the_gate_does_not_change_the_initial_network() -> None:
 
 def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(FederationError, match=r"built for images of shape \(3, 32, 32\), got \(3, 4, 4\): set input_shape"):
-        fit(PFedGate(Net, CLASSES))
+        fit(PFedGate(Net, CLASSES, input_shape=(3, 32, 32)))
+
+
+def test_the_gate_takes_its_shape_from_the_data() -> None:
+    given, found = PFedGate(Net, CLASSES, **SMALL), PFedGate(Net, CLASSES)
+    assert same(fit(given).run.server.state, fit(found).run.server.state)
+    with pytest.raises(FederationError, match="the data have not said theirs: give input_shape"):
+        PFedGate(Net, CLASSES).configure_model()
+    tables = InMemory(torch.zeros(40, 5), torch.arange(40) % CLASSES, partition=IID(), num_clients=2)
+    with pytest.raises(FederationError, match=r"images of one size, and the data have \(5,\): give input_shape"):
+        new_federation(1).fit(PFedGate(nn.Linear(5, CLASSES), CLASSES), tables)

@@ -14,6 +14,7 @@ from tiny import (
     ON_IMAGES,
     Growing,
     Net,
+    Recording,
     data_for,
     momentum,
     new_data,
@@ -21,6 +22,7 @@ from tiny import (
     new_method,
     new_texts,
     new_trainer,
+    private_states,
     same,
 )
 from torch import Tensor, nn
@@ -141,17 +143,43 @@ def test_a_loss_moves_with_the_module_and_is_in_no_state() -> None:
     assert "weight" in loss.state_dict()  # the user's own is as it was
 
 
-def test_a_loss_with_parameters_is_trained_and_shared() -> None:
-    class Tempered(nn.Module):
+TRAIN_PARTS = {
+    "APFL",
+    "Ditto",
+    "FedBABU",
+    "FedDecomp",
+    "FedKD",
+    "FedRep",
+    "FedSALoRA",
+    "FML",
+    "PFedGate",
+    "PFedLoRA",
+    "PFedMe",
+    "PFedSD",
+}
+"""Methods whose phases name what learns of the networks."""
+
+
+@pytest.mark.parametrize("name", mostly_slow(METHODS, often={"FedAvg", "FedBABU", "FedRolex", "SplitMix"}))
+def test_parameters_of_a_loss_are_trained_or_refused(name: str) -> None:
+    class Tempered(nn.CrossEntropyLoss):
         def __init__(self) -> None:
             super().__init__()
             self.log_scale = nn.Parameter(torch.zeros(()))
 
-        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(outputs * self.log_scale.exp(), targets)
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:
+            return super().forward(input * self.log_scale.exp(), target)
 
-    federation = fit(FedAvg(Net, CLASSES, momentum, loss=Tempered()))
-    assert federation.run.server.state["task.loss.log_scale"] != 0
+    engine, model = Recording(), new_method(name, loss=Tempered())
+    if name in TRAIN_PARTS:
+        with pytest.raises(FederationError, match=f"^{name} trains no parameters of a loss, but Tempered has log_scale"):
+            fit(model, data_for(name), 1)
+        return
+    federation = fit(model, data_for(name), 1, engine=engine)
+    states = [*(update.state for update in engine.trained), *private_states(federation).values()]
+    found = [state["task.loss.log_scale"] for state in states if "task.loss.log_scale" in state]
+    assert found
+    assert all(found)
 
 
 def test_a_function_is_a_loss() -> None:

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.batches import Inputs
+from lightning_fed.data.lazy import Taken
+from lightning_fed.data.text.token_rows import TokenRows
 from lightning_fed.errors import FederationError, place_of
 
 TOKENS = "input_ids"
@@ -22,20 +25,23 @@ def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> 
         template: the method, built.
         data: of a client, or of all.
     """
-    tokens = tokens_of(data.data.images)
+    images = data.data.images
+    tokens = images.inputs if isinstance(images, Taken) and isinstance(images.inputs, TokenRows) else tokens_of(images)
     knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
     if tokens is None or knows is None or not len(tokens):
         return
     vocabulary, longest = knows
-    if vocabulary is not None and (wrong := (tokens < 0) | (tokens >= vocabulary)).any():
-        row = int(wrong.flatten(1).any(1).nonzero()[0])
+    lengths = tokens.lengths if isinstance(tokens, TokenRows) else np.full(*tokens.shape)
+    flat = tokens.parts["ids"] if isinstance(tokens, TokenRows) else tokens.numpy().reshape(-1)
+    if vocabulary is not None and (wrong := (flat < 0) | (flat >= vocabulary)).any():
+        row = int(np.searchsorted(np.cumsum(lengths), wrong.argmax(), side="right"))
         raise FederationError(
-            f"Example {row} of the data has the token {int(tokens[row][wrong[row]][0])}, but the network knows 0 to "
+            f"Example {row} of the data has the token {flat[wrong.argmax()]}, but the network knows 0 to "
             f"{vocabulary - 1}: give the data the tokenizer that belongs to the network."
         )
-    if longest is not None and tokens.shape[1] > longest:
+    if longest is not None and lengths.max() > longest:
         raise FederationError(
-            f"The longest text has {tokens.shape[1]} tokens, but the network has positions for {longest}: set the data's "
+            f"The longest text has {lengths.max()} tokens, but the network has positions for {longest}: set the data's "
             f"max_length to at most {longest}."
         )
 

@@ -57,6 +57,19 @@ def methods_table(comparison: Comparison, published: Sequence[Published] = ()) -
     return table
 
 
+def finding(comparison: Comparison) -> str:
+    """What a setting came to, in a sentence: who is first, and how far that is from the baseline."""
+    measure, where = comparison.compared, f"{comparison.setting}: " if comparison.setting else ""
+    means = {method: values.mean() for method, values in comparison.values(measure).items() if method in comparison.alike}
+    first = (min if comparison.lower else max)(means, key=lambda method: means[method])
+    values = spread(comparison.values(measure)[first] * comparison.scale, comparison.digits)
+    unit = " %" if comparison.scale == 100.0 else ""
+    said = f"{where}{first} is first with {values}{unit} ({comparison.measures[measure]} of {comparison.metrics[first]})"
+    if (apart := comparison.differences(measure).get(first)) is None:
+        return f"{said}."
+    return f"{said}; that is {difference_text(apart, comparison.scale, comparison.digits)} beside {comparison.baseline}."
+
+
 def _called(comparison: Comparison, method: str) -> str:
     """A method, and how many of the runs that others have it has."""
     own, all_runs = len(comparison.methods[method]), len(comparison.runs.drop_duplicates(["partition", "seed"]))

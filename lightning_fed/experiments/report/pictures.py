@@ -204,7 +204,7 @@ def dots(comparison: Comparison) -> Figure:
         points = f"{measure_of(usual).replace('_', ' ')} minus that of {comparison.baseline}" + (
             " (points)" if scale == 100 else ""
         )
-        axes.set(xlabel=f"test {points}")
+        axes.set_xlabel(f"test {points}", loc="right")  # it goes on below the names of methods, which take the axis' room
         return figure
 
 

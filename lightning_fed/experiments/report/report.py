@@ -15,8 +15,9 @@ from lightning_fed.experiments.report.comparison import Comparison, comparisons,
 from lightning_fed.experiments.report.files import read_commands
 from lightning_fed.experiments.report.folders import run_folders
 from lightning_fed.experiments.report.layout import Layout
-from lightning_fed.experiments.report.methods_table import methods_table
+from lightning_fed.experiments.report.methods_table import finding, methods_table
 from lightning_fed.experiments.report.page import page
+from lightning_fed.experiments.report.played import settings_table
 from lightning_fed.experiments.report.runs import KEY, load_clients, load_crossed, load_rounds, load_runs
 from lightning_fed.experiments.report.seeds_table import seed_tables
 from lightning_fed.experiments.report.tuning_table import tuning_tables
@@ -90,7 +91,9 @@ class Report:
             drawn[name.replace("_", " ")] = png.getvalue()
             (output / f"{file_name(name)}.png").write_bytes(png.getvalue())
         title = f"Comparison of {', '.join(dict.fromkeys(self.runs['method']))}"
-        (output / "report.html").write_text(page(title, self.tables, drawn, self.commands, self.notes))
+        findings, played = list(map(finding, self.compared)), settings_table(run_folders(self.folders, self.vary))
+        text = page(title, findings, self.tables, drawn, played, self.commands, self.notes)
+        (output / "report.html").write_text(text)
 
     def _of_one_metric(self, rounds: pd.DataFrame, clients: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
         """What is drawn, and its column: where methods are measured by different ones, it has each by its own."""

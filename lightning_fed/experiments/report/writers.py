@@ -37,7 +37,7 @@ def markdown(table: Layout) -> str:
 
 
 def latex(table: Layout) -> str:
-    """For a paper that loads booktabs."""
+    """A float for a paper that loads booktabs, with the notes in its caption."""
     table = table.marked()
     lines = [
         " & ".join(rf"\textbf{{{_tex(entry.text)}}}" if entry.bold else _tex(entry.text) for entry in row) + r" \\"
@@ -47,8 +47,10 @@ def latex(table: Layout) -> str:
         lines.insert(place, rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\textit{{{_tex(name)}}}}} \\")
     header = " & ".join(map(_tex, table.columns)) + r" \\"
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
-    comments = [f"% {' '.join(line.split())}" for line in filter(None, (table.title, *table.notes))]
-    return "\n".join([*comments, begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    caption = " ".join(f"{_tex(line).rstrip('.')}." for line in filter(None, (table.title, *table.notes)))
+    above = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
+    grid = [begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*above, *grid, r"\end{table}"]) + "\n"
 
 
 def html(table: Layout) -> str:

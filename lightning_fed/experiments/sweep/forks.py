@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
@@ -34,11 +34,13 @@ class CellRequest:
         number: what the process is called between the two.
         args: what follows ``lightning-fed`` on its command line.
         log: the file at whose end it writes what it says.
+        variables: of its environment, beside those of the fork server.
     """
 
     number: int
     args: list[str]
     log: Path
+    variables: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class ForkServer:
         """End the server. Forks that are still there live on."""
         self._end()
 
-    def __call__(self, args: Sequence[str], log: Path, lock: int) -> "Fork":
+    def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> "Fork":
         """Start a process, see :class:`Start`."""
         if self._process.poll() is not None:
             self.receive()  # what it said last
@@ -109,7 +111,7 @@ class ForkServer:
             self.prepare()
         number = next(self._numbers)
         self._forks[number] = fork = Fork(self, number)
-        self._send(CellRequest(number, list(args), log), lock)
+        self._send(CellRequest(number, list(args), log, dict(variables)), lock)
         return fork
 
     def prepare(self) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import os
 import shlex
 import signal
@@ -57,6 +58,14 @@ class CellJob:
         """A line for a shell that plays the cell."""
         return shlex.join([f"OMP_NUM_THREADS={self.threads}", "lightning-fed", *self.args])
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What W&B and MLflow read in a process's environment: the run is called as the cell, its group as the sweep's folder."""
+        group = self.folder.path.parents[self.cell.name.count("/")].name
+        tags = {"mlflow.runName": self.cell.name, "sweep": group, "method": self.cell.method, "seed": str(self.cell.seed)}
+        tags |= {"setting": self.cell.setting} if self.cell.setting else {}
+        return {"WANDB_NAME": self.cell.name, "WANDB_RUN_GROUP": group, "MLFLOW_RUN_CONTEXT": json.dumps(tags)}
+
 
 class Attempt:
     """A job that is being played.
@@ -79,7 +88,7 @@ class Attempt:
         self._outcome = replace(facts, command=job.command)
         job.folder.record(replace(self._outcome, status="interrupted", seconds=self._spent))  # unless it comes to an end
         args = [*job.args, "--ckpt_path=last"] if job.folder.run else job.args
-        self._process = start(args, job.folder.log, lock)
+        self._process = start(args, job.folder.log, lock, job.names)
 
     @property
     def seconds(self) -> float:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -32,13 +32,14 @@ class CellProcess(Protocol):
 class Start(Protocol):
     """Starts processes of cells."""
 
-    def __call__(self, args: Sequence[str], log: Path, lock: int) -> CellProcess:
+    def __call__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str]) -> CellProcess:
         """Start one.
 
         Args:
             args: what follows ``lightning-fed`` on its command line.
             log: the file at whose end it writes what it says.
             lock: an open file that it holds as long as it lives.
+            variables: of its environment, beside those of this process.
         """
 
 
@@ -49,17 +50,18 @@ class OwnProcess(subprocess.Popen[bytes]):
         args: what follows ``lightning-fed`` on its command line.
         log: the file at whose end it writes what it says.
         lock: an open file that it holds as long as it lives.
+        variables: of its environment, beside those of this process.
         threads: of torch.
     """
 
-    def __init__(self, args: Sequence[str], log: Path, lock: int, threads: int) -> None:
+    def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
         with log.open("ab") as said:
             super().__init__(
                 [*PROGRAM, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                env=environment(threads),
+                env=environment(threads) | dict(variables),
                 pass_fds=[lock],
                 start_new_session=True,  # Ctrl-C comes to the sweep alone, which passes it on
             )

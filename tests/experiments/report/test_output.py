@@ -1,6 +1,7 @@
 """The folder that a report fills, its page, its pictures."""
 
 import io
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -49,6 +50,20 @@ def test_a_folder_with_all_that_there_is_to_see(sweep: Path) -> None:
     drawn = {f"{name}.{kind}" for name in ("differences", *OVER, "clients") for kind in ("png", "pdf")}
     tables = {"runs.csv", "rounds.csv", "clients.csv", "table.md", "table.tex", "report.html"}
     assert {path.name for path in Path("out").iterdir()} == drawn | tables
+
+
+def test_the_page_says_who_is_first_and_what_was_played(sweep: Path) -> None:
+    for run in sweep.rglob("metrics.csv"):
+        os.utime(run, (1_700_000_000, 1_700_000_000))  # 14 November 2023
+    report_on([sweep]).write(Path("out"))
+    text = Path("out/report.html").read_text()
+    assert "FedAvg is first with 82.00 ± 2.00 % (last round of after/test_accuracy/mean); that is +30.67 ± " in text
+    assert " beside Standalone.</p>" in text
+    settings = text[text.index("<details>") : text.index("</details>")]
+    assert "<th>all</th><th>FedAvg</th><th>Standalone</th>" in settings
+    assert "<tr><td>class_path</td><td></td><td>FedAvg</td><td>Standalone</td></tr>" in settings
+    assert "seed_everything" not in settings
+    assert "Last written: 2023-11-14." in settings
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:

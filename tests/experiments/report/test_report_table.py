@@ -136,14 +136,15 @@ def test_names_with_signs_of_markdown_stay_what_they_are() -> None:
 def test_names_with_signs_of_latex_stay_what_they_are() -> None:
     written = latex(Layout("two\nlines", ["", *STRANGE], [[Entry("[1]"), *map(Entry, STRANGE)]]))
     cells = r"\_top\_ & a\textbar{}b & {*} & \textbackslash{}x\{y\} & a\textasciitilde{}b\textasciicircum{}c & {[}1{]} & "
-    assert written.splitlines()[0] == "% two lines"
+    assert written.splitlines()[2] == r"\caption{two lines.}"
     assert "\n{[}1] & " + cells.replace("{]}", "]") in written
     assert r" & `\textless{}b\textgreater{}` & \$a\_b\$ & two lines \\" in written
 
 
 def test_latex() -> None:
     lines = latex(TABLE).splitlines()
-    assert lines[:2] == ["% a & b", "% Read."]
+    assert lines[:4] == [r"\begin{table}", r"\centering", r"\caption{a \& b. Read.}", r"\begin{tabular}{lr}"]
+    assert lines[-2:] == [r"\end{tabular}", r"\end{table}"]
     assert r" & x (\%) \\" in lines
     assert r"one\_two & \textbf{1 $\pm$ 2} \\" in lines
 
@@ -251,7 +252,7 @@ def test_groups_of_rows_and_footnotes_in_every_form() -> None:
         *("| *first* | |", "| a | 1¹ |", "| b | **2²** |", "| *last & least* | |", "| c | 3¹ |", "", "Read. ¹ Once. ² Twice."),
     ]
     lines = latex(GROUPED).splitlines()
-    assert lines[:3] == ["% Read.", "% ¹ Once.", "% ² Twice."]
+    assert lines[2] == r"\caption{Read. $^1$ Once. $^2$ Twice.}"
     assert lines[7:10] == [r"\multicolumn{2}{l}{\textit{first}} \\", r"a & 1$^1$ \\", r"b & \textbf{2$^2$} \\"]
     assert r"\multicolumn{2}{l}{\textit{last \& least}} \\" in lines
     assert '<tr><th colspan="2"><i>last &amp; least</i></th></tr>\n<tr><td>c</td><td>3¹</td></tr>' in html(GROUPED)

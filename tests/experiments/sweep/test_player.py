@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -134,6 +135,15 @@ def test_each_cell_is_played_once_with_its_threads_and_recorded(start: Start) ->
     assert [calls(job) for job in jobs] == [[" threads=3"]] * 2  # not again
 
 
+def test_loggers_find_a_name_and_a_group_in_the_environment(start: Start) -> None:
+    cell = job(4, "looks")
+    played([cell], 1, start)
+    said = cell.folder.log.read_text()
+    assert "('WANDB_NAME', 'A/seed_4'), ('WANDB_RUN_GROUP', 'sweep')" in said
+    tags = {"mlflow.runName": "A/seed_4", "sweep": "sweep", "method": "A", "seed": "4"}
+    assert f"('MLFLOW_RUN_CONTEXT', {json.dumps(tags)!r})" in said
+
+
 def test_a_failing_cell_is_recorded_does_not_stop_the_rest_and_is_continued_next_time(start: Start) -> None:
     jobs = [job(0, "fails once"), job(1, "dies"), job(2, "leaves"), job(3, "breaks"), job(4)]
     rows = played(jobs, 1, start)
@@ -151,7 +161,8 @@ def test_a_fork_finds_itself_where_a_process_of_its_own_would() -> None:
     played([one])
     with ForkServer(3) as server:
         played([job(2), job(3), other], 3, server)
-    assert one.folder.log.read_text().replace("seed_0", "seed_1") == other.folder.log.read_text()
+    said = one.folder.log.read_text().replace("seed_0", "seed_1").replace('"seed": "0"', '"seed": "1"')
+    assert said == other.folder.log.read_text()
 
 
 def test_a_cell_that_somebody_else_plays_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,243 @@
+"""Robust rules: what the server makes of a round's updates where some may be wrong, or hostile."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jsonargparse.typing import PositiveFloat
+from torch import Tensor
+
+from lightning_fed.core.client_state import RoundState, Vectors, flatten, mixtures, squared_distances, unflatten
+from lightning_fed.errors import require
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
+from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
+
+VECTOR, REST = "vector", "rest"
+"""What of an update a rule is about, and what else there is of it, as one vector each."""
+
+
+class Aggregation(ABC):
+    """Makes one state of a round's updates, which all count the same: an attacker says itself how many examples it has.
+
+    What learns is one vector of each update. Buffers (statistics of batch norm, counters) have units of their own, and would hide
+    what the parameters say: of each of their entries the median is taken. Vectors lie where a run keeps what arrives in a round: in
+    memory up to its limit, and on disk.
+    """
+
+    @property
+    def least(self) -> int:
+        """How many updates the rule needs."""
+        return 1
+
+    @abstractmethod
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        """One vector of n, ``(d,)`` in float64.
+
+        Args:
+            vectors: what the clients sent, in client order.
+            start: the server's, ``(d,)``.
+        """
+
+    def arriving(self, vector: Tensor, start: Tensor) -> Tensor:
+        """What is kept of an update's vector, when it arrives. Default: all of it."""
+        return vector
+
+    def combine(self, updates: Iterable[tuple[State, float]], state: State, store: RoundState, buffers: Collection[str]) -> State:
+        """A :data:`.Combine` with a place to put updates aside, and the names of buffers. Empty if too few arrive."""
+        store.clear()
+        learned, others, clients = State(), State(), 0
+        for clients, (update, _) in enumerate(updates, start=1):
+            learned = {name: tensor for name, tensor in update.items() if tensor.is_floating_point() and name not in buffers}
+            others = {name: tensor for name, tensor in update.items() if name not in learned}
+            start = _vector({name: state[name] for name in learned})
+            parts = {VECTOR: self.arriving(_vector(learned), start)}
+            if others:
+                parts[REST] = torch.cat([tensor.double().flatten() for tensor in others.values()])
+            store.put(clients, parts, 0)
+        if clients < self.least:
+            if clients:
+                log.warning(f"{type(self).__name__} got {clients} updates and needs {self.least}: the server stays as it was.")
+            return {}
+        everybody = range(1, clients + 1)
+        merged = self.merge(Vectors(store, VECTOR, everybody, len(start)), start)
+        combined = unflatten(merged, learned)
+        if others:
+            rest = Vectors(store, REST, everybody, sum(tensor.numel() for tensor in others.values()))
+            combined |= unflatten(_lower_median(rest), others)
+        store.clear()
+        return combined
+
+
+@dataclass(frozen=True)
+class Median(Aggregation):
+    """The median of each value (Yin et al. 2018); of an even number the mean of the two in the middle."""
+
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        def middle(ordered: Tensor) -> Tensor:
+            return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+        return torch.cat([middle(_sorted(vectors, *block)) for block in vectors.blocks()])
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Aggregation):
+    """The mean of each value without its smallest and its largest (Yin et al. 2018).
+
+    Args:
+        cut: how many are left out on either side: as many as there are attackers.
+    """
+
+    cut: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        require_from(0, cut=self.cut)
+
+    @property
+    def least(self) -> int:
+        return 2 * self.cut + 1
+
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        last = len(vectors.clients) - self.cut
+        return torch.cat([_sorted(vectors, *block)[self.cut : last].mean(dim=0) for block in vectors.blocks()])
+
+
+@dataclass(frozen=True)
+class MultiKrum(Aggregation):
+    r"""The mean of the updates that are nearest to their neighbours (Blanchard et al. 2017): an update's score is the sum of its
+    squared distances to the :math:`n - f - 2` nearest others. Of equal scores the client with the lowest id counts.
+
+    Args:
+        attackers: :math:`f`, how many there may be.
+        keep: of how many the mean is; None: of :math:`n - f`.
+    """
+
+    attackers: NonNegativeInt = 1
+    keep: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        require_from(0, attackers=self.attackers)
+        require_from(1, keep=self.keep)
+
+    @property
+    def least(self) -> int:
+        """:math:`2f + 3`, the paper's condition."""
+        return max(2 * self.attackers + 3, self.keep or 0)
+
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        count = len(vectors.clients)
+        scores = krum_scores(squared_distances(vectors, range(count)), self.attackers)
+        best = np.argsort(scores.numpy(), kind="stable")[: self.keep or count - self.attackers]
+        weights = torch.zeros(1, count, dtype=torch.float64)
+        weights[0, best] = 1 / len(best)
+        return mixtures(vectors, weights, torch.float64, about=start)[0]
+
+
+def krum_scores(distances: Tensor, attackers: int) -> Tensor:
+    """Each update's sum of squared distances to its nearest others, ``(n,)``.
+
+    Args:
+        distances: squared, of each two, ``(n, n)``.
+        attackers: how many there may be.
+    """
+    neighbours = len(distances) - attackers - 2
+    apart = distances.clone().fill_diagonal_(torch.inf)  # by its place: equal updates are at distance 0, too
+    return apart.sort(dim=1).values[:, :neighbours].sum(dim=1)
+
+
+class Krum(MultiKrum):
+    """The one update that is nearest to its neighbours; see :class:`MultiKrum`.
+
+    Args:
+        attackers: how many there may be.
+    """
+
+    def __init__(self, attackers: NonNegativeInt = 1) -> None:
+        super().__init__(attackers, keep=1)
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Aggregation):
+    """The point whose distances to all updates have the smallest sum: RFA (Pillutla et al. 2022), by Weiszfeld's steps until they
+    stand still. They need the updates' distances alone.
+
+    Args:
+        steps: at most so many.
+    """
+
+    steps: PositiveInt = 1000
+
+    def __post_init__(self) -> None:
+        require_from(1, steps=self.steps)
+
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        weights = weiszfeld(squared_distances(vectors, range(len(vectors.clients))), self.steps)
+        return mixtures(vectors, weights[None], torch.float64, about=start)[0]
+
+
+def weiszfeld(distances: Tensor, steps: int) -> Tensor:
+    r"""The weights of n points in their geometric median, ``(n,)``. Of a mixture :math:`z = \sum_j w_j x_j` the squared distance to
+    :math:`x_i` is :math:`\sum_j w_j D_{ij} - \frac{1}{2} \sum_{jk} w_j w_k D_{jk}`.
+
+    Args:
+        distances: squared, of each two, :math:`D`, ``(n, n)``.
+        steps: at most so many.
+    """
+    weights = torch.full((len(distances),), 1 / len(distances), dtype=torch.float64)
+    nearest = 1e-12 * distances.max().sqrt()  # where a point lies on the median
+    if nearest == 0:
+        return weights
+    for _ in range(steps):
+        squared = distances @ weights - 0.5 * weights @ distances @ weights
+        closeness = 1 / squared.clamp(min=0).sqrt().clamp(min=nearest)
+        before, weights = weights, closeness / closeness.sum()
+        if (weights - before).abs().max() < 1e-14:
+            break
+    return weights
+
+
+@dataclass(frozen=True)
+class ClippedMean(Aggregation):
+    """The mean of the clients' changes, each scaled down to a norm.
+
+    Args:
+        clip: the largest Euclidean norm of a change.
+    """
+
+    clip: PositiveFloat
+
+    def __post_init__(self) -> None:
+        require(self.clip > 0, f"Got clip={self.clip}: give a norm above 0.")
+
+    def arriving(self, vector: Tensor, start: Tensor) -> Tensor:
+        change, _ = clipped(vector.double() - start.double(), self.clip)
+        return start + change.to(vector.dtype)
+
+    def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
+        count = len(vectors.clients)
+        return mixtures(vectors, torch.full((1, count), 1 / count, dtype=torch.float64), torch.float64, about=start)[0]
+
+
+def clipped(change: Tensor, clip: float) -> tuple[Tensor, float]:
+    """A change scaled down to a norm of at most ``clip``, and the norm that it had."""
+    norm = float(torch.linalg.vector_norm(change))
+    return (change * (clip / norm) if norm > clip else change), norm
+
+
+def _vector(state: State) -> Tensor:
+    """All values, in float32 or what is wider."""
+    flat = flatten(state) if state else torch.zeros(0)
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
+
+
+def _sorted(vectors: Vectors, start: int, stop: int) -> Tensor:
+    return vectors.columns(start, stop).sort(dim=0).values
+
+
+def _lower_median(vectors: Vectors) -> Tensor:
+    """Of each value one that somebody sent: counters stay whole numbers."""
+    return torch.cat([_sorted(vectors, *block)[(len(vectors.clients) - 1) // 2] for block in vectors.blocks()])

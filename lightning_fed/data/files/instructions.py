@@ -1,0 +1,273 @@
+"""Instructions and their answers, for causal language models."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+from zlib import crc32
+
+import numpy as np
+from torch import Tensor
+
+from lightning_fed.data.batches import BatchTransform
+from lightning_fed.data.files.records import Record, read_records
+from lightning_fed.data.files.table import Table, TableData
+from lightning_fed.data.partition.base import IID, Partitioner
+from lightning_fed.data.partition.natural import ByColumn
+from lightning_fed.data.text.chat import ChatTemplate, Learn
+from lightning_fed.data.text.classification import load_tokenizer
+from lightning_fed.data.text.conversations import Columns, Conversation, conversation_of
+from lightning_fed.data.text.exact_match import ends_with_number, is_exact
+from lightning_fed.data.text.scores import Score, check_scores, score_texts
+from lightning_fed.data.text.token_rows import Packing, TokenRows, write_rows
+from lightning_fed.errors import FederationError, require
+from lightning_fed.options import PositiveInt, require_from
+
+log = logging.getLogger(__name__)
+
+AnswerScore = Literal["exact_match", "last_number", "rouge_l"]
+
+FORMAT = 1
+"""Of what is cached; counts up when rows of the same records become others."""
+
+
+class Instructions(TableData):
+    """Instructions with answers, for a causal language model: JSON Lines, JSON or Parquet files, or a data set of the hub.
+
+    A record has ``messages`` (or ShareGPT's ``conversations``), ``prompt`` and ``completion`` (texts, which no template writes, or
+    messages), or ``instruction``, ``input`` and ``output``; or ``columns`` says where messages are. Conversations are written by
+    the chat template and tokenised once per machine, into the user's cache folder (``XDG_CACHE_HOME``). Learned is what the
+    template marks by ``{% generation %}``; where it marks nothing, what it writes behind a question that it writes as when it asks.
+    When a run starts, the learned text of the first row is printed.
+
+    A network gets ``input_ids`` and ``attention_mask`` ``(B, L)``, padded to the batch's longest row. The targets ``(B, L)`` are
+    shifted: that of a token is the next one where it is learned.
+
+    Args:
+        path: a file, a folder of files, a pattern of their names (``train_*.json``), or a name on the hub, ``owner/name``, whose
+            sets are then those of the data.
+        tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
+        test_path: an official test set, in the same form.
+        columns: the column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
+            answer}``.
+        template: a chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself; None: the tokenizer's.
+        template_variables: what the template may ask for besides, such as ``{enable_thinking: false}``, or ``{date_string: 26 Jul
+            2024}`` where it would write the day on which it is asked.
+        learn: what is learned: all answers, the last one, or everything.
+        max_length: longest row in tokens.
+        overlong: what becomes of longer rows: ``cut`` takes their end off and leaves out those of which nothing to be learned
+            remains, ``drop`` leaves all of them out, ``refuse`` names the first. How many is printed.
+        remove: a pattern of what is taken out of all texts; ``<<.*?>>`` are the calculations in GSM8K's answers.
+        padding: the side on which rows are padded.
+        packing: whether the rows of a training batch are put one behind the other, without padding. Attention keeps them apart.
+        metrics: what generated answers are scored by, where a network generates: ``exact_match`` and ``last_number``, see
+            :mod:`lightning_fed.data.text.exact_match`, and ``rouge_l`` (of the extra ``nlp``). An answer is compared with the first
+            one of its row.
+        label: the column by whose values a partition divides the data, a task, say; None: all are alike.
+        client: see :class:`TableData`; ``file``: each file is a client.
+        partition: see :class:`FederatedDataModule`; default :class:`IID`.
+        **kwargs: see :class:`TableData`.
+    """
+
+    predicts_labels = False
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str,
+        test_path: str | None = None,
+        columns: Columns | None = None,
+        template: str | None = None,
+        template_variables: dict[str, Any] | None = None,
+        learn: Learn = "answers",
+        max_length: PositiveInt = 1024,
+        overlong: Literal["cut", "drop", "refuse"] = "cut",
+        remove: str | None = None,
+        padding: Literal["right", "left"] = "right",
+        packing: bool = False,
+        metrics: Sequence[AnswerScore] = ("exact_match",),
+        label: str | None = None,
+        client: str | None = None,
+        partition: Partitioner | None = None,
+        eval_batch_size: PositiveInt = 16,
+        **kwargs: Any,
+    ) -> None:
+        partition = IID() if client is None and partition is None else partition
+        super().__init__(client=client, partition=partition, eval_batch_size=eval_batch_size, **kwargs)
+        require_from(2, max_length=max_length)
+        check_scores([name for name in metrics if name == "rouge_l"])
+        self.path, self.test_path = path, test_path
+        self.tokenizer = tokenizer
+        self.columns = columns
+        self.template = template
+        self.template_variables = template_variables or {}
+        self.learn: Learn = learn
+        self.max_length: int = max_length
+        self.overlong = overlong
+        self.remove = remove
+        self.padding: Literal["right", "left"] = padding
+        self.packing = packing
+        self.metrics = metrics
+        self.label = label
+        self._rows: TokenRows | None = None  # of all records
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are to partition by."""
+        return super().num_classes
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """A language model has no classes; every network is told one."""
+        return 1
+
+    def read(self) -> Table:
+        records = [*read_records(self.path, None if self.test_path is None else "train")]
+        records += [] if self.test_path is None else read_records(self.test_path, "test")
+        require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
+        rows = self._tokenised(records)
+        remaining = [records[number] for number in rows.parts["records"]]
+        names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))
+        columns = {name: np.array([record.fields.get(name) for record in remaining], dtype=object) for name in names}
+        self._refuse_empty_clients(records, remaining)
+        require(
+            self.label is None or self.label in columns,
+            f"{self.path} has the columns {', '.join(names)}, but no label {self.label!r}.",
+        )
+        labels = np.zeros(len(remaining), np.int64) if self.label is None else columns[self.label].astype(str)
+        sets = None if records[0].role is None else np.array([record.role for record in remaining])
+        self._print_first(rows, remaining[0])
+        return Table(rows, labels, columns, sets, ["row"] if self.label is None else None)
+
+    def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Scores of generated answers, by name: shares of those that are right, and ROUGE-L of
+        :func:`lightning_fed.data.text.scores.score_texts`.
+
+        Args:
+            answers: for each batch, the numbers of its rows, ``(B,)``, and token ids, ``(B, T)``.
+        """
+        assert self._rows is not None  # the data are loaded
+        numbers = [number for rows, _ in answers for number in rows.tolist()]
+        references = self._tokenizer.batch_decode([self._rows.answer(number) for number in numbers], skip_special_tokens=True)
+        texts = self._tokenizer.batch_decode([ids for _, rows in answers for ids in rows.tolist()], skip_special_tokens=True)
+        pairs = [(text.strip(), reference.strip()) for text, reference in zip(texts, references, strict=True)]
+        right = {"exact_match": is_exact, "last_number": ends_with_number}
+        shares = {name: sum(right[name](*pair) for pair in pairs) / len(pairs) for name in self.metrics if name in right}
+        others: list[Score] = [name for name in self.metrics if name == "rouge_l"]
+        return shares | (score_texts(texts, [[reference] for reference in references], others) if others else {})
+
+    def fingerprint(self) -> str:
+        """See :class:`FederatedDataModule`; of the tokens, too: another template, or another day, is other data."""
+        checksum = int(super().fingerprint(), 16)
+        assert self._rows is not None  # the data are loaded
+        for name in ("ids", "learned"):
+            checksum = crc32(self._rows.parts[name].tobytes(), checksum)
+        return f"{checksum:08x}"
+
+    def _transform(self) -> BatchTransform:
+        return Packing(self.mean, self.std, self.augment) if self.packing else super()._transform()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = load_tokenizer(self.tokenizer, pads=False)
+        require(
+            tokenizer.eos_token_id is not None,
+            f"The tokenizer {self.tokenizer} has no token for the end of a text, so no answer could end: set its eos_token.",
+        )
+        return tokenizer
+
+    def _tokenised(self, records: Sequence[Record]) -> TokenRows:
+        """The rows of all records that leave something to be learned, read from the cache, or tokenised into it."""
+        tokenizer = self._tokenizer
+        chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
+        conversations = [self._conversation(record) for record in records]
+        key = sha256()
+        for part in (
+            *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),
+            *(self.learn, self.max_length, self.overlong, *conversations),
+        ):
+            key.update(json.dumps(part, default=str).encode() + b"\0")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / "tokens"
+        folder = cache / key.hexdigest()[:32]
+        if tokenizer.pad_token_id is None:
+            log.info(f"The tokenizer {self.tokenizer} has no padding token: its end token pads, and is in no mask and no target.")
+        padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if not folder.exists():
+            write_rows(folder, self._rows_of(chat, records, conversations))
+        self._rows = TokenRows(folder, padding, self.padding)
+        self._print_losses(self._rows, records)
+        return self._rows
+
+    def _conversation(self, record: Record) -> Conversation:
+        fields = record.fields
+        if self.remove is not None:
+            try:
+                fields = _without(re.compile(self.remove, re.DOTALL), fields)
+            except re.error as error:
+                raise FederationError(f"remove is {self.remove!r}, which is no pattern ({error}).") from error
+        return conversation_of(fields, self.columns, record.where)
+
+    def _rows_of(
+        self, chat: ChatTemplate, records: Sequence[Record], conversations: Sequence[Conversation]
+    ) -> Iterator[tuple[int, bool, list[int], list[bool]]]:
+        for number, (record, conversation) in enumerate(zip(records, conversations, strict=True)):
+            ids, learned = chat.encode(conversation, record.where)
+            if is_cut := len(ids) > self.max_length:
+                require(
+                    self.overlong != "refuse",
+                    f"{record.where} has {len(ids)} tokens, but max_length is {self.max_length}: raise it, or set overlong to "
+                    "cut or drop.",
+                )
+                if self.overlong == "drop":
+                    continue
+                ids, learned = ids[: self.max_length], learned[: self.max_length]
+            if any(learned[1:]):  # nothing comes before the first token, so that nobody learns it
+                yield number, is_cut, ids, learned
+
+    def _print_losses(self, rows: TokenRows, records: Sequence[Record]) -> None:
+        """How many answers are not whole, or not there."""
+        remaining, cut = rows.parts["records"], rows.parts["cut"]
+        gone = np.setdiff1d(np.arange(len(records)), remaining)
+        told = [
+            f"{len(numbers)} of {len(records)} records are longer than max_length {self.max_length} and {what} "
+            f"(the first is {records[numbers[0]].where.removesuffix(',')})"
+            for numbers, what in ((remaining[cut], "lost their end"), (gone, "are left out"))
+            if len(numbers)
+        ]
+        if told:
+            log.warning(f"{self.path}: {'; '.join(told)}.")
+
+    def _print_first(self, rows: TokenRows, record: Record) -> None:
+        """What is learned of the first row, and whether an answer can end."""
+        ids, learned = rows.row(0)
+        log.info(f"Of {record.where} is learned: {self._tokenizer.decode(ids[learned])!r}")
+        text = self._tokenizer.convert_ids_to_tokens(ids[learned].tolist())
+        special = {*self._tokenizer.all_special_tokens, *map(str, self._tokenizer.added_tokens_decoder.values())}
+        ends = [token for token in text if self._tokenizer.convert_tokens_to_string([token]).strip()][-1:]
+        if not rows.parts["cut"][0] and not special.intersection(ends):
+            log.warning(f"The answer of {record.where} ends in {ends[0]!r}, no special token: nobody learns to stop.")
+
+    def _refuse_empty_clients(self, records: Sequence[Record], remaining: Sequence[Record]) -> None:
+        """Clients of whom no record is left would vanish silently."""
+        if not isinstance(self.partition, ByColumn):
+            return
+        before, after = ({record.fields.get(self.partition.column) for record in some} for some in (records, remaining))
+        gone = sorted(map(str, before - after))
+        require(
+            not gone,
+            f"{self.path}: of the client {', '.join(gone[:3])} no record is left below max_length {self.max_length}: raise it.",
+        )
+
+
+def _without(pattern: re.Pattern[str], given: Any) -> Any:
+    """Texts, wherever in a record they are, without what matches."""
+    if isinstance(given, dict):
+        return {name: _without(pattern, value) for name, value in given.items()}
+    if isinstance(given, list):
+        return [_without(pattern, value) for value in given]
+    return pattern.sub("", given) if isinstance(given, str) else given

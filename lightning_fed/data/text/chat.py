@@ -1,0 +1,143 @@
+"""Conversations as a chat template writes them, and which of their tokens are learned."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lightning_fed.data.text.conversations import Conversation
+from lightning_fed.errors import FederationError, require
+
+Learn = Literal["answers", "last_answer", "all"]
+"""What of a conversation is learned."""
+
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""What a template has in front of what the assistant says, if it marks that."""
+
+TEMPLATES = {
+    "chatml": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
+    "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "alpaca": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + eos_token }}{% endgeneration %}{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% else %}{% if loop.first %}{{ 'Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n' }}{% endif %}{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}{% endif %}{% endfor %}",
+    "plain": "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + eos_token }}{% endgeneration %}{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}",
+}
+"""Templates for networks whose tokenizers have none, by name. ``chatml`` is for tokenizers that have its two tokens."""
+
+
+class Span(NamedTuple):
+    """A stretch of a text, in characters."""
+
+    start: int
+    end: int
+
+
+class ChatTemplate:
+    """Turns conversations into tokens.
+
+    Args:
+        tokenizer: of the transformers library, a fast one, which knows where in a text each token stands.
+        given: a template: a name of :data:`TEMPLATES`, a file, or the template itself; None: the tokenizer's.
+        learn: what is learned.
+        variables: what the template may ask for besides, by name: ``date_string``, ``enable_thinking``, ….
+
+    Raises:
+        FederationError: for a tokenizer that is not fast.
+    """
+
+    def __init__(self, tokenizer: Any, given: str | None, learn: Learn, variables: dict[str, Any]) -> None:
+        require(tokenizer.is_fast, f"The tokenizer {tokenizer.name_or_path} is no fast one: give a folder with tokenizer.json.")
+        self.tokenizer, self.learn, self.variables = tokenizer, learn, variables
+        file = Path(given).expanduser() if given and len(given) < 256 and "{" not in given else None
+        self.text: str | None = tokenizer.chat_template if given is None else TEMPLATES.get(given, given)
+        if file is not None and given not in TEMPLATES:
+            require(file.is_file(), f"Got template={given!r}: give one of {', '.join(TEMPLATES)}, a file, or a template itself.")
+            self.text = file.read_text()
+
+    def encode(self, conversation: Conversation, where: str) -> tuple[list[int], list[bool]]:
+        """Token ids, and of each whether it is learned.
+
+        Args:
+            conversation: what is said.
+            where: file and record, for errors.
+
+        Raises:
+            FederationError: if the template refuses the conversation, or does not let tell what is learned.
+        """
+        if not conversation.is_chat:
+            text, spans = self._written(*conversation.messages)
+        else:
+            text = self._render(conversation.messages, where)
+            if self.learn == "all":
+                spans = [Span(0, len(text))]
+            elif conversation.start is None and MARK.search(self.text or ""):
+                return self._marked(conversation.messages, where)
+            else:
+                spans = list(self._spans(conversation, text, where))
+        options = {"add_special_tokens": not conversation.is_chat, "return_offsets_mapping": True, "verbose": False}
+        encoded = self.tokenizer(text, **options)
+        offsets = encoded["offset_mapping"]  # what the tokenizer adds by itself stands nowhere: (0, 0)
+        learned = [any(start < span.end and end > span.start for span in spans) for start, end in offsets]
+        return encoded["input_ids"], [True] * len(learned) if self.learn == "all" else learned
+
+    def _written(self, prompt: Any, answer: Any) -> tuple[str, list[Span]]:
+        """A prompt and its completion as they are, and the token that ends a text."""
+        end = self.tokenizer.eos_token or ""
+        text = prompt + (answer if end and answer.endswith(end) else answer + end)
+        return text, [Span(len(prompt), len(text))]
+
+    def _marked(self, messages: Sequence[Any], where: str) -> tuple[list[int], list[bool]]:
+        """By the template's marks."""
+        options = {"return_dict": True, "return_assistant_tokens_mask": True, "tokenizer_kwargs": {"verbose": False}}
+        encoded = self._apply(messages, where, tokenize=True, **options)
+        learned = [bool(mark) for mark in encoded["assistant_masks"]]
+        require(any(learned), f"{where} has an answer that the template does not mark: put {{% generation %}} around all of them.")
+        if self.learn == "last_answer":
+            last = max(place for place, mark in enumerate(learned) if mark)
+            first = max((place for place in range(last) if not learned[place]), default=-1) + 1
+            learned = [first <= place <= last for place in range(len(learned))]
+        return list(encoded["input_ids"]), learned
+
+    def _spans(self, conversation: Conversation, text: str, where: str) -> Iterator[Span]:
+        """By the rule of prefixes: what is written up to an answer, and up to its end, must be how the whole begins."""
+        messages = conversation.messages
+        answers = [place for place, message in enumerate(messages) if isinstance(message, dict) and message["role"] == "assistant"]
+        if conversation.start is not None or self.learn == "last_answer":
+            before = self._render(messages[: answers[-1] if conversation.start is None else conversation.start], where, ask=True)
+            self._check_prefix(before, text, where)
+            yield Span(len(before), len(text))
+            return
+        for place in answers:
+            before, through = self._render(messages[:place], where, ask=True), self._render(messages[: place + 1], where)
+            self._check_prefix(before, through, where)
+            self._check_prefix(through, text, where)
+            yield Span(len(before), len(through))
+
+    def _check_prefix(self, prefix: str, text: str, where: str) -> None:
+        if text.startswith(prefix):
+            return
+        rewritten = f"{prefix[:40]!r}… is not how {text[:40]!r}… begins" if len(prefix) > 40 else "of the question"
+        raise FederationError(
+            f"{where} is written in such a way that its answers cannot be told apart: the template, which marks no answers "
+            f"(no {{% generation %}}), writes earlier turns anew ({rewritten}): set learn to last_answer or all, or template."
+        )
+
+    def _render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
+        text: str = self._apply(messages, where, tokenize=False, add_generation_prompt=ask)
+        return text
+
+    def _apply(self, messages: Sequence[Any], where: str, **options: Any) -> Any:
+        from jinja2.exceptions import TemplateError
+
+        require(
+            self.text is not None,
+            f"The tokenizer {self.tokenizer.name_or_path} has no chat template: set template to one of {', '.join(TEMPLATES)}, a "
+            "file, or a template itself.",
+        )
+        try:
+            return self.tokenizer.apply_chat_template(list(messages), chat_template=self.text, **options, **self.variables)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise FederationError(f"{where} is refused by the chat template ({' '.join(str(error).split())}).") from error

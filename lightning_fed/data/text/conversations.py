@@ -1,0 +1,107 @@
+"""What a record of instruction data says, whichever of the usual forms it has."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from lightning_fed.errors import FederationError, require
+
+Columns = dict[str, list[str] | str]
+"""Which columns a role's message is in; several are joined by a blank line."""
+
+SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""What ShareGPT calls its roles."""
+
+SYSTEM = ("system", "developer")
+
+FORMS = (
+    "messages (or ShareGPT's conversations), prompt and completion, or instruction, input and output; or name them in columns "
+    "({user: question, assistant: answer})"
+)
+
+Message = dict[str, Any]
+"""With ``role`` and ``content``, as templates take it."""
+
+
+class Conversation(NamedTuple):
+    """What is said, and what of it may be learned.
+
+    Args:
+        messages: at least one, of which the last is an answer. Where these are no messages, a prompt and how it goes on, as texts.
+        start: how many of the messages are a prompt, where all that follows is learned; None: the roles say it.
+    """
+
+    messages: Sequence[Message | str]
+    start: int | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a template is to write it."""
+        return not isinstance(self.messages[0], str)
+
+
+def conversation_of(fields: Mapping[str, Any], columns: Columns | None, where: str) -> Conversation:
+    """What a record says.
+
+    Args:
+        fields: of the record, by name.
+        columns: where the messages of each role are; None: the names of the fields say it.
+        where: file and record, for errors.
+
+    Raises:
+        FederationError: for a record without an answer, roles in the wrong order, or a form that is not known.
+    """
+    if columns is not None:
+        return _checked([{"role": role, "content": _joined(fields, names, where)} for role, names in columns.items()], where)
+    if (given := fields.get("messages") or fields.get("conversations")) is not None:
+        return _checked([_message(one, where) for one in _listed(given, where)], where)
+    if "prompt" in fields and "completion" in fields:
+        prompt, answer = fields["prompt"], fields["completion"]
+        if isinstance(prompt, str) and isinstance(answer, str):
+            require(answer.strip() != "", f"{where} has no answer, its completion is empty: fill it in, or leave the record out.")
+            return Conversation((prompt, answer))
+        asked, answered = ([_message(one, where) for one in _listed(part, where)] for part in (prompt, answer))
+        return _checked(asked + answered, where)._replace(start=len(asked))
+    if "instruction" in fields and "output" in fields:
+        asked_in = ["instruction", *(["input"] if fields.get("input") else [])]
+        return conversation_of(fields, {"user": asked_in, "assistant": "output"}, where)
+    raise FederationError(f"{where} has {', '.join(fields)}: expected {FORMS}.")
+
+
+def _joined(fields: Mapping[str, Any], names: list[str] | str, where: str) -> str:
+    named = [names] if isinstance(names, str) else names
+    lacking = [name for name in named if name not in fields]
+    require(not lacking, f"{where} has {', '.join(fields)}, but no {', '.join(lacking)}: check columns.")
+    return "\n\n".join(str(fields[name]) for name in named if fields[name] not in (None, ""))
+
+
+def _listed(given: Any, where: str) -> list[Any]:
+    require(
+        isinstance(given, list), f"{where} has messages that are a {type(given).__name__}: expected a list of role and content."
+    )
+    return list(given)
+
+
+def _message(given: Any, where: str) -> Message:
+    if isinstance(given, Mapping) and "from" in given and "value" in given:
+        given = {"role": SHAREGPT.get(given["from"], given["from"]), "content": given["value"]}
+    if not isinstance(given, Mapping) or "role" not in given or not isinstance(given.get("content"), str | list | None):
+        raise FederationError(f"{where} has the message {str(given)[:60]!r}: expected role and content.")
+    return {name: value for name, value in given.items() if value is not None}  # of Parquet, all have all names
+
+
+def _checked(messages: list[Message], where: str) -> Conversation:
+    """Raises :class:`FederationError` unless they begin with a question, take turns, and end with an answer."""
+    roles = [str(message["role"]) for message in messages]
+    told = f"{where} has the roles {', '.join(roles) or 'of nobody'}"
+    turns = roles[1:] if roles[:1] and roles[0] in SYSTEM else roles
+    require("assistant" in turns and turns[-1] == "assistant", f"{told}: it ends without an answer, which the assistant gives.")
+    require(turns[0] == "user", f"{told}: expected that the user begins, behind a system message if there is one.")
+    for before, after in pairwise(turns):
+        fits = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}.get(before, ())
+        require(after in fits, f"{told}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")
+    for message in messages:
+        if message["role"] == "assistant":
+            empty = not message.get("content") and not message.get("tool_calls")
+            require(not empty, f"{where} has no answer, an assistant's message is empty: fill it in, or leave the record out.")
+    return Conversation(messages)

@@ -1,0 +1,35 @@
+"""Whether answers are right: numbers as GSM8K writes them, and short texts."""
+
+import re
+import string
+
+NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
+
+MARKED_NUMBER = re.compile(rf"####\s*({NUMBER.pattern})")
+"""How GSM8K's answers end."""
+
+BLANKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
+
+
+def is_exact(answer: str, reference: str) -> bool:
+    """Whether an answer says what the reference does. Where that has ``#### number``, the number behind the answer's last such mark
+    has to be the same (GSM8K's strict match); else the texts, in lower case, with blanks for punctuation.
+    """
+    if wanted := MARKED_NUMBER.findall(reference):
+        said = MARKED_NUMBER.findall(answer)
+        return bool(said) and _plain(said[-1]) == _plain(wanted[-1])
+    return _words(answer) == _words(reference)
+
+
+def ends_with_number(answer: str, reference: str) -> bool:
+    """Whether the last number of an answer is the last of the reference (GSM8K's flexible match)."""
+    said, wanted = (NUMBER.findall(text) for text in (answer, reference))
+    return bool(said) and bool(wanted) and _plain(said[-1]) == _plain(wanted[-1])
+
+
+def _plain(number: str) -> float:
+    return float(number.replace(",", "").replace("$", ""))
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().translate(BLANKS).split()

@@ -1,0 +1,151 @@
+"""Rows of tokens of any length in files that all processes of a machine map into memory."""
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fed.data.batches import EXAMPLE, ROUND_UP, TARGETS, BatchTransform
+from lightning_fed.data.lazy import LazyInputs
+from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.errors import FederationError, require
+
+PARTS = ("ids", "learned", "starts", "records", "cut")
+"""The arrays of a folder: token ids and what is learned, of all rows one after the other; where each row starts, and where the last
+one ends; of each row the number of its record, and whether its end was cut off.
+"""
+
+PACKED_TO = 64
+"""Packed batches have a multiple of so many tokens, so that few shapes occur."""
+
+
+@dataclass(eq=False)
+class TokenRows(LazyInputs):
+    """Conversations as tokens. It travels to worker processes as the name of its folder; each maps its files into memory.
+
+    Args:
+        folder: with :data:`PARTS`, which :func:`write_rows` wrote.
+        padding: the token that fills shorter rows up. It is in no mask and no target, so that it may be one that means something.
+        side: where rows are filled up.
+    """
+
+    folder: Path
+    padding: int
+    side: Literal["right", "left"] = "right"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is mapped."""
+        return {name: value for name, value in vars(self).items() if name in ("folder", "padding", "side")}
+
+    @cached_property
+    def parts(self) -> dict[str, NDArray[Any]]:
+        """The arrays, by name.
+
+        Raises:
+            FederationError: where the files are not.
+        """
+        try:
+            return {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in PARTS}
+        except OSError as error:
+            raise FederationError(
+                f"The tokens in {self.folder} cannot be read ({error}): on several machines, set XDG_CACHE_HOME to a folder that "
+                "all of them have."
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self.parts["records"])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Of the rows, in tokens."""
+        return np.diff(self.parts["starts"])
+
+    def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Token ids of a row, and which of them are learned."""
+        place = slice(*self.parts["starts"][number : number + 2])
+        return self.parts["ids"][place], self.parts["learned"][place]
+
+    def answer(self, number: int) -> list[int]:
+        """The first stretch of a row that is learned, token ids."""
+        ids, learned = self.row(number)
+        first = int(learned.argmax())
+        rest = np.flatnonzero(~learned[first:])
+        answer: list[int] = ids[first : first + int(rest[0]) if len(rest) else None].tolist()
+        return answer
+
+    def read(self, rows: Tensor) -> dict[str, Tensor]:
+        """A batch: ``input_ids``, ``attention_mask``, ``position_ids`` where the left is padded, and targets, ``(B, L)``, L being a
+        multiple of 8; and the numbers of the rows. A token's target is the next one, where that is learned, else
+        :data:`.IGNORED`.
+        """
+        read = [self.row(number) for number in rows.tolist()]
+        longest = -(-max((len(ids) for ids, _ in read), default=1) // ROUND_UP) * ROUND_UP
+        ids = torch.full((len(read), longest), self.padding)
+        mask, targets = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+        for place, (of_row, learned) in enumerate(read):
+            begin = longest - len(of_row) if self.side == "left" else 0
+            own = torch.from_numpy(of_row.astype(np.int64))
+            ids[place, begin : begin + len(own)] = own
+            mask[place, begin : begin + len(own)] = 1
+            following = own[1:].where(torch.from_numpy(learned[1:].copy()), IGNORED)
+            targets[place, begin : begin + len(following)] = following
+        places = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)} if self.side == "left" else {}
+        return {"input_ids": ids, "attention_mask": mask, TARGETS: targets, EXAMPLE: rows} | places
+
+
+def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[bool]]]) -> None:
+    """Write rows, so that whoever reads finds all of them or none. Who comes second leaves what is there.
+
+    Args:
+        folder: to write to.
+        rows: of each the number of its record, whether its end was cut off, token ids, and what is learned.
+    """
+    ids, learned, lengths, records, cut = [], [], [0], [], []
+    for record, is_cut, of_row, mask in rows:
+        cut.append(is_cut)
+        ids.append(np.array(of_row, np.int32))
+        learned.append(np.array(mask, np.bool_))
+        lengths.append(len(of_row))
+        records.append(record)
+    require(len(records) > 0, "Of all records nothing is left to be learned: raise max_length.")
+    arrays = (np.concatenate(ids), np.concatenate(learned), np.cumsum(lengths), np.array(records), np.array(cut))
+    aside = folder.with_name(f"{folder.name}.{os.getpid()}")
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+        for name, array in zip(PARTS, arrays, strict=True):
+            np.save(aside / f"{name}.npy", array)
+        if folder.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.replace(folder)
+    except OSError as error:
+        raise FederationError(
+            f"Tokens cannot be written to {folder.parent} ({error}): set XDG_CACHE_HOME to another folder."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Packing(BatchTransform):
+    """Puts the rows of a training batch one behind the other, without padding between them. Positions begin anew with each, by
+    which the transformers library keeps rows apart where there is no attention mask: attention is block-diagonal.
+    """
+
+    def __call__(self, batch: Any, trainer: Any) -> Any:
+        inputs, targets = batch
+        if trainer is None or not trainer.training:
+            return batch
+        mask = inputs["attention_mask"].bool()
+        positions = (mask.cumsum(dim=1) - 1)[mask]
+        fill = -len(positions) % PACKED_TO
+        begun = torch.arange(fill, device=positions.device)  # as one more row, of which nothing is learned
+        ids = torch.cat([inputs["input_ids"][mask], begun * 0])
+        packed = {"input_ids": ids[None], "position_ids": torch.cat([positions, begun])[None]}
+        return packed, torch.cat([targets[mask], begun * 0 + IGNORED])[None]

@@ -1,0 +1,79 @@
+"""TensorBoard over a sweep: of each method a line, the mean over its finished runs, and a band."""
+
+import csv
+import json
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from lightning_fed.experiments.sweep.folder import CellFolder
+from lightning_fed.experiments.sweep.plan import Cell, file_name
+
+BOARD = "tensorboard"
+"""The folder of a sweep's folder for ``tensorboard --logdir``."""
+
+MEAN, LOWER, UPPER = "sweep/mean", "sweep/mean - std", "sweep/mean + std"
+
+
+def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
+    """Write, for each setting and method, the mean of the monitored metric over some runs, and one standard deviation below and
+    above it, at the rounds at which all of them were measured. CUSTOM SCALARS draws them as a line with a band.
+
+    Args:
+        folder: the sweep's. What was written before is replaced.
+        cells: finished runs and where they are.
+    """
+    curves: dict[tuple[str, str], list[dict[int, float]]] = {}
+    for cell, place in cells:
+        if place.run is not None:
+            curves.setdefault((cell.setting, cell.method), []).append(curve(place.run))
+    shutil.rmtree(folder / BOARD, ignore_errors=True)
+    for (setting, method), of_runs in curves.items():
+        write_curves(folder / BOARD / file_name(setting) / file_name(method), of_runs)
+
+
+def curve(run: Path) -> dict[int, float]:
+    """The monitored metric on test data by round, where it was measured."""
+    monitor = json.loads((run / "run.json").read_text())["monitor"]
+    with (run / "metrics.csv").open(newline="") as file:
+        return {int(float(row["round"])): float(row[monitor]) for row in csv.DictReader(file) if row.get(monitor)}
+
+
+def write_curves(folder: Path, curves: Sequence[dict[int, float]]) -> None:
+    """Events with the mean and the band of some runs.
+
+    Args:
+        folder: for the events.
+        curves: a value by round, of each run.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    now = time.time()
+    writer.add_event(Event(wall_time=now, summary=Summary(value=[_page()])))
+    for step in sorted(set.intersection(*map(set, curves))):
+        values = [of_run[step] for of_run in curves]
+        middle, spread = mean(values), stdev(values) if len(values) > 1 else 0.0
+        points = {MEAN: middle, LOWER: middle - spread, UPPER: middle + spread}
+        told = [Summary.Value(tag=tag, simple_value=value) for tag, value in points.items()]
+        writer.add_event(Event(step=step, wall_time=now, summary=Summary(value=told)))
+    writer.close()
+
+
+def _page() -> object:
+    """The layout of CUSTOM SCALARS: one chart, whose lines have bands."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.plugins.custom_scalar import metadata
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MarginChartContent
+
+    series = MarginChartContent.Series(value=MEAN, lower=LOWER, upper=UPPER)
+    chart = Chart(title="monitored metric, mean ± standard deviation over runs", margin=MarginChartContent(series=[series]))
+    layout = Layout(category=[Category(title="sweep", chart=[chart])])
+    plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME)
+    content = TensorProto(dtype="DT_STRING", string_val=[layout.SerializeToString()])
+    return Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, tensor=content, metadata=SummaryMetadata(plugin_data=plugin))

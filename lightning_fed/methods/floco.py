@@ -1,0 +1,184 @@
+"""Floco (Grinwald et al., "Federated Learning over Connected Modes", NeurIPS 2024, https://arxiv.org/abs/2403.03333)."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import (
+    Broadcast,
+    ClientInfo,
+    ClientUpdate,
+    FederatedModule,
+    FederationError,
+    PersonalServer,
+    Phase,
+    Server,
+    State,
+    check_fits,
+    mean_of_updates,
+)
+from lightning_fed.models import Backbones
+from lightning_fed.nn.simplex import Mixture, mixed_weight, principal_scores, spread
+from lightning_fed.options import NonNegativeFloat, PositiveInt
+
+POINT = "point"
+"""A client's place in the simplex, on the wire and as the server keeps it."""
+
+
+class Floco(FederatedModule):
+    r"""One body and a simplex of heads, all of which are good; each client has its own place in it.
+
+    The weight of the head is :math:`\sum_m \alpha_m W_m`, a point of the simplex with the corners :math:`W_1, \dots, W_M`; its bias
+    and the rest of the network are as they are. All of it travels and is averaged.
+
+    - Until round :math:`\tau` a client draws, for each batch, :math:`\alpha` uniformly in the simplex.
+    - In round :math:`\tau` everybody takes part. The corners that clients send are projected: on their M principal components, and
+      from there on the simplex, in the scale in which clients lie best apart. This gives each client its :math:`\beta_k`.
+    - From then on it draws :math:`\alpha = \beta_k + r u`, r uniform in :math:`[0, \rho]`, u a direction with :math:`\lVert u
+      \rVert_1 = 1`.
+
+    A client predicts with its :math:`\beta_k`; with the center, which is ``global``, until round :math:`\tau`, and if it did not
+    take part in it. Nothing is private: the server keeps the :math:`\beta_k`. Floco+, which adds Ditto's personal network, is not
+    here. Monitored: accuracy after aggregation, of the clients' points.
+
+    Args:
+        backbone: the network of every client, which has a head of its own.
+        num_classes: number of classes; None: as many as the data have.
+        corners: M; with 1, and ``rho`` 0, it is FedAvg. The authors: 10.
+        tau: round :math:`\tau`. The authors: 250 of 500.
+        rho: :math:`\rho`. The authors: 0.1, with data by Dirichlet 0.3.
+        **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.02, momentum 0.5, weight decay 5e-4, 5 ``epochs``.
+    """
+
+    refuses_adapters = "it makes a simplex of the network's own head"
+    dynamic_payload = True  # a point, for who has one
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None = None,
+        corners: PositiveInt = 10,
+        tau: PositiveInt = 250,
+        rho: NonNegativeFloat = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, **kwargs)
+        self.corners = corners
+        self.tau = tau
+        self.rho = rho
+        self.has_point = False
+
+    def build(self) -> None:
+        """The network, and further corners of its head, drawn after it."""
+        super().build()
+        head = self.backbone.head
+        names = [name for name, p in self.backbone.named_parameters(remove_duplicate=False) if p is head.weight]
+        if len(names) > 1:
+            raise FederationError(
+                f"Floco makes a simplex of the head's weight, which is {names[0]}, too: choose a network whose head has its own."
+            )
+        mixed_weight(head, self.corners)
+
+    @property
+    def mixture(self) -> Mixture:
+        """Where the head is in the simplex."""
+        return cast(Any, self.backbone.head).parametrizations.weight[0]
+
+    @property
+    def corners_name(self) -> str:
+        """What the corners are called in the state dict."""
+        own = cast(Any, self.backbone.head).parametrizations.weight.original
+        return next(name for name, parameter in self.named_parameters() if parameter is own)
+
+    def load_payload(self, payload: State) -> None:
+        """The client's point, or none: the center."""
+        point = self.mixture.point
+        self.has_point = bool(payload)
+        check_fits(payload, {POINT: point} if payload else {}, "The payload for Floco")
+        self.mixture.point = payload[POINT].to(point) if payload else torch.full_like(point, 1 / self.corners)
+
+    def phases(self) -> list[Phase]:
+        """FedAvg's, at points that are drawn."""
+        return [self.local_phase("local", list(self.parameters()), self.drawn_loss)]
+
+    def drawn_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch at a point that is drawn."""
+        own = self.mixture.point
+        self.mixture.point = self.draw().to(own)
+        try:
+            return self.client_loss(batch)
+        finally:
+            self.mixture.point = own
+
+    def draw(self) -> Tensor:
+        """A point for a batch."""
+        if not self.has_point:
+            exponentials = torch.empty(self.corners).exponential_()
+            return exponentials / exponentials.sum()
+        direction = 2 * torch.rand(self.corners) - 1
+        return self.mixture.point.cpu() + self.rho * torch.rand(()) * direction / direction.abs().sum()
+
+    def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo] | None:
+        r"""Everybody in round :math:`\tau`."""
+        return clients if round == self.tau else None
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """FedAvg's, which gives each client a point."""
+        count = sum(client.takes_part for client in clients)
+        if self.corners > 1 and count < self.corners:
+            raise FederationError(
+                f"Floco projects {count} clients on {self.corners} principal components, which there are not: set corners to "
+                f"{count} at most."
+            )
+        return SimplexServer(self)
+
+    def export_state(self, private: bool = True) -> State:
+        """The network with the head at the client's point; without what is a client's, at the center."""
+        state = self.state_dict()
+        corners = state.pop(name := self.corners_name)
+        mixture = self.mixture
+        weight = mixture(corners) if private else corners.mean(dim=0)
+        return state | {name.replace(".parametrizations.weight.original", ".weight"): weight}
+
+
+class SimplexServer(PersonalServer):
+    """Averages everything, and keeps each client's point.
+
+    Args:
+        method: whose server it is.
+    """
+
+    def __init__(self, method: Floco) -> None:
+        super().__init__(method.shared_state(), method.weighting, mean_of_updates)
+        self.holds_model = True
+        self.tau, self.name, self.num_corners = method.tau, method.corners_name, method.corners
+
+    def broadcast(self, client: ClientInfo) -> Broadcast:
+        """The model, with the client's point if it has one."""
+        own = self.client_state.get(client.id) if client.id in self.client_state else {}
+        return Broadcast(self.state | own)
+
+    def expected_payload(self, update: ClientUpdate, sent: Broadcast) -> State:
+        """The model alone."""
+        return self.state
+
+    def state_of(self, update: ClientUpdate) -> State:
+        """What points are made of."""
+        return {self.name: update.state[self.name]} if self.round == self.tau else {}
+
+    def update_clients(self, clients: Sequence[int]) -> dict[str, float]:
+        r"""Find everybody's point in round :math:`\tau`."""
+        if self.round != self.tau:
+            return {}
+        if 1 < len(clients) < self.num_corners:
+            raise FederationError(
+                f"Round {self.tau} gives clients their points, by {self.num_corners} principal components, but updates of "
+                f"{len(clients)} arrived: have more take part, or set corners to fewer."
+            )
+        heads = torch.stack([self.round_state.get(client)[self.name].flatten() for client in clients]).double()
+        points = spread(principal_scores(heads, self.num_corners)) if self.num_corners > 1 else torch.ones(len(clients), 1)
+        for client, point in zip(clients, points.to(self.state[self.name].dtype), strict=True):
+            self.client_state.put(client, {POINT: point.clone()}, self.round)
+        return {}

@@ -1,0 +1,275 @@
+"""Instructions: what a record may look like, which tokens are learned, and what becomes of what does not fit."""
+
+import gzip
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_tokenizer, write_lines
+
+from lightning_fed.data import Instructions
+from lightning_fed.data.text.exact_match import ends_with_number, is_exact
+from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.errors import FederationError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def new(tmp_path: Path, records: list[Any], **options: Any) -> Instructions:
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    return Instructions(write_lines(tmp_path / "chats.jsonl", records), tokenizer, **{"num_clients": 1, "val_share": 0} | options)
+
+
+def learned_texts(data: Instructions) -> list[str]:
+    """What is learned of each row, in the order of the file."""
+    rows = data.read().inputs
+    batch = rows.read(torch.arange(len(rows)))  # type: ignore[union-attr]
+    assert isinstance(batch, dict)
+    return [data._tokenizer.decode(row[row != IGNORED]) for row in batch["targets"]]
+
+
+ONE = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hi."}
+CHATML = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\nHi.<|im_end|>\n"
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "messages": ({"messages": ONE}, {}, "Hi.<|im_end|>"),
+    "sharegpt": ({"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hi."}]}, {}, "Hi.<|im_end|>"),
+    "prompt of messages": ({"prompt": ONE[:1], "completion": ONE[1:]}, {}, "Hi.<|im_end|>\n"),
+    "prompt of text": ({"prompt": "Hi? ", "completion": "Hi."}, {}, "Hi.<|endoftext|>"),
+    "alpaca": ({"instruction": "Hi?", "input": "", "output": "Hi."}, {}, "Hi.<|im_end|>"),
+    "columns": ({"q": "Hi", "more": "?", "a": "Hi."}, {"columns": {"user": ["q", "more"], "assistant": "a"}}, "Hi.<|im_end|>"),
+    "unmarked": ({"messages": ONE}, {"template": UNMARKED}, "Hi.<|im_end|>\n"),
+    "all": ({"messages": ONE}, {"learn": "all"}, CHATML.removeprefix("<|im_start|>")),  # nothing comes before the first
+    "a name": ({"messages": ONE}, {"template": "alpaca"}, "Hi.<|endoftext|>"),
+    "removed": ({"instruction": "<<x>>Hi?", "output": "H<<1+1=2>>i."}, {"remove": "<<.*?>>"}, "Hi.<|im_end|>"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read_and_its_answer_learned(form: str, tmp_path: Path) -> None:
+    record, options, expected = FORMS[form]
+    assert learned_texts(new(tmp_path, [record] * 2, **options)) == [expected] * 2
+
+
+def test_an_input_stands_below_its_instruction(tmp_path: Path) -> None:
+    data = new(tmp_path, [{"instruction": "Add.", "input": "1 2", "output": "3"}] * 2)
+    ids, _ = data.read().inputs.row(0)  # type: ignore[union-attr]
+    assert data._tokenizer.decode(ids).startswith("<|im_start|>user\nAdd.\n\n1 2<|im_end|>")
+
+
+@pytest.mark.parametrize("template", [MARKED, UNMARKED], ids=["marked", "unmarked"])
+def test_answers_or_the_last_one(template: str, tmp_path: Path) -> None:
+    records, newline = chats(turns=2), "" if template == MARKED else "\n"
+    said = [[message["content"] for message in record["messages"]] for record in records]
+    texts = learned_texts(new(tmp_path, records, template=template))
+    assert texts == [f"{first}<|im_end|>{newline}{second}<|im_end|>{newline}" for _, first, _, second in said]
+    last = learned_texts(new(tmp_path, records, template=template, learn="last_answer"))
+    assert last == [f"{second}<|im_end|>{newline}" for *_, second in said]
+
+
+def test_files_of_all_kinds_say_the_same(tmp_path: Path) -> None:
+    records = chats(2)
+    line = write_lines(tmp_path / "a" / "x.jsonl", records)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(Path(line).read_bytes()))
+    (tmp_path / "c.json").write_text(json.dumps(records, indent=1))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "d.parquet")
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    places = ("a", "a/*.jsonl", "b.jsonl.gz", "c.json", "d.parquet")
+    read = [Instructions(str(tmp_path / place), tokenizer, client="who", val_share=0) for place in places]
+    for data in read:
+        data.setup()
+        assert data.client_names == ["author 0", "author 1"]
+    assert len({data.fingerprint() for data in read}) == 1
+
+
+def test_clients_by_column_file_or_label(tmp_path: Path) -> None:
+    for name in ("east", "west"):
+        write_lines(tmp_path / "sites" / f"{name}.jsonl", chats(2))
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    by_file = Instructions(str(tmp_path / "sites"), tokenizer, client="file", val_share=0)
+    assert [client.num_train for client in by_file.clients] == [7, 7]
+    assert by_file.client_names == ["east", "west"]
+    by_label = Instructions(str(tmp_path / "sites"), tokenizer, label="task", num_clients=2, val_share=0)
+    assert by_label.num_labels == 3
+    assert by_label.num_classes == 1
+    official = Instructions(
+        str(tmp_path / "sites/east.jsonl"), tokenizer, str(tmp_path / "sites/west.jsonl"), num_clients=2, val_share=0
+    )
+    official.setup()
+    assert official.split == "official"
+    assert sum(client.num_test for client in official.clients) == 8
+
+
+def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new(tmp_path, chats(2))
+    first.setup()
+    monkeypatch.setattr("lightning_fed.data.files.instructions.ChatTemplate.encode", None)
+    again = new(tmp_path, chats(2))
+    again.setup()
+    assert again.fingerprint() == first.fingerprint()
+    sent = pickle.dumps(again)
+    assert b"parts" not in sent
+    batches = [data.client(0).test_dataloader() for data in (again, pickle.loads(sent))]
+    for (inputs, targets), (others, theirs) in zip(*batches, strict=True):
+        assert torch.equal(targets, theirs)
+        assert all(torch.equal(inputs[name], others[name]) for name in inputs)
+    with pytest.raises(TypeError):  # another template has to be tokenised
+        new(tmp_path, chats(2), template=UNMARKED).setup()
+
+
+def test_padding_is_by_place_and_on_the_side_that_was_asked_for(tmp_path: Path) -> None:
+    sides = {}
+    for side in ("right", "left"):
+        rows = new(tmp_path, chats(), padding=side).read().inputs
+        sides[side] = rows.read(torch.arange(4))  # type: ignore[union-attr]
+    right, left = sides["right"], sides["left"]
+    assert right["input_ids"].shape[1] % 8 == 0
+    for row, length in enumerate(right["attention_mask"].sum(1).tolist()):
+        for name in ("input_ids", "attention_mask", "targets"):
+            assert torch.equal(right[name][row, :length], left[name][row, -length:])
+        assert (right["targets"][row, length - 1 :] == IGNORED).all()
+        assert (left["targets"][row, :-length] == IGNORED).all()
+
+
+def test_packed_rows_stand_one_behind_the_other(tmp_path: Path) -> None:
+    data = new(tmp_path, chats(2), packing=True, batch_size=3)
+    trainer = type("Trainer", (), {"training": True})()
+    client = data.client(0)
+    inputs, targets = next(iter(client.train_dataloader()))
+    packed, of_packed = client.transform((inputs, targets), trainer)
+    mask, total = inputs["attention_mask"].bool(), int(inputs["attention_mask"].sum())
+    assert packed["input_ids"].shape == of_packed.shape == (1, -(-total // 64) * 64)
+    assert torch.equal(packed["input_ids"][0, :total], inputs["input_ids"][mask])
+    assert torch.equal(of_packed[0, :total], targets[mask])
+    assert (of_packed[0, total:] == IGNORED).all()
+    starts = (packed["position_ids"][0, :total] == 0).nonzero().flatten().tolist()
+    assert starts == [0, *mask.sum(1).cumsum(0)[:-1].tolist()]
+    trainer.training = False
+    assert client.transform((inputs, targets), trainer)[0] is inputs
+
+
+def test_what_is_too_long_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = [*chats(), {"messages": [ONE[0], {"role": "assistant", "content": "a" * 80}]}]
+    records += [{"messages": [{"role": "user", "content": "q" * 80}, ONE[1]]}]
+    data = new(tmp_path, records, max_length=70)
+    texts = learned_texts(data)
+    assert len(texts) == 5
+    assert set(texts[-1]) == {"a"}
+    said = r"1 of 6 records are longer than max_length 70 and lost their end \(the first is .*record 5\); 1 of 6 .* out .*record 6"
+    assert any(re.search(said, record.message) for record in caplog.records)
+    assert len(learned_texts(new(tmp_path, records, max_length=70, overlong="drop"))) == 4
+    with pytest.raises(FederationError, match=r"chats.jsonl, record 5, has 1\d\d tokens, but max_length is 70: raise it"):
+        new(tmp_path, records, max_length=70, overlong="refuse").setup()
+
+
+def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    new(tmp_path, chats(2)).setup()
+    assert any("record 1, is learned: '3<|im_end|>'" in record.message for record in caplog.records)
+    assert any("has no padding token: its end token pads" in record.message for record in caplog.records)
+    assert not any("nobody learns to stop" in record.message for record in caplog.records)
+    new(tmp_path, chats(2), template=MARKED.replace("m['content'] + '<|im_end|>'", "m['content']")).setup()
+    assert any("ends in '3', no special token: nobody learns to stop" in record.message for record in caplog.records)
+
+
+def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> None:
+    data = new(tmp_path, chats(2, turns=2), metrics=["exact_match", "last_number", "rouge_l"])
+    data.setup()
+
+    def scores(*texts: str) -> dict[str, float]:
+        return data.score(
+            [(torch.tensor([row]), torch.tensor([data._tokenizer(text)["input_ids"]])) for row, text in enumerate(texts)]
+        )
+
+    said = [answer for _, answer in QUESTIONS]
+    assert scores(*said) == {"exact_match": 1, "last_number": 0.25, "rouge_l": pytest.approx(1)}
+    assert scores("It is 3", "Hi, hi<|im_end|>")["exact_match"] == 0.5
+    assert scores("It is 3", "Hi, hi")["last_number"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "exact", "last"),
+    [
+        ("so\n#### 1,234", "x <<1+1=2>> #### 1234", True, True),
+        ("so\n#### 12\nno: #### -5", "#### -5", True, True),
+        ("it is $1234.", "#### 1,234", False, True),
+        ("nothing", "#### 3", False, False),
+        ("Not an Entailment!", "not an entailment", True, False),
+        ("not", "not an entailment", False, False),
+    ],
+)
+def test_what_is_right(answer: str, reference: str, exact: bool, last: bool) -> None:
+    assert is_exact(answer, reference) == exact
+    assert ends_with_number(answer, reference) == last
+
+
+def roles(*names: str) -> dict[str, Any]:
+    return {"messages": [{"role": name, "content": "x"} for name in names]}
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "no answer": (roles("user"), {}, "record 2, has the roles user: it ends without an answer"),
+    "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
+    "no completion": ({"prompt": "x", "completion": " "}, {}, "record 2, has no answer, its completion is empty"),
+    "order": (roles("user", "user", "assistant"), {}, "record 2, .* after user comes user, expected assistant"),
+    "begin": (roles("assistant", "user", "assistant"), {}, "record 2, .* expected that the user begins"),
+    "form": ({"text": "x"}, {}, "record 2, has text, file: expected messages .*, prompt and completion, or instruction"),
+    "no object": (3, {}, "record 2, is '3', expected an object"),
+    "message": ({"messages": [{"speaker": "x"}]}, {}, "record 2, has the message .* expected role and content"),
+    "column": ({"q": "x"}, {"columns": {"user": "q", "assistant": "a"}}, "record 1, has messages, who, task, file, but no q"),
+    "template": (
+        roles("user", "assistant"),
+        {"template": "chatlm"},
+        "template='chatlm': give one of chatml, alpaca, plain, a file",
+    ),
+    "unmarked": (chats(1, 2)[0], {"template": FORGETFUL}, "answers cannot be told apart: .* learn to last_answer"),
+    "refused": (
+        roles("user", "assistant"),
+        {"template": "{{ raise_exception('no x') }}"},
+        r"is refused by the chat template \(no x\)",
+    ),
+    "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
+    "pattern": (roles("user", "assistant"), {"remove": "("}, "is no pattern"),
+    "nothing left": (roles("user", "assistant"), {"max_length": 9}, "Of all records nothing is left to be learned"),
+    "empty client": (
+        {"who": "ann", "messages": [{"role": "user", "content": "q" * 200}, ONE[1]]},
+        {"client": "who", "max_length": 90, "num_clients": None},
+        "of the client ann no record is left below max_length 90",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", BAD)
+def test_what_is_wrong_is_one_line_with_file_and_record(wrong: str, tmp_path: Path) -> None:
+    record, options, said = BAD[wrong]
+    with pytest.raises(FederationError, match=said) as error:
+        new(tmp_path, [chats()[0], record, *chats()], **options).setup()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("save", "said"),
+    [
+        (lambda folder: save_chat_tokenizer(folder, None), "has no chat template: set template to one of chatml, alpaca, plain"),
+        (lambda folder: save_chat_tokenizer(folder, eos_token=None), "has no token for the end of a text"),
+    ],
+    ids=["template", "end"],
+)
+def test_tokenizers_that_lack_something(save: Callable[[Path], str], said: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "chats.jsonl", chats())
+    with pytest.raises(FederationError, match=said):
+        Instructions(path, save(tmp_path / "tokenizer"), num_clients=1).setup()
+
+
+def test_broken_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text(json.dumps(chats()[0]) + "\n{'a': 1}\n")
+    with pytest.raises(FederationError, match=r"broken.jsonl, line 2, is no JSON .*: write an object on each line"):
+        Instructions(str(tmp_path / "broken.jsonl"), save_chat_tokenizer(tmp_path / "tokenizer"), num_clients=1).setup()
