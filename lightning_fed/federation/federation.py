@@ -98,6 +98,8 @@ class Federation:
             computed by then (``target/…``). None: no target.
         patience: end the run when so many rounds have passed since the one that was best on validation data. None: play all rounds.
         stop_at_target: end the run with the round that reaches ``target``.
+        budget: MiB that may be sent, up and down together: the run ends where another round like the last one would exceed it, with
+            the first round at the earliest. FlowerTune's leaderboard: 200000. None: as many as it takes.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
         keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
@@ -134,6 +136,7 @@ class Federation:
         target: float | None = None,
         patience: PositiveInt | None = None,
         stop_at_target: bool = False,
+        budget: PositiveFloat | None = None,
         checkpoint_every: NonNegativeInt = 1,
         keep: Keep = "all",
         init_from: Path | str | None = None,
@@ -158,6 +161,8 @@ class Federation:
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
         require_from(1, patience=patience)
+        if not (budget is None or 0 < budget < math.inf):
+            raise FederationError(f"budget is {budget}: give MiB that may be sent, a number above 0, or leave it out.")
         if evaluate_every == 0 and (patience is not None or stop_at_target):
             raise FederationError(
                 "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more."
@@ -188,6 +193,7 @@ class Federation:
             target,
             patience,
             stop_at_target,
+            budget,
             checkpoint_every,
             keep,
             compression=compression or NONE,

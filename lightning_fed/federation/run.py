@@ -228,7 +228,7 @@ class Run:
             metrics = self.server.aggregate(self._train(cohort, due))
         metrics |= self._train_on_server(cohort)
         row = self._with_costs(metrics, len(cohort))
-        if due:
+        if due or self._has_spent_budget(row):
             honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
             row |= spread_all("before", honest) | self._evaluate()
         row |= self._compare(row)
@@ -242,9 +242,17 @@ class Run:
         patience, best = self.settings.patience, self._best.best
         waited = patience is not None and best is not None and self.monitored("val") in row and self.round - best.round >= patience
         reached = self.settings.stop_at_target and self._target is not None and bool(self._target.reached)
-        if early := self.round < self.rounds and (waited or reached):
+        if early := self.round < self.rounds and (waited or reached or self._has_spent_budget(row)):
             self.rounds = self.round
         return early
+
+    def _has_spent_budget(self, row: Metrics) -> bool:
+        """Whether another round that sends as much as this one would exceed the budget."""
+        if self.settings.budget is None:
+            return False
+        totals = row if "traffic/total_bytes" in row else running_totals(self.history[-1] if self.history else {}, row)
+        another = totals["traffic/total_bytes"] + row["traffic/down_bytes"] + row["traffic/up_bytes"]
+        return another > self.settings.budget * 2**20
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""

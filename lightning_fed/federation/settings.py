@@ -33,6 +33,7 @@ class RunSettings:
         target: value of the monitored metric that is waited for; None: none is.
         patience: end when so many rounds have passed since the best one on validation data; None: play all rounds.
         stop_at_target: whether the round that reaches the target is the last one.
+        budget: MiB that may be sent; None: as many as it takes.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
         keep: what stays of the clients' private states when a run has ended.
@@ -57,6 +58,7 @@ class RunSettings:
     target: float | None
     patience: int | None
     stop_at_target: bool
+    budget: float | None
     checkpoint_every: int
     keep: Keep
     compression: Compression

@@ -96,9 +96,12 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
 
 def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> State:
     """The adapted weights with what these adapters add to them, by name of the layer in the network."""
+    layers = adapted_layers(network)
+    if quantised := [path for path, layer in layers.items() if not layer.get_base_layer().weight.is_floating_point()]:
+        raise FederationError(f"{quantised[0]} is quantised: export the adapter, and merge it into the network as published.")
     return {
         path: (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
-        for path, layer in adapted_layers(network).items()
+        for path, layer in layers.items()
     }
 
 
