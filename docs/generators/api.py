@@ -80,7 +80,7 @@ def directive(home: types.ModuleType, name: str) -> str:
     value = getattr(home, name)
     if inspect.isclass(value):
         return f".. autoclass:: {name}\n   :members:\n   :show-inheritance:\n"
-    return f".. autofunction:: {name}\n" if callable(value) and hasattr(value, "__name__") else f".. autodata:: {name}\n"
+    return f".. autofunction:: {name}\n" if inspect.isroutine(value) else f".. autodata:: {name}\n"
 
 
 @cache
