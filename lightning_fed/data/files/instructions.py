@@ -172,6 +172,11 @@ class Instructions(TableData):
     def _transform(self) -> BatchTransform:
         return Packing(self.mean, self.std, self.augment) if self.packing else super()._transform()
 
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that writes conversations."""
+        return ChatTemplate(self._tokenizer, self.template, self.learn, self.template_variables).text
+
     @cached_property
     def _tokenizer(self) -> Any:
         tokenizer = load_tokenizer(self.tokenizer, pads=False)
