@@ -2,8 +2,8 @@
 
     python bench/instructions.py [--steps 20] [--rounds 6] [--clients 100] [--width 256] [--layers 4]
 
-A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of some 300 tokens of which a third
-is learned, padded to the batch. All is computed on the CPU with one thread.
+A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of some 300 tokens of which
+a third is learned, padded to the batch. All is computed on the CPU with one thread.
 
 - Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library computes
   them: medians over rounds that alternate.
@@ -200,7 +200,8 @@ def main() -> None:
         said = []
         for part in ("loop", "federation"):
             command = [sys.executable, __file__, *sys.argv[1:], "--part", part]
-            said.append(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()[-1]))
+            printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+            said.append(json.loads(printed.splitlines()[-1]))
         (of_loop, network, adapter), (of_clients,) = said
         stored, more = args.clients * 3 * adapter, of_clients - of_loop
         print(f"peak of the loop {of_loop / MIB:.0f} MiB; of {args.clients} clients {more / MIB:.0f} MiB more")
