@@ -2,11 +2,11 @@
 
     python bench/instructions.py [--steps 20] [--rounds 6] [--clients 100] [--width 256] [--layers 4]
 
-A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of some 300 tokens of which
-a third is learned, padded to the batch. All is computed on the CPU with one thread.
+A Llama with random weights, LoRA of rank 8 on all linear layers, AdamW, gradients clipped, rows of some 300 tokens, a third of
+which is learned, padded to the batch. All is on the CPU, with one thread.
 
-- Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library computes
-  them: medians over rounds that alternate.
+- Tokens per second of a client's turn, and of the loop on the same batches, whose logits are of all tokens, as that library
+  computes them: medians over rounds that alternate.
 - Peak memory of the loop, in a process of its own, and of so many clients, all of whom take part. The clients have one frozen
   network, and an adapter with its moments each: what they take more than the loop is compared with these.
 - How long it takes to load the data for the first time, and again, as for a second worker; and how much memory of its own each of
@@ -205,9 +205,7 @@ def main() -> None:
         (of_loop, network, adapter), (of_clients,) = said
         stored, more = args.clients * 3 * adapter, of_clients - of_loop
         print(f"peak of the loop {of_loop / MIB:.0f} MiB; of {args.clients} clients {more / MIB:.0f} MiB more")
-        print(
-            f"network {network / MIB:.0f} MiB, adapters with moments {stored / MIB:.0f} MiB: {more / (network + stored):.2f} of both"
-        )
+        print(f"network {network / MIB:.0f}, adapters with moments {stored / MIB:.0f} MiB: {more / (network + stored):.2f} of both")
 
 
 if __name__ == "__main__":
