@@ -15,6 +15,7 @@ from lightning_fed.core.server import PartialUpdate, ServerUpdate
 from lightning_fed.data import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
+from lightning_fed.privacy import ClientDP
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
@@ -298,6 +299,22 @@ def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: 
         assert not differing, f"The server's {listed(differing)} is not the median of what was sent."
 
 
+def a_clients_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: Path) -> None:
+    """The server moves by no more than the clip norm in a round; a method of which that cannot be said is refused."""
+    clip, servers = 0.01, ServerStates()
+    privacy = ClientDP(clip=clip, delta=0.1, noise_multiplier=0.0)
+    try:
+        run = subject.fit(participation=1.0, callbacks=[servers], privacy=privacy).run
+    except FederationError as error:
+        if any(said in str(error) for said in ("privacy is of clients that are drawn", "got privacy, but its")):
+            return
+        raise
+    if type(run.server.update) is ServerUpdate:
+        first, second = ({name: state[name].double() for name in run.server.state} for state in servers.states)
+        moved = math.sqrt(sum((second[name] - tensor).square().sum().item() for name, tensor in first.items()))
+        assert 0 < moved <= clip * 1.001, f"The server has moved by {moved} in a round, and the clip norm is {clip}."
+
+
 EMPTY_SECOND = 16
 """A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
 
@@ -384,6 +401,7 @@ CHECKS = (
     an_unseen_client_is_personalized_and_leaves_no_trace,
     a_round_may_have_any_number_of_clients,
     a_robust_rule_combines_what_is_sent_or_is_refused,
+    a_clients_share_is_bounded_or_privacy_is_refused,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,
