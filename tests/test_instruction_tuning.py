@@ -28,11 +28,6 @@ CHECKPOINTING = "activation_checkpointing" if hasattr(trl.SFTConfig, "activation
 """What transformers 5.24 calls otherwise."""
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def prompts(copies: int, of_text: bool) -> list[dict[str, Any]]:
     """The conversations as prompts and completions."""
     said = [record["messages"] for record in chats(copies)]

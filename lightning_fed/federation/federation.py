@@ -392,7 +392,7 @@ class Federation:
         model: FederatedModule,
         datamodule: FederatedDataModule,
         output: Path | str,
-        client: NonNegativeInt | None = None,
+        client: Literal["all"] | NonNegativeInt | None = None,
         ckpt_path: Path | str | None = None,
         merged: bool = False,
         format: Literal["safetensors", "onnx"] = "safetensors",
@@ -403,17 +403,20 @@ class Federation:
             model: the method.
             datamodule: the clients' data.
             output: folder to write to.
-            client: whose model; None: what the server has, that is what clients share: a part or a whole model.
+            client: whose model; ``"all"``: each client's, in folders of ``output`` that are called by their numbers; None: what the
+                server has, that is what clients share: a part or a whole model.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
             merged: of methods with adapters: write the whole network, its adapters added to the weights, instead of the adapters.
             format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
                 from inputs to logits, for batches of any size and texts of any length.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
-            exported = run.server_module() if client is None else run.client_module(client)
-            facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
-            with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
-                write(Path(output), exported, datamodule, facts, merged, format)
+            for one in [known.id for known in run.clients] if client == "all" else [client]:
+                exported = run.server_module() if one is None else run.client_module(one)
+                facts = {"method": run.method, "round": run.round, "client": one, "seed": run.seed}
+                folder = Path(output, str(one)) if client == "all" else Path(output)
+                with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
+                    write(folder, exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""

@@ -50,6 +50,7 @@ def save_adapter(folder: Path, network: Network, clean: Network, adapters: Seque
         lora_alpha=cast(int, first.scaling[adapters[0]] * rank),
         target_modules=list(layers),
         modules_to_save=saved or None,
+        task_type=network.peft_task if isinstance(network, Transformer) else None,
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers

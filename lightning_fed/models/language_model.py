@@ -37,6 +37,7 @@ class TransformerLM(Transformer):
     """
 
     auto_class = "AutoModelForCausalLM"
+    peft_task = "CAUSAL_LM"
     measures: tuple[str, ...] = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "perplexity")
     lower_is_better: tuple[str, ...] = ("ter",)
 

@@ -71,6 +71,9 @@ class Transformer(TrainableNetwork):
     answers_limit: int | None = None
     """How many answers of a client are wanted in texts at each measurement; None: those to all examples."""
 
+    peft_task: str | None = None
+    """What peft calls the task, in the configuration of an adapter."""
+
     counts_flops = False
     """Whether a pass is made to count what it costs, which has to be a function of the shapes alone."""
 

@@ -7,20 +7,16 @@ from typing import Any
 import pytest
 import torch
 from tiny import new_federation
-from tiny_chats import TINY_MODELS, chats, save_chat_tokenizer, write_lines
+from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_fed.data import Instructions
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
-from lightning_fed.methods import Ditto, FedAvg, HOMLoRA
+from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
 from lightning_fed.models import Adapters, CausalLM
 
 tiny = partial(CausalLM, config=TINY_MODELS["llama"])
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def new_data(tmp_path: Path, **options: Any) -> Instructions:
@@ -142,6 +138,41 @@ def test_answers_continue_the_first_question(tmp_path: Path) -> None:
             prompt = torch.tensor(ids[: learned.argmax()].astype("int64"))[None]
             expected = network.network.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]  # type: ignore[operator]
             assert answer[: len(expected)].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("method", [HOMLoRA, PF2LoRA])
+def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path) -> None:
+    """The server's and each client's adapter, and a merged network, with the tokenizer and the template that was given."""
+    from peft import AutoPeftModelForCausalLM, PeftModel
+
+    tiny().network.save_pretrained(tmp_path / "model")
+    data = new_data(tmp_path, template=MARKED.replace("assistant\\n", "assistant\\n\\n"))
+    federation = new_federation(1, run_dir=tmp_path / "runs", checkpoint_every=1)
+    options: dict[str, Any] = {"r": 2, "target_modules": "all-linear", "optimizer": partial(torch.optim.AdamW, lr=0.1)}
+    module = method(partial(CausalLM, name=str(tmp_path / "model")), 1, **options)
+    federation.fit(module, data)
+    for whose, place in ((None, "server"), ("all", "clients"), (1, "one")):
+        federation.export(module, data, tmp_path / place, client=whose)
+    federation.export(module, data, tmp_path / "merged", client=1, merged=True)
+    inputs = {name: tensor for name, tensor in batch_of(data)[0].items() if name != "example"}
+
+    def logits(network: Any) -> torch.Tensor:
+        with torch.no_grad():
+            answered: torch.Tensor = network.eval()(**inputs).logits
+        return answered
+
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
+    clean = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    before = logits(clean)
+    for client in range(2):
+        expected = logits(federation.client_module(client).backbone.network)
+        close(logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "clients" / str(client))), expected)
+    close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), expected)
+    close(logits(PeftModel.from_pretrained(clean, tmp_path / "one")), expected)
+    assert not torch.allclose(expected, before, atol=1e-3)
+    of_server = logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "server"))
+    assert torch.allclose(of_server, expected, atol=1e-4) == (method is HOMLoRA)  # nothing stays with its clients
+    assert AutoTokenizer.from_pretrained(tmp_path / "one").chat_template == data.template
 
 
 @pytest.mark.often(1)
