@@ -9,6 +9,7 @@ from zlib import crc32
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.errors import require
+from lightning_fed.federation.cohorts import says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
 
@@ -18,7 +19,7 @@ def protect(
     model: FederatedModule,
     settings: RunSettings,
     clients: int,
-    cohort_size: int | None,
+    cohort_size: int,
     identity: dict[str, Any],
     made_with: Mapping[str, object],
     continues: bool,
@@ -31,7 +32,7 @@ def protect(
         model: the method.
         settings: of the federation; without ``privacy`` nothing happens.
         clients: how many may take part.
-        cohort_size: of a round, about; None: the method says itself who takes part.
+        cohort_size: of a round, about.
         identity: of the run; how it is protected is added.
         made_with: what else decides what clients send: two runs that differ in it must not have the same secret noise, which their
             difference would be without.
@@ -49,7 +50,7 @@ def protect(
         return None
     method = type(model).__name__
     require(
-        cohort_size is not None,
+        not says_itself_who(model),
         f"privacy is of clients that are drawn, but {method} says itself who takes part in a round: leave it out.",
     )
     require(
@@ -58,6 +59,11 @@ def protect(
         "participation to 1.",
     )
     rate = settings.participation if settings.sampling == "poisson" else 1.0
+    require(
+        not settings.quorum,
+        f"Got privacy with quorum={settings.quorum:g}, by which one client decides whether a round counts, and so moves the server "
+        "by more than its clip norm: leave quorum out.",
+    )
     block = asdict(privacy) | {"key": None, "clients": clients, "rate": rate}
     noise: Noise = SeededNoise(settings.seed)
     if privacy.key is not None:

@@ -28,7 +28,7 @@ from lightning_fed.core.server import OptimizerUpdate
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedBN, PFedLoRA
+from lightning_fed.methods import FedAvg, FedBN, Floco, PFedLoRA
 from lightning_fed.nn.server_optimizers import ServerSGD
 from lightning_fed.privacy import AdaptiveClip, ClientDP
 from lightning_fed.privacy.accounting import epsilon
@@ -177,6 +177,8 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
         ({"aggregation": Median()}, "its server is more than a mean"),
         ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
         ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "says itself who takes part"),
+        ({"dropout": 0.2, "quorum": 0.5}, "by which one client decides whether a round counts"),
+        ({"method": Floco(Net, CLASSES, 2, optimizer=momentum)}, "says itself who takes part"),
         ({"privacy": dp(clip=AdaptiveClip(0.1))}, "Adaptive clipping got a noise multiplier of 1 with about 2.4 participants"),
     ],
 )
