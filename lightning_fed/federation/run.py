@@ -133,7 +133,7 @@ class Run:
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
         parts = self.server, model, settings, len(self.eligible_clients), self.cohort_size, self.identity, self.made_with
-        self._noise = protect(*parts, continues=checkpoint is not None, reading=reading)
+        self._noise = protect(*parts, continued=checkpoint.manifest.identity if checkpoint else None, reading=reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
