@@ -163,8 +163,8 @@ class Federation:
             )
         if quorum and not dropout:
             raise FederationError(
-                f"quorum is {quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; where turns are lost by "
-                "themselves, engines have a quorum of their own (Sites, Flower)."
+                f"quorum is {quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are "
+                "lost by themselves have a quorum of the engine (Sites)."
             )
         if rounds < 1:
             raise FederationError(f"rounds is {rounds}: give at least 1.")

@@ -237,7 +237,7 @@ class Run:
         row = self._with_costs(metrics, len(cohort))
         if due or self._has_spent_budget(row):
             honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
-            row |= spread_all("before", honest) | self._evaluate()
+            row |= spread_all("before", honest) | self._evaluate() | self.server.privacy.spent()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # now it is known which round is the last one

@@ -110,7 +110,7 @@ def test_what_is_no_probability_is_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_quorum_of_those_who_do_not_drop_out_needs_dropout() -> None:
-    with pytest.raises(FederationError, match=r"quorum is 0.5, .* set dropout; .*engines have a quorum of their own"):
+    with pytest.raises(FederationError, match=r"quorum is 0.5, .* set dropout; .*quorum of the engine"):
         new_federation(1, quorum=0.5)
 
 
