@@ -146,6 +146,8 @@ sentences: dict[str, list[str]] = {}
 
 def keep_sentence(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Before napoleon: remember a text that is not for it."""
+    if what == "data" and (text := api.comments().get(name.rpartition(".")[2])):
+        lines[:] = [*text, ""]
     if what in SENTENCES:
         sentences[name] = list(lines)
 

@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "test": "measure a run's clients on their test data",
     "predict": "write what clients' models predict of their test examples",
     "export": "write a client's or the server's model for use elsewhere",
+    "privacy": "what a configuration's rounds cost in privacy, and whether it will learn",
     "configs": "list the configurations that come along, or print one",
     "sweep": "play a comparison: methods, settings and seeds",
     "runs": "list what was played: rounds, monitor, size on disk",
@@ -41,7 +42,7 @@ SUBCOMMANDS = {
 }
 """A new one has a line here, and ``run(args)`` in a file of its name in ``cli/``."""
 
-OF_FEDERATION = {"fit", "validate", "test", "predict", "export"}
+OF_FEDERATION = {"fit", "validate", "test", "predict", "export", "privacy"}
 """Those that are methods of :class:`lightning_fed.Federation`: ``cli/fit.py`` has all of them."""
 
 

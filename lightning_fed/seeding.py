@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 COHORT, INITIAL, TURN, SERVER_ROUND, FINE_TUNE, BRANCH, PUBLIC, PUBLIC_TRAINING, COMPRESSION, ORDER = range(10)
-UNSEEN, DROPOUT, ATTACK = range(10, 13)
+UNSEEN, DROPOUT, ATTACK, NOISE = range(10, 14)
 """What a stream is for, so that streams of different use never coincide."""
 
 

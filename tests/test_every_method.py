@@ -19,7 +19,7 @@ from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
 from lightning_fed.methods.families.adapter_module import AdapterModule
 from lightning_fed.testing import Check, checks_of
-from lightning_fed.testing.checks import Subject
+from lightning_fed.testing.subject import Subject
 
 assert {"FedAvg", "PFedLoRA", "Standalone"} <= set(METHODS)
 

@@ -17,7 +17,7 @@ STOREYS = [
     {"data"},
     {"models"},
     {"core"},
-    {"methods", "storage"},
+    {"methods", "privacy", "storage"},
     {"engines"},
     {"callbacks"},
     {"federation"},

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import lightning_fed
@@ -79,7 +80,7 @@ def directive(home: types.ModuleType, name: str) -> str:
     value = getattr(home, name)
     if inspect.isclass(value):
         return f".. autoclass:: {name}\n   :members:\n   :show-inheritance:\n"
-    return f".. autofunction:: {name}\n" if callable(value) and hasattr(value, "__name__") else f".. autodata:: {name}\n"
+    return f".. autofunction:: {name}\n" if inspect.isroutine(value) else f".. autodata:: {name}\n"
 
 
 @cache
@@ -96,6 +97,21 @@ def defined() -> frozenset[str]:
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
     return frozenset(found)
+
+
+@cache
+def comments() -> dict[str, list[str]]:
+    """What stands below assignments of modules, by the name that is assigned: Sphinx finds it in the module at hand alone, and of a
+    name that comes from another one takes what the value's type says of itself.
+    """
+    found = {}
+    for path in Path(lightning_fed.__file__).parent.rglob("*.py"):
+        for node, text in pairwise(ast.parse(path.read_text()).body):
+            assigned = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                lines = inspect.cleandoc(text.value.value).splitlines()
+                found |= {name.id: lines for name in assigned if isinstance(name, ast.Name)}
+    return found
 
 
 def undocumented(inventory: Path) -> list[str]:

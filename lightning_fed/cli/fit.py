@@ -27,7 +27,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
 from lightning_fed.federation.federation import Federation
 
-VERBS = ["fit", "validate", "test", "predict", "export"]
+VERBS = ["fit", "validate", "test", "predict", "export", "privacy"]
 
 
 class ClientTrainer(L.Trainer):
@@ -38,6 +38,7 @@ class ClientTrainer(L.Trainer):
     test = Federation.test  # type: ignore[assignment]
     predict = Federation.predict  # type: ignore[assignment]
     export = Federation.export
+    privacy = Federation.privacy
 
 
 class ConfigFile(ActionConfigFile):

@@ -25,6 +25,7 @@ def parser() -> Options:
     parser.add_argument("--equal", choices=("rounds", "bytes", "flops"), help="compare at the most that all runs have spent")
     parser.add_argument("--baseline", metavar="METHOD", help="what differences are to (default: Standalone, else the first method)")
     parser.add_argument("--room", nargs=2, metavar=("LOW", "HIGH"), help="also say where methods stand between these two")
+    parser.add_argument("--budgets", nargs="+", type=float, metavar="MIB", help="also what methods reach with so many MiB sent")
     parser.add_argument("--target", type=float, help="value of the metric of which to say when it was reached and what it cost")
     parser.add_argument("--pooled", action="store_true", default=None, help="also the accuracy over all clients' examples together")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY", help="a setting in which runs may differ")
@@ -40,7 +41,8 @@ def run(args: Sequence[str]) -> None:
         raise FederationError(f"A report needs {' and '.join(missing)}: pip install 'lightning-fed[report]'.")
     from lightning_fed.experiments.report.report import report_on
 
-    asked = {key: getattr(given, key) for key in ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "room")}
+    keys = ("metric", "baseline", "target", "pooled", "vary", "at", "equal", "room", "budgets")
+    asked = {key: getattr(given, key) for key in keys}
     report = report_on(given.folders, **asked)
     if given.format == "terminal":
         report.show(Console() if sys.stdout.isatty() else Console(width=WIDEST))

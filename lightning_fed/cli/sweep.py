@@ -257,8 +257,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
 def refuse_other(folder: CellFolder, run: Path, settings: Settings) -> None:
     """A cell that was played must be the one that is to be played."""
     before = flat(read_yaml(run / "config.yaml"))
-    known = before.keys() & settings.keys()  # not what another version of the library had in addition
-    if different := differences({k: before[k] for k in known}, {k: settings[k] for k in known}):
+    if different := differences(before, settings):
         key, (was, is_now) = next(iter(different.items()))
         raise FederationError(
             f"It was played with {key} = {was!r}, the sweep has {is_now!r}: give the sweep another folder, or remove {folder.path}."

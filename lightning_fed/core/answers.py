@@ -27,9 +27,11 @@ class Answers:
         """
         if not isinstance(network, Transformer) or isinstance(inputs, Tensor) or EXAMPLE not in inputs:
             return
-        answers = network.predict(inputs, targets)
+        have = sum(len(numbers) for numbers, _ in self._answers.get(prefix, ()))
+        left = None if network.answers_limit is None else network.answers_limit - have
+        answers = network.predict(inputs, targets) if left is None or left > 0 else None
         if answers is not None:
-            self._answers[prefix].append((inputs[EXAMPLE].cpu(), answers.cpu()))
+            self._answers[prefix].append((inputs[EXAMPLE].cpu()[:left], answers.cpu()[:left]))
 
     def score(self, datamodule: Any) -> dict[str, float]:
         """What the data say of all answers, by name; the next measurement begins with none.

@@ -109,8 +109,11 @@ def _count(module: FederatedModule, batch: Any, step: Callable[[FederatedModule,
 @contextmanager
 def _plain_kernels(module: nn.Module) -> Iterator[None]:
     """In this block torch computes in pieces what it may else compute in one kernel, of which its counter counts nothing:
-    attention, a layer of a Transformer that only answers, an LSTM.
+    attention, a layer of a Transformer that only answers, an LSTM; and a language model answers for all tokens.
     """
+    for layer in module.modules():
+        if isinstance(layer, Transformer):
+            layer.counts_flops = True
     backends: Any = torch.backends  # whose types say that these flags cannot be set
     before = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
     try:

@@ -49,7 +49,7 @@ class PersonalServer(Server):
             clients: whose updates arrived, in order; at least one.
 
         Returns:
-            Metrics of the round. Default: none, and what arrived is kept as it is.
+            Metrics of the round; by default none, and what arrived is kept as it is.
         """
         for client in clients:
             self.client_state.put(client, self.round_state.get(client), self.round)

@@ -15,8 +15,8 @@ from lightning_fed.tensors import State
 ServerVerb = Literal["predict_public", "train_on_public", "evaluate"]
 """What can be done with a model of the server's."""
 
-UPDATE = "update/"
-"""What the names of a :class:`ServerUpdate`'s tensors begin with in a checkpoint."""
+UPDATE, PRIVACY = "update/", "privacy/"
+"""What the names of a :class:`ServerUpdate`'s tensors begin with in a checkpoint, and those of a :class:`Privacy`."""
 
 RunOnServer = Callable[[ServerVerb, Iterable[Broadcast]], Iterator[ClientUpdate]]
 """Has the engine do that with each of some models, and hands on what comes of it, in order."""
@@ -57,6 +57,19 @@ class Privacy:
             clients: how many.
         """
         return combined
+
+    def metrics(self) -> dict[str, float]:
+        """What is reported of it after a round. Default: nothing."""
+        return {}
+
+    def state_dict(self) -> State:
+        """What is kept from round to round (what has been spent, say): a part of the checkpoint, as that of :class:`ServerUpdate`.
+        Default: nothing.
+        """
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from :meth:`state_dict`."""
 
 
 class ServerUpdate:
@@ -204,6 +217,36 @@ class Server:
         )
         self.combine = lambda updates, state: rule.combine(updates, state, self.round_state, buffers)
 
+    def protect_with(self, privacy: Privacy, combine: Combine, buffers: Collection[str], method: str) -> None:
+        """Bound and hide what each client contributes, from before the first round on.
+
+        Args:
+            privacy: clips updates, and adds noise.
+            combine: sums them.
+            buffers: names of the buffers of the method's module.
+            method: whose server it is, for an error.
+
+        Raises:
+            FederationError: where something about a client would leave the server without being hidden.
+        """
+        given, kind = f"{method} got privacy, but", type(self)
+        plain = ("aggregate", "broadcast", "on_round_start", "expected_payload", "train_on_public", "public_training", "weight")
+        require(
+            all(getattr(kind, hook) is getattr(Server, hook) for hook in plain)
+            and self.combine is mean_of_updates
+            and type(self.update) in (ServerUpdate, OptimizerUpdate),
+            f"{given} its server is more than a mean of what clients send, and how much one of them changes it is not known: "
+            "choose a method such as FedAvg, FedPer or PFedLoRA, and no aggregation.",
+        )
+        require(len(self.state) > 0, f"{given} its clients send nothing: there is nothing to protect.")
+        exposed = [name for name, tensor in self.state.items() if name in buffers or not tensor.is_floating_point()]
+        require(
+            not exposed,
+            f"{given} clients send {next(iter(exposed), '')!r}, a statistic with units of its own: privacy needs a network without "
+            "batch norm in what travels (norm: group of ResNets), or FedBN.",
+        )
+        self.privacy, self.combine, self.weighting = privacy, combine, "uniform"
+
     def attach_storage(self, client_state: ClientStates, round_state: RoundState) -> None:
         """Where to keep something for each client: called once, before the first round and before a run is continued."""
         self.client_state, self.round_state = client_state, round_state
@@ -285,7 +328,7 @@ class Server:
         if combined := self.combine(clipped(), self.state):
             combined = self.privacy.add_noise(combined, self.state, clients)
             self.state = self.update(self.state, combined, clients)
-        return {}
+        return self.privacy.metrics()
 
     def train_on_public(self, run_on_server: RunOnServer) -> dict[str, float]:
         """Learn something of one's own, after :meth:`aggregate`; returns metrics. For methods whose server trains; default:
@@ -308,7 +351,8 @@ class Server:
 
     def state_dict(self) -> State:
         """Everything a checkpoint must hold, besides what is :attr:`client_state` for each client."""
-        return {**self.state, **{f"{UPDATE}{name}": tensor for name, tensor in self.update.state_dict().items()}}
+        parts = {UPDATE: self.update.state_dict(), PRIVACY: self.privacy.state_dict()}
+        return {**self.state, **{f"{part}{name}": tensor for part, kept in parts.items() for name, tensor in kept.items()}}
 
     def expected_state(self, stored: State) -> State:
         """Tensors with the names, shapes and dtypes that a checkpoint must have for this run to go on from it. Default: those that
@@ -321,7 +365,13 @@ class Server:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from :meth:`state_dict`."""
-        own = {name: tensor for name, tensor in state.items() if not name.startswith(UPDATE)}
-        self.update.load_state_dict({name.removeprefix(UPDATE): state[name] for name in state.keys() - own.keys()})
+        parts: dict[str, State] = {UPDATE: {}, PRIVACY: {}, "": {}}
+        for name, tensor in state.items():
+            part = next(part for part in parts if name.startswith(part))
+            parts[part][name.removeprefix(part)] = tensor
+        self.update.load_state_dict(parts[UPDATE])
+        if parts[PRIVACY]:
+            self.privacy.load_state_dict(parts[PRIVACY])
+        own = parts[""]
         # What comes from a file comes in no order.
         self.state = {name: own[name] for name in self.state if name in own} | own

@@ -135,6 +135,7 @@ class Site:
         self.store = SiteStore(folder)
         self.info = spec.data.client(client).info
         self._data = spec.data.fingerprint()
+        spec.build()
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))

@@ -49,8 +49,9 @@ class WorkerSpec:
     frozen: dict[str, nn.Parameter] | None = None
 
     def worker(self) -> Worker:
-        """A worker of this process."""
-        self.build()
+        """A worker of this process. Networks that are there are taken as they are: for others, call :meth:`build` first."""
+        if not self.template.is_built:
+            self.build()
         return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression)
 
     def build(self) -> None:

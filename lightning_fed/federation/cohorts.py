@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
-from lightning_fed.seeding import COHORT, DROPOUT, UNSEEN
+from lightning_fed.seeding import DROPOUT, UNSEEN
 
 Sampling = Literal["fixed", "poisson"]
 """Whether a cohort has always as many clients, or each client is in it with the same probability, independently of the others."""
@@ -67,7 +67,7 @@ def eligible(ids: Collection[int] | None, unseen: Collection[int], count: int, c
     return left
 
 
-def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation: float, seed: int, round: int) -> list[ClientInfo]:
+def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation: float, keys: Sequence[int]) -> list[ClientInfo]:
     """Who takes part in a round, in order of their ids.
 
     Args:
@@ -75,10 +75,9 @@ def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation
         sampling: ``fixed``: ``participation`` of them, without replacement, at least one; ``poisson``: each with that probability,
             which may be nobody.
         participation: in (0, 1].
-        seed: the run's.
-        round: from 1.
+        keys: of the random stream: the run's seed, ``COHORT``, and the round, from 1.
     """
-    stream = np.random.default_rng([seed, COHORT, round])
+    stream = np.random.default_rng(keys)
     if sampling == "poisson":
         return [client for client, draw in zip(clients, stream.random(len(clients)), strict=True) if draw < participation]
     drawn = stream.choice(len(clients), cohort_size(clients, participation), replace=False)

@@ -47,6 +47,8 @@ from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt, require_from
+from lightning_fed.privacy import ClientDP
+from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -63,6 +65,7 @@ from lightning_fed.storage.run_folder import (
     run_folder_of,
     without_a_round,
 )
+from lightning_fed.tensors import count_floats
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class Federation:
         aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
             takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
             :class:`.ClippedMean`. None: the mean.
+        privacy: differential privacy of clients, :class:`.ClientDP`, for methods whose server takes a mean. None: none.
         attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
             :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
@@ -98,6 +102,8 @@ class Federation:
             computed by then (``target/…``). None: no target.
         patience: end the run when so many rounds have passed since the one that was best on validation data. None: play all rounds.
         stop_at_target: end the run with the round that reaches ``target``.
+        budget: MiB that may be sent, up and down together: the run ends where another round like the last one would exceed it, with
+            the first round at the earliest. FlowerTune's leaderboard: 200000. None: as many as it takes.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never. The last two are kept, and the best.
         keep: what stays on disk of a finished run besides its tables: ``all``, its last two checkpoints and the best one with the
@@ -127,6 +133,7 @@ class Federation:
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
         aggregation: Aggregation | None = None,
+        privacy: ClientDP | None = None,
         attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
@@ -134,6 +141,7 @@ class Federation:
         target: float | None = None,
         patience: PositiveInt | None = None,
         stop_at_target: bool = False,
+        budget: PositiveFloat | None = None,
         checkpoint_every: NonNegativeInt = 1,
         keep: Keep = "all",
         init_from: Path | str | None = None,
@@ -158,12 +166,17 @@ class Federation:
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
         require_from(1, patience=patience)
+        if not (budget is None or 0 < budget < math.inf):
+            raise FederationError(f"budget is {budget}: give MiB that may be sent, a number above 0, or leave it out.")
         if evaluate_every == 0 and (patience is not None or stop_at_target):
             raise FederationError(
                 "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more."
             )
         if stop_at_target and target is None:
             raise FederationError("stop_at_target is set, but there is no target: give the value to reach, or leave it out.")
+        key = None if privacy is None else privacy.key
+        if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
+            raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")
         self.init_from = Path(init_from) if init_from is not None else None
         self.run_dir = Path(run_dir) if run_dir is not None else None
         if wrong := [given for given in callbacks or [] if not isinstance(given, FederationCallback)]:
@@ -181,6 +194,7 @@ class Federation:
             dropout,
             quorum,
             aggregation,
+            privacy,
             attack,
             unseen,
             seed,
@@ -188,6 +202,7 @@ class Federation:
             target,
             patience,
             stop_at_target,
+            budget,
             checkpoint_every,
             keep,
             compression=compression or NONE,
@@ -273,11 +288,42 @@ class Federation:
         Raises:
             FederationError: when something the user can change is wrong.
         """
+        with self._unwritten()._opened(model, datamodule, None) as run:
+            run.dry_run()
+
+    @lines_shown()
+    def privacy(self, model: FederatedModule, datamodule: FederatedDataModule) -> dict[int, float]:
+        """Say what the rounds of a configuration cost in privacy, and whether it can be expected to learn; nothing is trained.
+
+        Args:
+            model: the method.
+            datamodule: the clients' data.
+
+        Returns:
+            ε by round, at ten rounds up to the last.
+
+        Raises:
+            FederationError: when something the user can change is wrong, or nothing is private.
+        """
+        with self._unwritten()._opened(model, datamodule, None) as run:
+            mechanism = run.server.privacy
+            if not isinstance(mechanism, GaussianMechanism):
+                raise FederationError("Nothing is private: set federation.privacy (class_path: ClientDP).")
+            rounds = self.settings.rounds
+            spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
+            for round, value in spent.items():
+                log.info(f"after {round} rounds: ε = {value:.3f}")
+            log.info(mechanism.forecast(count_floats(run.server.state), rounds))
+        return spent
+
+    def _unwritten(self) -> "Federation":
+        """This federation, of which nothing is written."""
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
-        with tried._opened(model, datamodule, None) as run:
-            run.dry_run()
+        if (private := self.settings.privacy) is not None:
+            tried.settings = replace(tried.settings, privacy=replace(private, noise="seeded", key=None))
+        return tried
 
     @lines_shown()
     def load(self, model: FederatedModule, datamodule: FederatedDataModule, ckpt_path: Path | str | None = None) -> Run:
@@ -346,7 +392,7 @@ class Federation:
         model: FederatedModule,
         datamodule: FederatedDataModule,
         output: Path | str,
-        client: NonNegativeInt | None = None,
+        client: Literal["all"] | NonNegativeInt | None = None,
         ckpt_path: Path | str | None = None,
         merged: bool = False,
         format: Literal["safetensors", "onnx"] = "safetensors",
@@ -357,17 +403,20 @@ class Federation:
             model: the method.
             datamodule: the clients' data.
             output: folder to write to.
-            client: whose model; None: what the server has, that is what clients share: a part or a whole model.
+            client: whose model; ``"all"``: each client's, in folders of ``output`` that are called by their numbers; None: what the
+                server has, that is what clients share: a part or a whole model.
             ckpt_path: of which round: ``"last"``, ``"best"`` on validation data, or a folder, see :meth:`fit`; ``"last"`` if None.
             merged: of methods with adapters: write the whole network, its adapters added to the weights, instead of the adapters.
             format: ``safetensors``, as peft or the transformers library have it where they can load it; or ``onnx``, a whole model
                 from inputs to logits, for batches of any size and texts of any length.
         """
         with self._opened(model, datamodule, self._existing_checkpoint(ckpt_path, model), reading=True) as run:
-            exported = run.server_module() if client is None else run.client_module(client)
-            facts = {"method": run.method, "round": run.round, "client": client, "seed": run.seed}
-            with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
-                write(Path(output), exported, datamodule, facts, merged, format)
+            for one in [known.id for known in run.clients] if client == "all" else [client]:
+                exported = run.server_module() if one is None else run.client_module(one)
+                facts = {"method": run.method, "round": run.round, "client": one, "seed": run.seed}
+                folder = Path(output, str(one)) if client == "all" else Path(output)
+                with in_one_line(lambda: "Give another output.", Path(output)), naming(Path(output)):
+                    write(folder, exported, datamodule, facts, merged, format)
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""

@@ -1,5 +1,6 @@
 """One live run: the rounds, who takes part, what they learn, how it is merged, measured and kept."""
 
+import logging
 import shutil
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -29,16 +30,20 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
+from lightning_fed.federation.protection import protect
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.seeding import ATTACK, INITIAL, SERVER_ROUND, isolated, seeded
+from lightning_fed.privacy.client_dp import GaussianMechanism
+from lightning_fed.seeding import ATTACK, COHORT, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Manifest, Metrics, Setting
-from lightning_fed.tensors import check_finite
+from lightning_fed.tensors import check_finite, count_floats
+
+log = logging.getLogger(__name__)
 
 
 class Run:
@@ -129,6 +134,9 @@ class Run:
             refuse_single_examples(model, data, trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
+        drawn_cohorts = None if model.centralized or chosen is not None else self.cohort_size
+        parts = self.server, model, settings, len(self.eligible_clients), drawn_cohorts, self.identity, self.made_with
+        self._noise = protect(*parts, continues=checkpoint is not None, reading=reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
@@ -183,6 +191,8 @@ class Run:
                 self.checkpoints.go_on_from(self._continued)
             try:
                 self._call("on_fit_start")
+                if isinstance(self.server.privacy, GaussianMechanism):
+                    log.info(self.server.privacy.forecast(count_floats(self.server.state), self.rounds))
                 while self.round < self.rounds:
                     self.round += 1
                     self.history.append(self._play_round())
@@ -228,7 +238,7 @@ class Run:
             metrics = self.server.aggregate(self._train(cohort, due))
         metrics |= self._train_on_server(cohort)
         row = self._with_costs(metrics, len(cohort))
-        if due:
+        if due or self._has_spent_budget(row):
             honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
             row |= spread_all("before", honest) | self._evaluate()
         row |= self._compare(row)
@@ -242,9 +252,17 @@ class Run:
         patience, best = self.settings.patience, self._best.best
         waited = patience is not None and best is not None and self.monitored("val") in row and self.round - best.round >= patience
         reached = self.settings.stop_at_target and self._target is not None and bool(self._target.reached)
-        if early := self.round < self.rounds and (waited or reached):
+        if early := self.round < self.rounds and (waited or reached or self._has_spent_budget(row)):
             self.rounds = self.round
         return early
+
+    def _has_spent_budget(self, row: Metrics) -> bool:
+        """Whether another round that sends as much as this one would exceed the budget."""
+        if self.settings.budget is None:
+            return False
+        totals = row if "traffic/total_bytes" in row else running_totals(self.history[-1] if self.history else {}, row)
+        another = totals["traffic/total_bytes"] + row["traffic/down_bytes"] + row["traffic/up_bytes"]
+        return another > self.settings.budget * 2**20
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
@@ -254,7 +272,8 @@ class Run:
             cohort = sorted(chosen, key=lambda client: client.id)
         else:
             settings = self.settings
-            cohort = draw_cohort(self.eligible_clients, settings.sampling, settings.participation, self.seed, self.round)
+            keys = [self.seed, COHORT, self.round] if self._noise is None else self._noise.cohort_stream(self.round)
+            cohort = draw_cohort(self.eligible_clients, settings.sampling, settings.participation, keys)
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.on_round_start(self.round, cohort)
         return cohort

@@ -10,6 +10,7 @@ from lightning_fed.core.robust import Aggregation
 from lightning_fed.engines.compression import Compression
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling, Unseen
+from lightning_fed.privacy import ClientDP
 from lightning_fed.storage.checkpoint import Keep
 
 
@@ -25,6 +26,7 @@ class RunSettings:
         dropout: with which probability a participant drops out of a round.
         quorum: share of a cohort that has to stay.
         aggregation: how updates are combined, instead of by the mean; None: by the mean.
+        privacy: how what one client contributes is hidden; None: it is not.
         attack: what hostile clients do; None: there are none.
         unseen: share of the clients that are never trained with, or their ids; None: nobody.
         seed: of everything random.
@@ -33,6 +35,7 @@ class RunSettings:
         target: value of the monitored metric that is waited for; None: none is.
         patience: end when so many rounds have passed since the best one on validation data; None: play all rounds.
         stop_at_target: whether the round that reaches the target is the last one.
+        budget: MiB that may be sent; None: as many as it takes.
         checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
             validation data; 0: never.
         keep: what stays of the clients' private states when a run has ended.
@@ -50,6 +53,7 @@ class RunSettings:
     dropout: float
     quorum: float
     aggregation: Aggregation | None
+    privacy: ClientDP | None
     attack: Attack | None
     unseen: Unseen
     seed: int
@@ -57,6 +61,7 @@ class RunSettings:
     target: float | None
     patience: int | None
     stop_at_target: bool
+    budget: float | None
     checkpoint_every: int
     keep: Keep
     compression: Compression

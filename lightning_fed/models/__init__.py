@@ -2,6 +2,7 @@
 
 from lightning_fed.models.adapters import Adapters
 from lightning_fed.models.backbone import Backbone, BackboneFactory, Backbones, TrainableNetwork, Wrapped
+from lightning_fed.models.causal_lm import CausalLM
 from lightning_fed.models.cnn import CNN, CNN1, CNN2, CNN3, CNN4, CNN5
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.linear import LinearModel
@@ -27,6 +28,7 @@ __all__ = [
     "BackboneFactory",
     "Backbones",
     "CIFARResNet",
+    "CausalLM",
     "FedAvgCNN",
     "FedProtoCNN",
     "LeNet5",

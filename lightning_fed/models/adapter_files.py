@@ -50,6 +50,7 @@ def save_adapter(folder: Path, network: Network, clean: Network, adapters: Seque
         lora_alpha=cast(int, first.scaling[adapters[0]] * rank),
         target_modules=list(layers),
         modules_to_save=saved or None,
+        task_type=network.peft_task if isinstance(network, Transformer) else None,
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2's transposed layers
@@ -96,9 +97,12 @@ def save_merged(folder: Path, network: Network, clean: Network, weights: State) 
 
 def merged_weights(network: Network, adapters: Sequence[str] = (COMMON,)) -> State:
     """The adapted weights with what these adapters add to them, by name of the layer in the network."""
+    layers = adapted_layers(network)
+    if quantised := [path for path, layer in layers.items() if not layer.get_base_layer().weight.is_floating_point()]:
+        raise FederationError(f"{quantised[0]} is quantised: export the adapter, and merge it into the network as published.")
     return {
         path: (layer.get_base_layer().weight + sum(map(layer.get_delta_weight, adapters))).detach()
-        for path, layer in adapted_layers(network).items()
+        for path, layer in layers.items()
     }
 
 

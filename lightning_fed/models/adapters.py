@@ -38,9 +38,8 @@ class Adapters:
             different networks.
         lora_alpha: the scale s is ``lora_alpha / r``.
         target_modules: names of the layers that are adapted (linear ones, convolutions, embeddings), or how they end, or a pattern
-            of whole names; ``all-linear``: every linear layer but the heads and the output
-            layer of a language model. None: query and value projections, where the network
-            or peft knows them.
+            of whole names; ``all-linear``: every linear layer but the heads and the output layer of a language model. None: query
+            and value projections, where the network or peft knows them.
         lora_dropout: dropout before the adapters.
         use_rslora: let the scale be :math:`\mathrm{lora\_alpha} / \sqrt{r}` (Kalajdzievski 2023).
         layers_to_transform: numbers of the blocks whose layers are adapted; None: all.
@@ -112,9 +111,8 @@ class Adapters:
     def _targets(self, network: Backbone | Transformer, heads: Collection[str]) -> list[str] | str | None:
         if self.target_modules == ALL_LINEAR:
             inner: Any = inside(network)
-            output = (
-                inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
-            )  # which peft leaves out, too
+            has_words = hasattr(inner, "get_output_embeddings")
+            output = inner.get_output_embeddings() if has_words else None  # which peft leaves out, too
             return [path for path, layer in adaptable(inner, heads).items() if _is_linear(layer) and layer is not output]
         if self.target_modules is None and isinstance(network, Transformer) and network.projections is not None:
             query, _, value, _ = network.projections
@@ -147,8 +145,14 @@ def adapter_names(network: nn.Module, factor: Literal["A", "B"], name: str = COM
 def adaptable(network: nn.Module, heads: Collection[str] = ()) -> dict[str, nn.Module]:
     """The layers that could have adapters, by name."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-    found = {path: layer for path, layer in network.named_modules() if isinstance(layer, kinds) or _is_linear(layer)}
-    return {path: layer for path, layer in found.items() if path not in heads}
+    adapted = adapted_layers(network)  # of which another adapter takes the whole
+    found = {
+        path: adapted[path].get_base_layer() if path in adapted else layer
+        for path, layer in network.named_modules()
+        if path in adapted or isinstance(layer, kinds) or _is_linear(layer)
+    }
+    inside_adapted = tuple(f"{path}." for path in adapted)
+    return {path: layer for path, layer in found.items() if path not in heads and not path.startswith(inside_adapted)}
 
 
 def named(network: nn.Module, endings: Collection[str]) -> dict[str, nn.Module]:
@@ -174,7 +178,8 @@ def _is_linear(layer: nn.Module) -> bool:
 
 def _shape(layer: Any) -> tuple[int, int]:
     weight: Tensor = layer.weight
-    return weight.shape[0], weight[0].numel()
+    # Of a quantised layer, the weight has another shape.
+    return getattr(layer, "out_features", weight.shape[0]), getattr(layer, "in_features", weight[0].numel())
 
 
 def _some(layers: Iterable[str]) -> str:

@@ -33,11 +33,13 @@ class TransformerLM(Transformer):
             longer answers. LoRA's experiments: 0.8 on WebNLG, 0.9 on E2E.
         no_repeat_ngram_size: no answer has the same so many tokens twice; what stands in the prompt may be repeated. 0: anything
             goes.
+        **settings: see :class:`lightning_fed.models.Transformer`.
     """
 
     auto_class = "AutoModelForCausalLM"
-    measures = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "perplexity")
-    lower_is_better = ("ter",)
+    peft_task = "CAUSAL_LM"
+    measures: tuple[str, ...] = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "perplexity")
+    lower_is_better: tuple[str, ...] = ("ter",)
 
     def __init__(
         self,
@@ -49,18 +51,19 @@ class TransformerLM(Transformer):
         max_new_tokens: PositiveInt = 128,
         length_penalty: float = 0.8,
         no_repeat_ngram_size: NonNegativeInt = 4,
+        **settings: Any,
     ) -> None:
-        super().__init__(name, config, attention)
+        super().__init__(name, config, attention, **settings)
         require_from(1, num_beams=num_beams, max_new_tokens=max_new_tokens)
         require_from(0, no_repeat_ngram_size=no_repeat_ngram_size)
         self.max_new_tokens: int = max_new_tokens
-        settings = self.network.generation_config
+        generation = self.network.generation_config
         self._search: dict[str, Any] = {
             "do_sample": False,
             "num_beams": num_beams,
             "max_new_tokens": max_new_tokens,
             "no_repeat_ngram_size": no_repeat_ngram_size,
-            "pad_token_id": settings.eos_token_id if settings.pad_token_id is None else settings.pad_token_id,
+            "pad_token_id": generation.eos_token_id if generation.pad_token_id is None else generation.pad_token_id,
         }
         if num_beams > 1:  # else it would be warned of
             self._search["length_penalty"] = length_penalty
@@ -115,8 +118,11 @@ class TransformerLM(Transformer):
 
 
 class PerplexityOfClasses(Perplexity):
-    """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch."""
+    """Perplexity of logits ``(B, V, L)``, the classes in the second dimension as everywhere in PyTorch, or ``(T, V)``."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Take a batch in; targets are ``(B, L)``."""
-        super().update(preds.transpose(1, 2), target)
+        """Take a batch in; targets are ``(B, L)``, or ``(T,)``."""
+        if preds.dim() == 2:
+            super().update(preds[None], target[None])
+        else:
+            super().update(preds.transpose(1, 2), target)

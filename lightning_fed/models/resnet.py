@@ -2,7 +2,9 @@
 al.'s thin ones for CIFAR.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from jsonargparse.typing import PositiveFloat
@@ -12,6 +14,17 @@ from torchvision.models.resnet import BasicBlock
 from lightning_fed.errors import FederationError
 from lightning_fed.models.backbone import Backbone, scaled
 from lightning_fed.options import PositiveInt
+
+Norm = Literal["batch", "group"]
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """As many groups as 32 and the channels have as their greatest common divisor: what Opacus puts in the place of batch norm."""
+    return nn.GroupNorm(math.gcd(32, channels), channels)
+
+
+NORMS: dict[Norm, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": group_norm}
+"""Layers that normalize so many channels."""
 
 
 class ShallowResNet(Backbone):
@@ -24,21 +37,22 @@ class ShallowResNet(Backbone):
         num_classes: outputs of the head.
         stages: channels of each stage; every stage but the first halves the resolution.
         width: factor of all numbers of channels.
+        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
     """
 
-    def __init__(self, num_classes: int, stages: Sequence[int], width: float) -> None:
+    def __init__(self, num_classes: int, stages: Sequence[int], width: float, norm: Norm = "batch") -> None:
         super().__init__()
         widths = [scaled(channels, width) for channels in stages]
         first = scaled(64, width)
         self.stem = nn.Sequential(
             nn.Conv2d(3, first, kernel_size=7, stride=2, padding=3, bias=False),
-            nn.BatchNorm2d(first),
+            NORMS[norm](first),
             nn.ReLU(),
             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
         )
         inputs = [first, *widths[:-1]]
         self.stages = nn.Sequential(
-            *(_block(i, o, stride=1 if k == 0 else 2) for k, (i, o) in enumerate(zip(inputs, widths, strict=True)))
+            *(_block(i, o, stride=1 if k == 0 else 2, norm=norm) for k, (i, o) in enumerate(zip(inputs, widths, strict=True)))
         )
         self.head = nn.Linear(widths[-1], num_classes)
         _initialize(self)
@@ -55,15 +69,15 @@ class ShallowResNet(Backbone):
 class ResNet8(ShallowResNet):
     """ResNet-8: stages of 64, 128 and 256 channels; 1,235,274 parameters for 10 classes."""
 
-    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
-        super().__init__(num_classes, stages=(64, 128, 256), width=width)
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0, norm: Norm = "batch") -> None:
+        super().__init__(num_classes, stages=(64, 128, 256), width=width, norm=norm)
 
 
 class ResNet10(ShallowResNet):
     """ResNet-10: stages of 64, 128, 256 and 512 channels; 4,957,092 parameters for 100 classes."""
 
-    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0) -> None:
-        super().__init__(num_classes, stages=(64, 128, 256, 512), width=width)
+    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0, norm: Norm = "batch") -> None:
+        super().__init__(num_classes, stages=(64, 128, 256, 512), width=width, norm=norm)
 
 
 class SmallImageResNet(Backbone):
@@ -76,20 +90,27 @@ class SmallImageResNet(Backbone):
         blocks: basic blocks in each of the stages.
         full_rank: leading blocks that low-rank versions leave as they are.
         width: factor of all numbers of channels.
+        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
         stages: channels of each stage; the stem has those of the first, and every stage but the first halves the resolution.
     """
 
     def __init__(
-        self, num_classes: int, blocks: Sequence[int], full_rank: int, width: float, stages: Sequence[int] = (64, 128, 256, 512)
+        self,
+        num_classes: int,
+        blocks: Sequence[int],
+        full_rank: int,
+        width: float,
+        norm: Norm = "batch",
+        stages: Sequence[int] = (64, 128, 256, 512),
     ) -> None:
         super().__init__()
         widths = [scaled(channels, width) for channels in stages]
         conv = nn.Conv2d(3, widths[0], kernel_size=3, padding=1, bias=False)
-        self.stem = nn.Sequential(conv, nn.BatchNorm2d(widths[0]), nn.ReLU())
+        self.stem = nn.Sequential(conv, NORMS[norm](widths[0]), nn.ReLU())
         built, inputs = [], widths[0]
         for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
-            first = _block(inputs, outputs, stride=2 if stage else 1)
-            built.append(nn.Sequential(first, *(_block(outputs, outputs, stride=1) for _ in range(count - 1))))
+            first = _block(inputs, outputs, stride=2 if stage else 1, norm=norm)
+            built.append(nn.Sequential(first, *(_block(outputs, outputs, stride=1, norm=norm) for _ in range(count - 1))))
             inputs = outputs
         self.stages = nn.Sequential(*built)
         self.head = nn.Linear(widths[-1], num_classes)
@@ -108,15 +129,15 @@ class SmallImageResNet(Backbone):
 class ResNet18(SmallImageResNet):
     """ResNet-18 for small images: 11,173,962 parameters for 10 classes."""
 
-    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0) -> None:
-        super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1, width=width)
+    def __init__(self, num_classes: PositiveInt = 10, width: PositiveFloat = 1.0, norm: Norm = "batch") -> None:
+        super().__init__(num_classes, blocks=(2, 2, 2, 2), full_rank=1, width=width, norm=norm)
 
 
 class ResNet34(SmallImageResNet):
     """ResNet-34 for small images: 21,328,292 parameters for 100 classes."""
 
-    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0) -> None:
-        super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7, width=width)
+    def __init__(self, num_classes: PositiveInt = 100, width: PositiveFloat = 1.0, norm: Norm = "batch") -> None:
+        super().__init__(num_classes, blocks=(3, 4, 6, 3), full_rank=7, width=width, norm=norm)
 
 
 class CIFARResNet(SmallImageResNet):
@@ -130,22 +151,25 @@ class CIFARResNet(SmallImageResNet):
         num_classes: outputs of the head.
         depth: 6n + 2; there, 20, 32, 44, 56 and 110.
         width: factor of all numbers of channels.
+        norm: ``batch``, or ``group``, which has no statistics: privacy needs that of what travels.
     """
 
-    def __init__(self, num_classes: PositiveInt = 10, depth: PositiveInt = 20, width: PositiveFloat = 1.0) -> None:
+    def __init__(
+        self, num_classes: PositiveInt = 10, depth: PositiveInt = 20, width: PositiveFloat = 1.0, norm: Norm = "batch"
+    ) -> None:
         count, rest = divmod(depth - 2, 6)
         if rest or count < 1:
             raise FederationError(f"depth is {depth}: give 6n + 2, such as 8, 14 or 20.")
-        super().__init__(num_classes, blocks=(count,) * 3, full_rank=1, width=width, stages=(16, 32, 64))
+        super().__init__(num_classes, blocks=(count,) * 3, full_rank=1, width=width, norm=norm, stages=(16, 32, 64))
 
 
-def _block(in_channels: int, out_channels: int, stride: int) -> BasicBlock:
+def _block(in_channels: int, out_channels: int, stride: int, norm: Norm) -> BasicBlock:
     shortcut = None
     if stride != 1 or in_channels != out_channels:
         shortcut = nn.Sequential(
-            nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
+            nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False), NORMS[norm](out_channels)
         )
-    return BasicBlock(in_channels, out_channels, stride, shortcut)
+    return BasicBlock(in_channels, out_channels, stride, shortcut, norm_layer=NORMS[norm])
 
 
 def _initialize(network: nn.Module) -> None:

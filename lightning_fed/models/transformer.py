@@ -68,6 +68,15 @@ class Transformer(TrainableNetwork):
     lower_is_better: tuple[str, ...] = ()
     """Those of them of which less is better, where the data score them."""
 
+    answers_limit: int | None = None
+    """How many answers of a client are wanted in texts at each measurement; None: those to all examples."""
+
+    peft_task: str | None = None
+    """What peft calls the task, in the configuration of an adapter."""
+
+    counts_flops = False
+    """Whether a pass is made to count what it costs, which has to be a function of the shapes alone."""
+
     projections: tuple[str, str, str, str] | None = None
     """Names of the layers in a block that make query, key, value and output of attention, where they are known."""
 

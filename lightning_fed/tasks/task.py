@@ -80,14 +80,15 @@ class Task(nn.Module, ABC):
         Args:
             batch: a pair of these; or a dict of what a network takes by name and ``labels``, as collators of the transformers
                 library make it.
-            network: that predicts. Its ``targets_of`` takes the targets out of a dict, if it has one.
+            network: that predicts. Its ``targets_of`` takes the targets out of a dict, if it has one; its ``select_learned`` leaves
+                out what is not learned.
 
         Raises:
             FederationError: for a dict without what is to be predicted.
         """
         if not isinstance(batch, Mapping):
             inputs, targets = batch
-            return inputs, targets
+            return self._selected(inputs, targets, network)
         inputs = dict(batch)
         try:
             targets = network.targets_of(inputs) if hasattr(network, "targets_of") else inputs.pop("labels")
@@ -95,7 +96,12 @@ class Task(nn.Module, ABC):
             raise FederationError(
                 f"A batch has {', '.join(batch)}, but no {error.args[0]}: give what is to be predicted under that name."
             ) from error
-        return next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets
+        return self._selected(next(iter(inputs.values())) if inputs.keys() == {"pixel_values"} else inputs, targets, network)
+
+    @staticmethod
+    def _selected(inputs: Any, targets: Tensor, network: Any) -> tuple[Any, Tensor]:
+        """What a network that answers what is learned alone makes of a batch."""
+        return network.select_learned(inputs, targets) if hasattr(network, "select_learned") else (inputs, targets)
 
     @abstractmethod
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ if "pytest" in sys.modules:  # so that it says what was compared
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederationError
-from lightning_fed.testing.checks import CHECKS, OF_ANY_NETWORK, Subject
+from lightning_fed.testing.checks import CHECKS, OF_ANY_NETWORK
+from lightning_fed.testing.subject import Subject
 from lightning_fed.testing.toys import CLASSES, Net, WideNet, momentum, new_data
 
 __all__ = ["Check", "check_method", "checks_of"]

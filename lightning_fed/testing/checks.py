@@ -1,114 +1,33 @@
 """What every method must keep, whatever it does: each function here is one property of a method."""
 
 import math
-from collections.abc import Callable, Set
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightning_fed.callbacks import FederationCallback, RunView
-from lightning_fed.core.messages import STAGES, ClientUpdate
+from lightning_fed.core.messages import STAGES
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.robust import Median
 from lightning_fed.core.server import PartialUpdate, ServerUpdate
-from lightning_fed.data import ClientDataModule, FederatedDataModule
+from lightning_fed.data import ClientDataModule
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
+from lightning_fed.privacy import ClientDP
 from lightning_fed.tensors import State
 from lightning_fed.testing.compare import (
     assert_same,
     listed,
-    states_of,
     unequal,
     unequal_ends,
     unequal_metrics,
     without_seconds,
 )
+from lightning_fed.testing.subject import VARIATIONS, RoundStates, Subject
 from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation
-from lightning_fed.testing.watch import Counting, Recording, Shuffled
-
-
-class RoundStates(FederationCallback):
-    """Keeps who took part in each round, and everybody's private state after it."""
-
-    def __init__(self) -> None:
-        self.cohorts: list[set[int]] = []
-        self.states: list[dict[int, State]] = []
-        self._arrived: set[int] = set()
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        self._arrived.add(update.client)
-
-    def on_round_end(self, run: RunView) -> None:
-        self.cohorts.append(self._arrived)
-        self._arrived = set()
-        kept = states_of(run).items()
-        self.states.append({client: {name: tensor.clone() for name, tensor in state.items()} for client, state in kept})
-
-
-VARIATIONS: dict[str, dict[str, Callable[[], Any]]] = {
-    "played again": {},
-    "in another order of turns": {"engine": Shuffled},
-    "with private states on disk": {"store_limit_mb": lambda: 1e-6},
-    "measured after every round": {"evaluate_every": lambda: 1},
-}
-"""What changes no number of a run: options of the federation, and what makes them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A method that is checked.
-
-    Args:
-        make: makes it, given options that replace its own.
-        data: makes data that it can train on, given ``num_clients`` and ``size``, the number of examples.
-        any_network: whether it can train a network with batch norm and dropout, for images.
-    """
-
-    make: Callable[..., FederatedModule]
-    data: Callable[..., FederatedDataModule]
-    any_network: bool = True
-
-    def new_data(self) -> FederatedDataModule:
-        """Three clients' data."""
-        return self.data(num_clients=3, size=100)
-
-    def fit(self, rounds: int = 2, **options: Any) -> Federation:
-        """Two of three clients in a round, measured at the end."""
-        federation = new_federation(rounds, **{"participation": 0.7, "evaluate_every": 0} | options)
-        federation.fit(self.make(), self.new_data())
-        return federation
-
-    @cached_property
-    def recorded(self) -> tuple[Federation, Recording, RoundStates]:
-        """The run that the others are compared with; played once."""
-        engine, watch = Recording(), RoundStates()
-        return self.fit(engine=engine, callbacks=[watch]), engine, watch
-
-    @cached_property
-    def varied(self) -> tuple[Federation, RoundStates]:
-        """The same run with all that should not matter, see :data:`VARIATIONS`; played once."""
-        watch = RoundStates()
-        options = {name: make() for options in VARIATIONS.values() for name, make in options.items()}
-        return self.fit(**options, callbacks=[watch]), watch
-
-    def modules(self, **options: Any) -> list[FederatedModule]:
-        """The clients' modules, before they take part."""
-        return [self.make(**options).for_client(client) for client in self.new_data().clients]
-
-
-class InterruptInRound(FederationCallback):
-    """Somebody presses Ctrl-C after the round's first turn."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
-        if run.round == self.round:
-            raise KeyboardInterrupt
+from lightning_fed.testing.watch import Counting, InterruptInRound, Recording
 
 
 def _assert_names(found: Set[str], expected: Set[str], what: str) -> None:
@@ -380,6 +299,22 @@ def a_robust_rule_combines_what_is_sent_or_is_refused(subject: Subject, folder: 
         assert not differing, f"The server's {listed(differing)} is not the median of what was sent."
 
 
+def a_clients_share_is_bounded_or_privacy_is_refused(subject: Subject, folder: Path) -> None:
+    """The server moves by no more than the clip norm in a round; a method of which that cannot be said is refused."""
+    clip, servers = 0.01, ServerStates()
+    privacy = ClientDP(clip=clip, delta=0.1, noise_multiplier=0.0)
+    try:
+        run = subject.fit(participation=1.0, callbacks=[servers], privacy=privacy).run
+    except FederationError as error:
+        if any(said in str(error) for said in ("privacy is of clients that are drawn", "got privacy, but its")):
+            return
+        raise
+    if type(run.server.update) is ServerUpdate:
+        first, second = ({name: state[name].double() for name in run.server.state} for state in servers.states)
+        moved = math.sqrt(sum((second[name] - tensor).square().sum().item() for name, tensor in first.items()))
+        assert 0 < moved <= clip * 1.001, f"The server has moved by {moved} in a round, and the clip norm is {clip}."
+
+
 EMPTY_SECOND = 16
 """A seed whose cohorts of three clients, drawn with probability 0.4 each, have one, none and two of them."""
 
@@ -466,6 +401,7 @@ CHECKS = (
     an_unseen_client_is_personalized_and_leaves_no_trace,
     a_round_may_have_any_number_of_clients,
     a_robust_rule_combines_what_is_sent_or_is_refused,
+    a_clients_share_is_bounded_or_privacy_is_refused,
     steps_cost_as_much_on_the_meta_device,
     an_interrupted_run_continues_as_if_nothing_had_happened,
     the_last_checkpoint_is_measured_as_the_run_was,

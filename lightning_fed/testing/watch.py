@@ -1,8 +1,9 @@
-"""Engines that keep what goes through them, or mix it up."""
+"""Engines that keep what goes through them, or mix it up, and a callback that stops a run."""
 
 import random
 from collections.abc import Iterable, Iterator
 
+from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core.flops import FlopMeter
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess
@@ -75,3 +76,14 @@ class Shuffled(InProcess):
         random.Random(4).shuffle(order)  # which exchanges also two, unlike some seeds
         done = {place: next(iter(super(Shuffled, self).run([waiting[place]]))) for place in order}
         yield from (done[place] for place in range(len(waiting)))
+
+
+class InterruptInRound(FederationCallback):
+    """Somebody presses Ctrl-C after the round's first turn."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_turn_end(self, run: RunView, update: ClientUpdate) -> None:
+        if run.round == self.round:
+            raise KeyboardInterrupt

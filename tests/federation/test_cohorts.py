@@ -14,6 +14,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import draw_cohort, dropouts
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedRep
+from lightning_fed.seeding import COHORT
 
 model = partial(FedRep, Net, CLASSES, optimizer=momentum)
 varying: dict[str, Any] = {"sampling": "poisson", "participation": 0.5, "dropout": 0.4}
@@ -34,7 +35,7 @@ def test_poisson_cohorts_are_independent_draws_of_each_client() -> None:
     rounds, rate = 4000, 0.3
     taken = np.zeros((rounds, 6))
     for round in range(rounds):
-        taken[round, [client.id for client in draw_cohort(clients(6), "poisson", rate, 5, round + 1)]] = 1
+        taken[round, [client.id for client in draw_cohort(clients(6), "poisson", rate, [5, COHORT, round + 1])]] = 1
     error = np.sqrt(rate * (1 - rate) / rounds)
     assert abs(taken.mean(axis=0) - rate).max() < 4 * error
     pairs = taken.T @ taken / rounds
@@ -48,7 +49,7 @@ def test_poisson_cohorts_are_independent_draws_of_each_client() -> None:
 
 def test_fixed_cohorts_are_those_that_they_always_were() -> None:
     """Of a seed and a round, for ever: a run of an older version goes on with its own cohorts."""
-    drawn = [[client.id for client in draw_cohort(clients(10), "fixed", 0.3, 0, round)] for round in (1, 2, 3)]
+    drawn = [[client.id for client in draw_cohort(clients(10), "fixed", 0.3, [0, COHORT, round])] for round in (1, 2, 3)]
     expected = [sorted(np.random.default_rng([0, 0, round]).choice(10, 3, replace=False)) for round in (1, 2, 3)]
     assert drawn == expected
 

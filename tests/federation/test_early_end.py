@@ -49,6 +49,22 @@ def test_the_target_may_end_a_run(tmp_path: Path) -> None:
     assert ended.round == ended.history[-1]["target/round"] <= 2
 
 
+def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
+    """With the last round that it has room for, which is measured though none was due; and with the first at the earliest."""
+    row = fit(tmp_path / "whole", rounds=1).run.history[0]
+    a_round = row["traffic/total_bytes"] / 2**20
+    for rounds, budget in ((3, 3.5), (3, 3.0), (1, 0.1)):
+        federation = new_federation(12, run_dir=tmp_path / str(budget), budget=budget * a_round)
+        federation.fit(GOOD(), new_data(3, 90, val_share=0.2))
+        assert federation.run.round == rounds
+        assert "after/test_accuracy/mean" in federation.run.history[-1]
+        federation.fit(GOOD(), new_data(3, 90, val_share=0.2), "last")
+        assert federation.run.completed == 0  # it has ended
+    more = new_federation(12, run_dir=tmp_path / "3.5", budget=6 * a_round)
+    more.fit(GOOD(), new_data(3, 90, val_share=0.2), "last")
+    assert more.run.round == 6
+
+
 def test_who_is_tuned_at_the_end_is_tuned_at_an_early_one(tmp_path: Path) -> None:
     tuned = FedAvg(Net, CLASSES, momentum, fine_tuning=FineTuning(epochs=1, when="last"))
     run = fit(tmp_path, target=0.0, stop_at_target=True, model=tuned).run
@@ -63,6 +79,7 @@ def test_who_is_tuned_at_the_end_is_tuned_at_an_early_one(tmp_path: Path) -> Non
         ({"stop_at_target": True}, "there is no target"),
         ({"patience": 3, "evaluate_every": 0}, "evaluate_every is 0: set it to 1 or more"),
         ({"patience": 0}, "patience=0: give a whole number from 1"),
+        ({"budget": 0}, "budget is 0: give MiB that may be sent"),
         ({"callbacks": [L.Callback()]}, r"callbacks has a Callback, which is no FederationCallback: .*trainer=partial"),
     ],
 )

@@ -22,7 +22,7 @@ from lightning_fed.methods import HOMLoRA, SLoRA
 from lightning_fed.methods.slora import MASK_SEED, VALUES, A, B, SLoRAServer, draw_masks, scattered
 from lightning_fed.models import VisionTransformer
 from lightning_fed.tensors import State, count_floats
-from lightning_fed.testing.checks import InterruptInRound
+from lightning_fed.testing.watch import InterruptInRound
 
 adam = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
 TARGETS = 2 * 4

@@ -34,7 +34,7 @@ from lightning_fed.methods import FedAvg, FedBN, HOMLoRA, Standalone
 from lightning_fed.models import CNN1, Adapters, TransformerClassifier
 from lightning_fed.models.adapters import COMMON, adapter_names
 from lightning_fed.testing import Check, checks_of
-from lightning_fed.testing.checks import Subject
+from lightning_fed.testing.subject import Subject
 
 ON_NET = Adapters(r=2, lora_alpha=4, target_modules=["fc1", "fc2"])
 LAYER = "network.roberta.encoder.layer.0.attention.self"

@@ -266,6 +266,9 @@ def test_all_linear_layers_are_adapted_but_what_makes_words_as_in_peft() -> None
     theirs = get_peft_model(network().network, LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=True))
     expected = {name.removeprefix("base_model.model.") for name in adapted_layers(theirs)}
     assert {name.removeprefix("backbone.network.") for name in adapted_layers(module)} == expected
+    second = PF2LoRA(network, 1, r=2, client_r=1, target_modules="all-linear")  # on layers that have one
+    second.configure_model()
+    assert {name.removeprefix("backbone.network.") for name in adapted_layers(second)} == expected
 
 
 CUT = ["FedHM", "FedKD", "FedPer", "FedProto", "FedRep", "FedRoD", "LGFedAvg", "PFedLoRA"]

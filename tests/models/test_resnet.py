@@ -1,6 +1,8 @@
 """The residual networks."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -100,3 +102,13 @@ def test_low_rank_versions_of_the_thin_network_leave_its_first_block(ratio: floa
 def test_a_depth_that_there_is_not_is_refused(depth: int) -> None:
     with pytest.raises(FederationError, match=rf"^depth is {depth}: give 6n \+ 2, such as 8, 14 or 20"):
         CIFARResNet(10, depth)
+
+
+@pytest.mark.parametrize("build", [ResNet8, ResNet10, ResNet18, ResNet34, partial(CIFARResNet, depth=8)], ids=str)
+def test_group_norm_has_no_statistics_and_as_many_parameters(build: Any) -> None:
+    """Each channel count of these networks is divided into groups of equal size."""
+    group, batch = build(10, width=0.25, norm="group"), build(10, width=0.25)
+    assert not list(group.buffers())
+    assert {name: p.shape for name, p in group.named_parameters()} == {name: p.shape for name, p in batch.named_parameters()}
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(group.eval()(images)[:1], group.train()(images[:1]), rtol=1e-4, atol=1e-5)

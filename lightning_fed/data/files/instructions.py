@@ -98,7 +98,7 @@ class Instructions(TableData):
         **kwargs: Any,
     ) -> None:
         partition = IID() if client is None and partition is None else partition
-        super().__init__(client=client, partition=partition, eval_batch_size=eval_batch_size, **kwargs)
+        super().__init__(client=client, partition=partition, eval_batch_size=eval_batch_size, augment="none", **kwargs)
         require_from(2, max_length=max_length)
         check_scores([name for name in metrics if name == "rouge_l"])
         self.path, self.test_path = path, test_path
@@ -171,6 +171,11 @@ class Instructions(TableData):
 
     def _transform(self) -> BatchTransform:
         return Packing(self.mean, self.std, self.augment) if self.packing else super()._transform()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that writes conversations."""
+        return ChatTemplate(self._tokenizer, self.template, self.learn, self.template_variables).text
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -82,8 +82,9 @@ class TokenRows(LazyInputs):
         return answer
 
     def read(self, rows: Tensor) -> dict[str, Tensor]:
-        """A batch: ``input_ids``, ``attention_mask`` and targets ``(B, L)``, L a multiple of 8, and the numbers of the rows. The
-        target of a token is the next one, where that is learned, else :data:`.IGNORED`.
+        """A batch: ``input_ids``, ``attention_mask``, ``position_ids`` where the left is padded, and targets, ``(B, L)``, L being a
+        multiple of 8; and the numbers of the rows. A token's target is the next one, where that is learned, else
+        :data:`.IGNORED`.
         """
         read = [self.row(number) for number in rows.tolist()]
         longest = -(-max((len(ids) for ids, _ in read), default=1) // ROUND_UP) * ROUND_UP
@@ -96,7 +97,8 @@ class TokenRows(LazyInputs):
             mask[place, begin : begin + len(own)] = 1
             following = own[1:].where(torch.from_numpy(learned[1:].copy()), IGNORED)
             targets[place, begin : begin + len(following)] = following
-        return {"input_ids": ids, "attention_mask": mask, TARGETS: targets, EXAMPLE: rows}
+        places = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)} if self.side == "left" else {}
+        return {"input_ids": ids, "attention_mask": mask, TARGETS: targets, EXAMPLE: rows} | places
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[bool]]]) -> None:

@@ -164,10 +164,12 @@ def _refuse_doubles(runs: Iterable[RunFolder]) -> None:
 
 def _refuse_incomparable(runs: Sequence[RunFolder], vary: Sequence[str]) -> None:
     """Runs of one method and setting may differ in their seeds alone; all others in what was meant to vary."""
-    first, of_label = runs[0], dict[tuple[str, str], RunFolder]()
+    first, peers = runs[0], dict[tuple[str, str], dict[frozenset[str], RunFolder]]()
     for run in runs:
-        peer = of_label.setdefault(run.label, run)
-        _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
+        known = peers.setdefault(run.label, {})  # one run with each set of options: versions of the library know different ones
+        for peer in known.values():
+            _refuse_differences(peer, run, run.sweep[1].varied_by_seed if run.sweep else SEEDS)
+        known.setdefault(frozenset(run.settings), run)
         declared = {key for one in (first, run) for key in (one.sweep[1].varied if one.sweep else {"model"})}
         _refuse_differences(first, run, [*declared, *vary, *SEEDS])
 

@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 
 from lightning_fed.errors import FederationError
+from lightning_fed.experiments.report.budgets_table import budget_tables
 from lightning_fed.experiments.report.clients_table import clients_tables, cross_tables
 from lightning_fed.experiments.report.comparison import Comparison, comparisons, unfinished
 from lightning_fed.experiments.report.files import read_commands
@@ -125,10 +126,10 @@ def report_on(folders: Sequence[Path], vary: Collection[str] = (), **given: Any)
     published = [entry for sweep in sweeps.values() for entry in sweep.published]
     commands = [command for root in sweeps for command in read_commands(root)]
     compared = comparisons(runs, options)
-    clients, crossed = (load(*folders, vary=vary) for load in (load_clients, load_crossed))
+    clients, crossed, rounds = (load(*folders, vary=vary) for load in (load_clients, load_crossed, load_rounds))
     tables = list[Layout]()
     for one in compared:
-        tables += [methods_table(one, published), *seed_tables(one)]
+        tables += [methods_table(one, published), *budget_tables(one, rounds, options.budgets), *seed_tables(one)]
         tables += [*clients_tables(one, clients), *cross_tables(one, crossed)]
     tried = list[Trial]()
     for root, sweep in sweeps.items():

@@ -220,7 +220,7 @@ def _to_target(measured: pd.DataFrame, metric: str, target: float, lower: bool) 
 def _stacked(runs: Collection[RunFolder], read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     tables = []
     for run in runs:
-        table = read(run.path)
+        table = read(run.path).copy()  # in one piece: pandas would warn of each column that is put into many
         for place, name in enumerate(KEY):
             table.insert(place, name, getattr(run, name))
         tables.append(table)

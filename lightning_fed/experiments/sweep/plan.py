@@ -89,6 +89,7 @@ class ReportOptions:
         pooled: also the accuracy over all clients' examples together.
         equal: compare at equal ``flops``, ``bytes`` or ``rounds``.
         room: two methods, the lower and the upper reference between which the others stand.
+        budgets: MiB; also a table of what methods reach with each.
     """
 
     metric: str | None = None
@@ -98,6 +99,7 @@ class ReportOptions:
     pooled: bool = False
     equal: Literal["rounds", "bytes", "flops"] | None = None
     room: Sequence[str] | None = None
+    budgets: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)

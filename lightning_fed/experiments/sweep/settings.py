@@ -105,7 +105,8 @@ def within(key: str, keys: Iterable[str]) -> bool:
 
 
 def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """Where two configurations differ, by key; a key that one of them lacks is None there.
+    """Where two configurations differ, by key; a key that one of them lacks is None there. An option of which one of them knows
+    nothing came with another version of the library, which adds options that change nothing where they are not used.
 
     Args:
         one: a configuration.
@@ -114,4 +115,10 @@ def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict
     """
     allowed = (*but, *WITHOUT_EFFECT)
     keys = sorted(one.keys() | other.keys())
-    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key) and not within(key, allowed)}
+    apart = [key for key in keys if one.get(key) != other.get(key) and not within(key, allowed)]
+    return {key: (one.get(key), other.get(key)) for key in apart if _knows(one, key) and _knows(other, key)}
+
+
+def _knows(settings: Settings, key: str) -> bool:
+    """Whether an option is there, or one that it is a part of, or a part of it."""
+    return key in settings or any(name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in settings)

@@ -162,6 +162,9 @@ def _report_options(path: Path, entry: Mapping[str, Any]) -> ReportOptions:
         raise FederationError(f"{path}: report.at is {options.at!r}, expected last, selected, best or, say, mean10.")
     if options.room is not None and (not isinstance(options.room, list) or len(options.room) != 2):
         raise FederationError(f"{path}: report.room is {options.room!r}, expected a list of two methods, the lower one first.")
+    budgets = [] if options.budgets is None else options.budgets
+    if not isinstance(budgets, list) or not all(isinstance(budget, int | float) and budget > 0 for budget in budgets):
+        raise FederationError(f"{path}: report.budgets is {options.budgets!r}, expected a list of MiB, numbers above 0.")
     return options
 
 

@@ -39,9 +39,9 @@ def write(
     merged: bool = False,
     format: Format = "safetensors",
 ) -> None:
-    """Write a model, the tokenizer if the data have one, and ``config.json`` with what :func:`.model_config` knows. Where the
-    transformers library has a ``config.json`` of its own, that is a block ``lightning_fed`` in it, and the names of the classes are
-    where that library looks for them.
+    """Write a model, the tokenizer if the data have one, with the chat template that they used, and ``config.json`` with what
+    :func:`.model_config` knows. Where the transformers library has a ``config.json`` of its own, that is a block ``lightning_fed``
+    in it, and the names of the classes are where that library looks for them.
 
     Args:
         folder: to write to; created if need be, see :func:`refuse_others`.
@@ -61,8 +61,11 @@ def write(
         write_onnx(folder / "model.onnx", module, data.client(facts["client"] or 0))
     else:
         _write(folder, module, private, merged)
-    if tokenizer := getattr(data, "tokenizer", None):
-        load_tokenizer(tokenizer, pads=False).save_pretrained(folder)
+    if name := getattr(data, "tokenizer", None):
+        tokenizer = load_tokenizer(name, pads=False)
+        if (template := getattr(data, "chat_template", None)) is not None:
+            tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
     _describe(folder / "config.json", model_config(module, data, facts), label_names(data))
 
 

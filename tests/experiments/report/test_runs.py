@@ -117,13 +117,28 @@ def test_other_methods_may_have_other_options_but_not_other_data() -> None:
         load_runs("runs")
 
 
+def set_in_configs(folder: Path, **options: Any) -> None:
+    for path in folder.rglob("config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["federation"] |= options
+        path.write_text(yaml.safe_dump(config))
+
+
+def test_options_that_came_after_a_run_do_not_part_it_from_others() -> None:
+    sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
+    set_in_configs(sweep / "FedAvg", sampling="fixed")
+    assert len(load_runs(sweep)) == 2
+    set_in_configs(sweep / "FedAvg", compression=None)
+    set_in_configs(sweep / "Standalone", compression={"up": "int8"})
+    with pytest.raises(FederationError, match=r"differ in federation.compression \(None and None\)|federation.compression.up"):
+        load_runs(sweep)
+
+
 def test_what_a_sweep_varies_may_differ() -> None:
     sweep = write_sweep(Path("sweep"), {"FedAvg": [0.8], "Standalone": [0.7]})
-    for path in sweep.glob("Standalone/*/*/config.yaml"):
-        config = yaml.safe_load(path.read_text())
-        config["federation"]["participation"] = 0.5
-        path.write_text(yaml.safe_dump(config))
-    with pytest.raises(FederationError, match=r"differ in federation.participation \(None and 0.5\)"):
+    for method, share in (("FedAvg", 1.0), ("Standalone", 0.5)):
+        set_in_configs(sweep / method, participation=share)
+    with pytest.raises(FederationError, match=r"differ in federation.participation \(1.0 and 0.5\)"):
         load_runs(sweep)
     content = yaml.safe_load((sweep / "sweep.yaml").read_text())
     content["methods"]["Standalone"]["federation.participation"] = 0.5

@@ -123,8 +123,13 @@ def test_a_file_that_is_none() -> None:
 
 
 def test_configurations_differ_by_keys_without_init_args() -> None:
-    one = flat({"model": {"class_path": "A", "init_args": {"lr": 1, "nets": ["x"]}}, "federation": {"run_dir": "a", "rounds": 3}})
-    other = flat({"model": {"class_path": "B", "init_args": {"lr": 2}}, "federation": {"run_dir": "b", "rounds": 3}})
+    one = flat(
+        {
+            "model": {"class_path": "A", "init_args": {"lr": 1, "nets": ["x"], "of_a": 3}},
+            "federation": {"run_dir": "a", "rounds": 3},
+        }
+    )
+    other = flat({"model": {"class_path": "B", "init_args": {"lr": 2, "nets": None}}, "federation": {"run_dir": "b", "rounds": 3}})
     assert one["model.lr"] == 1
     assert differences(one, other) == {
         "model.class_path": ("A", "B"),

@@ -1,0 +1,48 @@
+"""What methods reach with so many bytes: a column per budget."""
+
+from collections.abc import Sequence
+from math import isnan, nan
+
+import pandas as pd
+
+from lightning_fed.experiments.report.comparison import Comparison
+from lightning_fed.experiments.report.layout import Entry, Layout
+from lightning_fed.experiments.report.pairing import DRAW
+from lightning_fed.experiments.report.views import COSTS, View
+
+
+def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequence[float] | None) -> list[Layout]:
+    """A row per method; none if no budget was asked for.
+
+    Args:
+        comparison: of a setting.
+        rounds: of all runs, as :func:`.load_rounds` gives them.
+        budgets: in MiB, up and down together.
+    """
+    if not budgets:
+        return []
+    view, of_setting = View(comparison.options.at), rounds[rounds["setting"] == comparison.setting]
+    rows = []
+    for method, metric in comparison.metrics.items():
+        of_method, finished = of_setting[of_setting["method"] == method], comparison.methods[method].index
+        runs = [run for draw, run in of_method.groupby(DRAW) if draw in finished]
+        reached = [_mean([view.value(_within(run, budget), metric, comparison.lower) for run in runs]) for budget in budgets]
+        rows.append([Entry(method), *(Entry(_said(value, comparison)) for value in reached)])
+    note = (
+        "What a method had reached when it had sent no more than so much, up and down: the mean of its runs, if all were measured."
+    )
+    title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")
+    return [Layout(title, ["", *(f"{budget:g} MiB" for budget in budgets)], rows, [note])]
+
+
+def _within(run: pd.DataFrame, budget: float) -> pd.DataFrame:
+    """The rounds of a run up to a budget."""
+    return run[run[COSTS["bytes"]] <= budget * 2**20]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return nan if any(map(isnan, values)) else sum(values) / len(values)
+
+
+def _said(value: float, comparison: Comparison) -> str:
+    return "–" if isnan(value) else f"{comparison.scale * value:.{comparison.digits}f}"

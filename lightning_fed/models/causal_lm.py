@@ -1,0 +1,151 @@
+"""Causal language models of any size, for instruction tuning."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fed.data.hub import optional
+from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.errors import FederationError
+from lightning_fed.models.language_model import TransformerLM
+from lightning_fed.models.transformer import Inputs, Model
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
+
+LEARNED = "learned"
+"""Name, among the inputs, of the places of tokens whose successor is a target, in the flattened ``input_ids``."""
+
+GENERATED = ("exact_match", "last_number", "rouge_l")
+"""What is measured of generated answers alone."""
+
+
+class CausalLM(TransformerLM):
+    """A causal language model that is measured by the perplexity of its answers' tokens, and generates where that is asked for.
+
+    Logits are computed for tokens whose successor is a target alone, and the loss in float32. FLOPs count those of all tokens, so
+    that they are a function of the shapes. A frozen network is in memory once per device, whole or quantised.
+
+    Args:
+        num_classes: not used; every network is given it.
+        name: see :class:`lightning_fed.models.Transformer`.
+        config: see :class:`lightning_fed.models.Transformer`.
+        attention: see :class:`lightning_fed.models.Transformer`.
+        dtype: precision of the network's weights; ``auto``: as its files have them. What learns of it is float32.
+        quantization: load the weights as NF4 (QLoRA, Dettmers et al., NeurIPS 2023; computing in bfloat16) or as 8-bit integers, by
+            bitsandbytes (``pip install "lightning-fed[quantized]"``), on a GPU. None: as they are.
+        trust_remote_code: let code of the model's repository run. It takes a local folder, or a name with a revision: what was
+            looked at must not change.
+        gradient_checkpointing: compute activations anew in the backward pass instead of keeping them.
+        generate_examples: how many answers of each client are generated at each measurement, those to its first examples; 0: none.
+        num_beams: width of the beam; 1 is greedy.
+        max_new_tokens: longest generated answer in tokens. GSM8K's take up to 512.
+        end_token_ids: tokens that end an answer; None: as the model's generation config has it.
+    """
+
+    measures = ("perplexity", *GENERATED)
+    lower_is_better = ()
+
+    def __init__(
+        self,
+        num_classes: PositiveInt = 1,
+        name: Model | None = None,
+        config: dict[str, Any] | None = None,
+        attention: str | None = None,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        quantization: Literal["nf4", "int8"] | None = None,
+        trust_remote_code: bool = False,
+        gradient_checkpointing: bool = False,
+        generate_examples: NonNegativeInt = 0,
+        num_beams: PositiveInt = 1,
+        max_new_tokens: PositiveInt = 256,
+        end_token_ids: list[int] | None = None,
+    ) -> None:
+        require_from(0, generate_examples=generate_examples)
+        loading = loading_options(name, dtype, quantization, trust_remote_code)
+        search: dict[str, Any] = {"length_penalty": 1.0, "no_repeat_ngram_size": 0}
+        super().__init__(num_classes, name, config, attention, num_beams, max_new_tokens, **search, **loading)
+        if dtype != "auto" and not loading:
+            self.network.to(getattr(torch, dtype))
+        if gradient_checkpointing:
+            network: Any = self.network  # of transformers 5.24 on, the older name is deprecated
+            checkpoint = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
+            checkpoint({"use_reentrant": False})
+        if end_token_ids is not None:
+            self._search["eos_token_id"] = end_token_ids
+        self.answers_limit = generate_examples
+
+    def select_learned(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
+        """A batch with what is learned alone: the inputs with the places of the T targets, and these, ``(T,)``.
+
+        Args:
+            inputs: of the batch.
+            targets: ``(B, L)``, :data:`.IGNORED` where nothing is learned.
+        """
+        if self.counts_flops or targets.dim() == 1:
+            return inputs, targets
+        places = (targets.flatten() != IGNORED).nonzero().flatten()
+        return inputs | {LEARNED: places}, targets.flatten()[places]
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits ``(T, V)`` of what follows each token that was selected, else ``(B, V, L)`` of what follows each."""
+        rest: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name != LEARNED} | {"use_cache": False}
+        if LEARNED not in inputs:
+            return super().forward(rest).float()
+        places = inputs[LEARNED]
+
+        def select(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            return (args[0].flatten(0, 1)[places][None],)  # (1, T, width)
+
+        with self.network.get_output_embeddings().register_forward_pre_hook(select):  # whatever follows it knows no places
+            return super().forward(rest)[0].T.float()
+
+    def metrics(self, monitor: str) -> dict[str, Metric]:
+        if monitor in GENERATED and not self.answers_limit:
+            raise FederationError(f"metric is {monitor!r}, which is of generated answers: set the backbone's generate_examples.")
+        return super().metrics(monitor)
+
+    def predict(self, inputs: Inputs, targets: Tensor) -> Tensor | None:  # type: ignore[override]
+        """How the prompts in front of the first target of each row are continued; None where nothing is to be generated."""
+        if not self.answers_limit:
+            return None
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        whole = torch.full_like(ids, IGNORED).flatten()
+        whole[inputs[LEARNED]] = targets
+        column = torch.arange(ids.shape[1], device=ids.device) + mask.int().argmax(dim=1)[:, None]  # where rows begin
+        column %= ids.shape[1]
+        return super().predict({"input_ids": ids.gather(1, column)}, whole.view_as(ids).gather(1, column))
+
+
+def loading_options(name: Any, dtype: str, quantization: str | None, trust_remote_code: bool) -> dict[str, Any]:
+    """What ``from_pretrained`` is told.
+
+    Args:
+        name: of the model, or the model.
+        dtype: of its weights.
+        quantization: of its weights.
+        trust_remote_code: whether code of the repository runs.
+
+    Raises:
+        FederationError: for what needs files, a GPU, or a package.
+    """
+    if not isinstance(name, str):
+        given = "quantization" if quantization else "trust_remote_code"
+        if quantization or trust_remote_code:
+            raise FederationError(f"{given} is for models that are loaded: give their name, or leave it out.")
+        return {}
+    options: dict[str, Any] = {"dtype": dtype}
+    if trust_remote_code:
+        if "@" not in name and not Path(name).expanduser().is_dir():
+            raise FederationError(f"trust_remote_code runs code of {name}, which may change: give {name}@revision, or a folder.")
+        options["trust_remote_code"] = True
+    if quantization is not None:
+        if not torch.cuda.is_available():
+            raise FederationError(f"quantization is {quantization!r}, which takes a GPU, and there is none: leave it out.")
+        optional("bitsandbytes", "quantized")
+        from transformers import BitsAndBytesConfig
+
+        four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+        options["quantization_config"] = BitsAndBytesConfig(**(four if quantization == "nf4" else {"load_in_8bit": True}))
+    return options

@@ -1,0 +1,231 @@
+"""Differential privacy of clients, as runs have it: refusals, the ledger, noise that nobody finds."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    Shuffled,
+    assert_same,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    same,
+)
+
+from lightning_fed.core.robust import Median
+from lightning_fed.core.server import OptimizerUpdate
+from lightning_fed.engines import Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
+from lightning_fed.methods import FedAvg, FedBN, PFedLoRA
+from lightning_fed.nn.server_optimizers import ServerSGD
+from lightning_fed.privacy import AdaptiveClip, ClientDP
+from lightning_fed.privacy.accounting import epsilon
+from lightning_fed.privacy.noise import SeededNoise
+from lightning_fed.tensors import count_floats
+
+pytest.importorskip("dp_accounting")
+
+model = partial(FedAvg, Net, CLASSES, momentum)
+dp = partial(ClientDP, clip=0.5, delta=0.01, noise_multiplier=1.0)
+poisson: dict[str, Any] = {"sampling": "poisson", "participation": 0.6}
+
+
+def fit(privacy: ClientDP | None, rounds: int = 3, method: Any = None, **options: Any) -> Federation:
+    federation = new_federation(rounds, privacy=privacy, **{**poisson, **options})
+    go_on = {"ckpt_path": "last"} if options.get("run_dir") else {}
+    federation.fit(method or model(), new_data(4, 100), **go_on)
+    return federation
+
+
+def test_without_noise_and_clipping_it_is_the_uniform_mean() -> None:
+    private, plain = (new_federation(2, privacy=privacy) for privacy in (dp(clip=1e9, noise_multiplier=0.0), None))
+    for federation in (private, plain):
+        federation.fit(model(weighting="uniform"), new_data(4, 100))
+    for name, tensor in plain.run.server.state.items():
+        torch.testing.assert_close(private.run.server.state[name], tensor, rtol=1e-6, atol=1e-7)
+    assert "privacy/epsilon" not in private.run.history[-1]
+
+
+def test_each_row_says_what_has_been_spent_empty_rounds_included() -> None:
+    run = fit(dp(), rounds=4, participation=0.05, seed=1).run
+    assert 0.0 in [row["round/clients"] for row in run.history]
+    for row in run.history:
+        assert row["privacy/epsilon"] == epsilon(0.05, 1.0, int(row["round"]), 0.01)
+        assert (row["privacy/noise"], row["privacy/clip"]) == (1.0, 0.5)
+    assert run.server.state_dict()["privacy/ledger"].tolist() == [0.05, 1.0, 4]
+
+
+def test_a_round_without_clients_adds_noise_all_the_same() -> None:
+    run = fit(dp(noise_multiplier=2.0), rounds=1, participation=0.01).run
+    assert run.history[0]["round/clients"] == 0
+    assert not same(run.server.state, run.model.update_state())
+    assert run.history[0]["privacy/epsilon"] == epsilon(0.01, 2.0, 1, 0.01)
+
+
+def test_epsilon_is_spent_by_the_last_round() -> None:
+    run = fit(ClientDP(clip=0.5, delta=0.01, epsilon=3.0), rounds=5).run
+    assert 2.98 < run.history[-1]["privacy/epsilon"] <= 3.0
+    everybody = fit(ClientDP(clip=0.5, delta=0.01, epsilon=3.0), rounds=5, sampling="fixed", participation=1.0).run
+    assert 2.98 < everybody.history[-1]["privacy/epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize("kind", ["seeded", "secret"])
+@pytest.mark.parametrize("clip", [0.5, AdaptiveClip(start=0.3)], ids=["fixed", "adaptive"])
+def test_the_same_on_all_engines_and_after_each_interruption(kind: Any, clip: Any, tmp_path: Path) -> None:
+    """State and ledger, bit for bit."""
+    key = tmp_path / "key" if kind == "secret" else None
+    privacy = ClientDP(clip=clip, delta=0.01, noise_multiplier=0.1, noise=kind, key=key)
+    whole = fit(privacy)
+    assert_same(fit(privacy, engine=Processes(workers=2) if clip != 0.5 else Shuffled()), whole)
+    for rounds in (1, 2, 3):
+        again = fit(privacy, rounds, run_dir=tmp_path / "runs")
+    assert same(again.run.server.state_dict(), whole.run.server.state_dict())
+    assert [row["privacy/epsilon"] for row in again.run.history] == [row["privacy/epsilon"] for row in whole.run.history]
+    with pytest.raises(FederationError, match="was made with privacy"):
+        fit(ClientDP(clip=clip, delta=0.01, noise_multiplier=0.2, noise=kind, key=key), 4, run_dir=tmp_path / "runs")
+    with pytest.raises(FederationError, match=r"holds 'privacy/|was made with"):
+        fit(None, 4, run_dir=tmp_path / "runs")
+    reading = new_federation(3, privacy=privacy, run_dir=tmp_path / "runs", **poisson)
+    if key is not None:
+        key.unlink()
+    assert reading.test(model(), new_data(4, 100))
+    if key is not None:
+        with pytest.raises(FederationError, match=r"cannot be read .*start a new run"):
+            fit(privacy, 4, run_dir=tmp_path / "runs")
+
+
+def test_secret_noise_is_another_one_for_whatever_differs(tmp_path: Path) -> None:
+    """Else the difference of two runs would be without noise."""
+    privacy = dp(noise="secret", key=tmp_path / "key")
+    states = [
+        fit(privacy, 1, participation=1.0, method=model(**options)).run.server.state
+        for options in ({}, {"epochs": 2}, {"epochs": 2})
+    ]
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert same(*states[1:])
+    apart = torch.cat([(states[0][name] - states[1][name]).flatten() for name in states[0]])
+    assert apart.std() > 0.5 * math.sqrt(2) * 0.5 / 4  # two noises of 0.5 over four clients each
+
+
+def test_no_file_of_a_run_has_the_key_or_the_noise(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    federation = fit(dp(noise="secret", key=key), run_dir=tmp_path / "runs", logger=True)
+    secret = key.read_bytes()
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        content = path.read_bytes()
+        for form in (secret, secret.hex().encode(), json.dumps(list(secret)).encode()):
+            assert form not in content, path
+        assert b"unclipped" not in content, path
+    assert not any("unclipped" in name for row in federation.run.history for name in row)
+    with pytest.raises(FederationError, match="in the folder of runs"):
+        new_federation(1, run_dir=tmp_path, privacy=dp(noise="secret", key=key))
+
+
+def test_a_new_run_needs_no_key_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"short")
+    with pytest.raises(FederationError, match="has 5 bytes, expected 32"):
+        fit(dp(noise="secret", key=key), 1)
+
+
+def test_a_server_optimizer_steps_on_what_is_private() -> None:
+    run = fit(dp(), method=model(server_optimizer=ServerSGD(lr=0.5, momentum=0.9))).run
+    assert type(run.server.update) is OptimizerUpdate
+    assert run.history[-1]["privacy/epsilon"] > 0
+
+
+def test_fedbn_keeps_its_batch_norm_and_may() -> None:
+    assert fit(dp(), method=FedBN(NoisyNet, CLASSES, momentum)).run.history[-1]["privacy/epsilon"] > 0
+
+
+def test_updates_count_the_same_whatever_the_method_says() -> None:
+    run = fit(dp(noise_multiplier=0.0, clip=1e9), 1, engine=(engine := Recording()), participation=1.0, sampling="fixed").run
+    sent = [update.state for _, update in engine.fits()]
+    for name, tensor in run.server.state.items():
+        torch.testing.assert_close(tensor, torch.stack([state[name] for state in sent]).mean(dim=0))
+
+
+def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit(dp(), method=PFedLoRA(Net, CLASSES, optimizer=momentum)).run
+    values = count_floats(run.server.state)
+    ratio = math.sqrt(values) / (0.6 * 4)
+    assert (
+        f"the noise on {values} values is {ratio:.3g} × the clip norm in each round: expect no learning" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampling": "fixed", "participation": 0.5}, "cohorts of 2 of 4 clients, whose ε is not known: set sampling to poisson"),
+        ({"privacy": dp(delta=0.3)}, r"privacy.delta is 0.3 with 4 clients: give less than 1/4"),
+        ({"method": FedAvg(NoisyNet, CLASSES, momentum)}, "a statistic with units of its own: .*norm: group"),
+        ({"aggregation": Median()}, "its server is more than a mean"),
+        ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
+        ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "says itself who takes part"),
+        ({"privacy": dp(clip=AdaptiveClip(0.1))}, "Adaptive clipping got a noise multiplier of 1 with about 2.4 participants"),
+    ],
+)
+def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        fit(options.pop("privacy", dp()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta": 0.0}, "delta=0.0: give a number above 0"),
+        ({"epsilon": 1.0}, "epsilon=1.0 and noise_multiplier=1.0: give one"),
+        ({"noise_multiplier": None}, "give one of them"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0: give a number from 0"),
+        ({"clip": 0.0}, "clip=0.0: give a norm"),
+        ({"noise": "secret"}, "noise=secret with key=None"),
+        ({"key": Path("key")}, "noise=seeded with key=key"),
+        ({"noise": "other"}, "give seeded or secret"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FederationError, match=message):
+        dp(**options)
+
+
+MAY = ["FedAvg", "FedProx", "FedBN", "FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA", "Ditto", "FFALoRA", "HOMLoRA"]
+
+
+@pytest.mark.parametrize("name", MAY)
+def test_methods_whose_server_is_a_mean_may(name: str) -> None:
+    method = new_method(name)
+    method.configure_model()
+    server = method.new_server(data_for(name, num_clients=3, size=60).clients)
+    buffers = [buffer for buffer, _ in method.named_buffers()]
+    mechanism = dp().mechanism(3, 1.0, 1, SeededNoise(0))
+    server.protect_with(mechanism, mechanism.combine, buffers, name)
+    server.aggregate([])
+    assert mechanism.rounds == 1
+
+
+def test_the_verb_says_what_rounds_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without a key, and without a folder."""
+    privacy = ClientDP(clip=0.5, delta=0.01, epsilon=3.0, noise="secret", key=tmp_path / "key")
+    federation = new_federation(20, privacy=privacy, run_dir=tmp_path / "runs", **poisson)
+    spent = federation.privacy(model(), new_data(4, 100))
+    assert list(spent) == list(range(2, 21, 2))
+    assert 2.98 < spent[20] <= 3.0
+    assert f"after 20 rounds: ε = {spent[20]:.3f}" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FederationError, match="Nothing is private"):
+        new_federation(1).privacy(model(), new_data(4, 100))

@@ -1,0 +1,187 @@
+"""Causal language models of any size: what they compute of a batch, how they are loaded, and when they generate."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import new_federation
+from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightning_fed.data import Instructions
+from lightning_fed.engines import Processes
+from lightning_fed.errors import FederationError
+from lightning_fed.methods import Ditto, FedAvg, HOMLoRA, PF2LoRA
+from lightning_fed.models import Adapters, CausalLM
+
+tiny = partial(CausalLM, config=TINY_MODELS["llama"])
+
+
+def new_data(tmp_path: Path, **options: Any) -> Instructions:
+    path = write_lines(tmp_path / "chats.jsonl", chats(6, 2))
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    return Instructions(path, tokenizer, **{"num_clients": 2, "batch_size": 4, "test_share": 0.3, "eval_batch_size": 2} | options)
+
+
+def batch_of(data: Instructions) -> Any:
+    return next(iter(data.client(0).test_dataloader()))
+
+
+@pytest.mark.parametrize("kind", TINY_MODELS)
+def test_logits_of_what_is_learned_are_those_of_the_whole(kind: str, tmp_path: Path) -> None:
+    network = CausalLM(config=TINY_MODELS[kind]).eval()
+    for side in ("right", "left"):
+        inputs, targets = batch_of(new_data(tmp_path, padding=side))
+        whole = network(inputs)  # (B, V, L)
+        selected, learned = network.select_learned(inputs, targets)
+        torch.testing.assert_close(network(selected), whole.transpose(1, 2)[targets != -100])
+        assert torch.equal(learned, targets[targets != -100])
+    assert whole.shape == (*targets.shape[:1], 264, *targets.shape[1:])
+
+
+def test_batches_as_collators_of_the_library_make_them(tmp_path: Path) -> None:
+    inputs, targets = batch_of(new_data(tmp_path))
+    labels = torch.nn.functional.pad(targets[:, :-1], (1, 0), value=-100)
+    module = FedAvg(tiny, 1)
+    module.configure_model()
+    names = ("input_ids", "attention_mask")
+    batch = {name: inputs[name] for name in names} | {"labels": labels}
+    torch.testing.assert_close(module.client_loss(batch), module.backbone.network(**batch).loss)
+
+
+def test_checkpointing_computes_the_same_gradients(tmp_path: Path) -> None:
+    batch, gradients = batch_of(new_data(tmp_path)), []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        backbone = partial(tiny, gradient_checkpointing=checkpointing)
+        module = FedAvg(backbone, 1, adapters=Adapters(r=2, target_modules="all-linear"))
+        module.configure_model()
+        module.client_loss(batch).backward()
+        gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+
+
+def test_weights_of_half_precision_train_adapters_of_single_precision(tmp_path: Path) -> None:
+    tiny().network.bfloat16().save_pretrained(tmp_path / "model")
+    backbone = partial(CausalLM, name=str(tmp_path / "model"))
+    for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32)):
+        module = HOMLoRA(partial(backbone, dtype=dtype), 1, r=2)
+        module.configure_model()
+        assert {p.dtype for p in module.parameters() if p.requires_grad} == {torch.float32}
+        assert {p.dtype for p in module.parameters() if not p.requires_grad} == {expected}
+        assert module.client_loss(batch_of(new_data(tmp_path))).dtype == torch.float32
+    assert tiny(dtype="bfloat16").network.dtype == torch.bfloat16
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "quantization": ({"name": "owner/model", "quantization": "nf4"}, "quantization is 'nf4', which takes a GPU, and there is none"),
+    "config": ({"config": TINY_MODELS["llama"], "quantization": "int8"}, "quantization is for models that are loaded"),
+    "code": (
+        {"name": "owner/model", "trust_remote_code": True},
+        "runs code of owner/model, which may change: give owner/model@rev",
+    ),
+    "examples": ({"config": TINY_MODELS["llama"], "generate_examples": -1}, "generate_examples"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")
+def test_what_cannot_be_loaded_is_one_line(wrong: str) -> None:
+    options, said = REFUSED[wrong]
+    with pytest.raises(FederationError, match=said) as error:
+        CausalLM(**options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="bitsandbytes quantises on a GPU")
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_a_quantised_network_trains_adapters(quantization: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    tiny(config=TINY_MODELS["llama"] | {"hidden_size": 64, "intermediate_size": 128}).network.save_pretrained(tmp_path / "model")
+    data, backbone = new_data(tmp_path), partial(CausalLM, name=str(tmp_path / "model"), quantization=quantization)
+    federation = new_federation(1)
+    federation.fit(HOMLoRA(backbone, 1, r=2, target_modules="all-linear"), data)
+    assert federation.run.history[-1]["after/test_perplexity/mean"] > 0
+
+
+def test_generation_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many answers of each client as wanted."""
+    scored, score = [], Instructions.score
+
+    def noting(data: Instructions, answers: Any) -> dict[str, float]:
+        scored.append(sum(len(rows) for rows, _ in answers))
+        return score(data, answers)
+
+    monkeypatch.setattr(Instructions, "score", noting)
+    federation = new_federation(1)
+    federation.fit(FedAvg(tiny(generate_examples=3, max_new_tokens=5), 1, epochs=0, metric="exact_match"), new_data(tmp_path))
+    assert federation.run.metric == "exact_match"
+    assert federation.run.model.higher_is_better
+    assert {"test/exact_match", "test/perplexity", "val/exact_match"} <= federation.run.results[0].keys()
+    assert max(scored) == 3
+    with pytest.raises(FederationError, match=r"metric is 'exact_match', which is of generated answers: set .* generate_examples"):
+        FedAvg(tiny, 1, metric="exact_match").configure_model()
+
+
+def test_answers_continue_the_first_question(tmp_path: Path) -> None:
+    for side in ("right", "left"):
+        data = new_data(tmp_path, padding=side)
+        network = tiny(generate_examples=9, max_new_tokens=4).eval()
+        inputs, targets = batch_of(data)
+        answers = network.predict(*network.select_learned(inputs, targets))
+        assert answers is not None
+        for row, answer in zip(inputs["example"].tolist(), answers, strict=True):
+            ids, learned = data._rows.row(row)  # type: ignore[union-attr]
+            prompt = torch.tensor(ids[: learned.argmax()].astype("int64"))[None]
+            expected = network.network.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]  # type: ignore[operator]
+            assert answer[: len(expected)].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("method", [HOMLoRA, PF2LoRA])
+def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path) -> None:
+    """The server's and each client's adapter, and a merged network, with the tokenizer and the template that was given."""
+    from peft import AutoPeftModelForCausalLM, PeftModel
+
+    tiny().network.save_pretrained(tmp_path / "model")
+    data = new_data(tmp_path, template=MARKED.replace("assistant\\n", "assistant\\n\\n"))
+    federation = new_federation(1, run_dir=tmp_path / "runs", checkpoint_every=1)
+    options: dict[str, Any] = {"r": 2, "target_modules": "all-linear", "optimizer": partial(torch.optim.AdamW, lr=0.1)}
+    module = method(partial(CausalLM, name=str(tmp_path / "model")), 1, **options)
+    federation.fit(module, data)
+    for whose, place in ((None, "server"), ("all", "clients"), (1, "one")):
+        federation.export(module, data, tmp_path / place, client=whose)
+    federation.export(module, data, tmp_path / "merged", client=1, merged=True)
+    inputs = {name: tensor for name, tensor in batch_of(data)[0].items() if name != "example"}
+
+    def logits(network: Any) -> torch.Tensor:
+        with torch.no_grad():
+            answered: torch.Tensor = network.eval()(**inputs).logits
+        return answered
+
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
+    clean = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    before = logits(clean)
+    for client in range(2):
+        expected = logits(federation.client_module(client).backbone.network)
+        close(logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "clients" / str(client))), expected)
+    close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), expected)
+    close(logits(PeftModel.from_pretrained(clean, tmp_path / "one")), expected)
+    assert not torch.allclose(expected, before, atol=1e-3)
+    of_server = logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "server"))
+    assert torch.allclose(of_server, expected, atol=1e-4) == (method is HOMLoRA)  # nothing stays with its clients
+    assert AutoTokenizer.from_pretrained(tmp_path / "one").chat_template == data.template
+
+
+@pytest.mark.often(1)
+@pytest.mark.parametrize("method", [FedAvg, Ditto])
+def test_workers_end_as_one_process_does(method: Any, tmp_path: Path) -> None:
+    """The rows are mapped by each; what is counted of a step depends on no batch's targets."""
+    ends = []
+    for engine in (None, Processes(workers=2)):
+        federation = new_federation(2, **({} if engine is None else {"engine": engine}))
+        federation.fit(method(tiny, 1, adapters=Adapters(r=2, target_modules="all-linear")), new_data(tmp_path))
+        ends.append({name: value for name, value in federation.run.history[-1].items() if not name.startswith("seconds")})
+    assert ends[0] == ends[1]
