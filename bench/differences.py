@@ -1,6 +1,6 @@
 """What public code computes instead of a paper, beside the paper's: the same data, the same seeds, one line of difference.
 
-    python bench/differences.py                              # ten minutes; docs/results/differences.csv
+    python bench/differences.py                              # 20 minutes on an idle core; docs/results/differences.csv
     python bench/differences.py --only FedDyn --rounds 5
 
 scikit-learn's handwritten digits, 10 clients by Dirichlet 0.3, half of whom take part in each of 15 rounds of 2 epochs, an MLP with

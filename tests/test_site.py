@@ -60,7 +60,7 @@ def test_what_public_code_does_differently_is_that_of_the_methods_pages_and_of_w
     told = {method.name: differences.section(gallery.PAGES / f"{method.page}.md") for method in gallery.methods()}
 
     rows = list(csv.DictReader(differences.RESULTS.open()))
-    assert len(rows) > 20
+    assert rows
     for row in rows:
         assert row["code"] in (told[row["method"]] or ""), row
         path, _, name = row["test"].partition("::")
