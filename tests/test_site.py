@@ -55,11 +55,13 @@ def test_cards_have_the_first_sentence_of_the_class() -> None:
 
 def test_what_public_code_does_differently_is_that_of_the_methods_pages_and_of_what_was_measured() -> None:
     """A measured deviation is told of on its method's page, and the test that it names is there."""
-    page = (ROOT / "docs" / "differences.md").read_text()
-    assert page == differences.rendered(page), "python docs/generators/differences.py"
+    text = (ROOT / "docs" / "differences.md").read_text()
+    assert text == differences.rendered(text), "python docs/generators/differences.py"
     told = {method.name: differences.section(gallery.PAGES / f"{method.page}.md") for method in gallery.methods()}
-
-    rows = list(csv.DictReader(differences.RESULTS.open()))
+    all_of_them = differences.sections()
+    told_of = [page.stem for page in gallery.PAGES.glob("*.md") if differences.section(page)]
+    assert all(f"](methods/{page}.md)\n" in all_of_them for page in told_of)
+    rows = list(csv.DictReader(differences.RESULTS.read_text().splitlines()))
     assert rows
     for row in rows:
         assert row["code"] in (told[row["method"]] or ""), row

@@ -44,7 +44,7 @@ def sections() -> str:
 
 def measured() -> str:
     """A row for each deviation: the means over seeds, and the mean difference of pairs with its standard deviation."""
-    rows = list(csv.DictReader(RESULTS.open()))
+    rows = list(csv.DictReader(RESULTS.read_text().splitlines()))
     lines = ["| method | code | what it does | paper | deviation | difference | told apart by |", "|---|---|---|---|---|---|---|"]
     for (name, code, what, test), group in groupby(
         rows, key=lambda row: tuple(row[key] for key in ("method", "code", "what", "test"))
