@@ -1,6 +1,6 @@
 """Fed-ET against its paper."""
 
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedDF, FedET
 from lightning_fed.methods.fed_et import confidence_weights, consensus
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
@@ -38,6 +39,12 @@ class OtherHead(Net):
 def new(**options: Any) -> FedET:
     settings = {"distill_steps": 7, "distill_batch_size": 16, "optimizer": momentum, "server_backbone": LargeNet}
     return FedET(**{"backbone": [Net, WideNet], "num_classes": CLASSES} | settings | options)
+
+
+@cache
+def played() -> Federation:
+    """Two rounds, which tests look at."""
+    return fit(new())
 
 
 def logits(clients: int = 5, examples: int = 40) -> Tensor:
@@ -214,13 +221,13 @@ def test_without_steps_it_is_fedavg_of_each_architecture_with_a_common_head() ->
 
 
 def test_labels_of_public_data_are_nobodys() -> None:
-    ends = [fit(new(), with_public(public=public(labels))) for labels in (torch.zeros(50).long(), torch.arange(50) % CLASSES)]
+    ends = [played(), fit(new(), with_public(public=public(torch.arange(50) % CLASSES)))]
     assert same(*(end.run.server.state_dict() for end in ends))
     assert private_states(ends[0]) == {}
 
 
 def test_what_the_server_does_is_counted_apart() -> None:
-    ours, plain = fit(new()).run.history, fit(new(distill_steps=0)).run.history
+    ours, plain = played().run.history, fit(new(distill_steps=0)).run.history
     for row, other in zip(ours, plain, strict=True):
         for column in ("compute/flops", "traffic/up_bytes", "traffic/down_bytes"):
             assert row[column] == other[column]
@@ -235,7 +242,7 @@ def test_what_the_server_does_is_counted_apart() -> None:
 
 
 def test_the_large_model_is_measured_and_handed_out() -> None:
-    federation = fit(new())
+    federation = played()
     columns = {"global/test_accuracy", "global_Net/test_accuracy", "global_WideNet/test_accuracy", "after/test_accuracy/mean"}
     assert columns <= federation.run.history[-1].keys()
     module = federation.run.server_module()
@@ -251,7 +258,7 @@ def test_a_table_beyond_the_limit_is_in_bfloat16() -> None:
 
 
 def test_examples_are_looked_at_in_parts_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = fit(new()).run.server.state_dict()
+    whole = played().run.server.state_dict()
     monkeypatch.setattr("lightning_fed.methods.fed_et.BLOCK", 3 * 4 * CLASSES)  # three of four clients' examples at a time
     assert same(whole, fit(new(), store_limit_mb=1e-6).run.server.state_dict())
 

@@ -1,6 +1,6 @@
 """FedAvg with local fine-tuning, and adapting before measuring as an option of every method."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,22 @@ from tiny_rounds import fit
 from lightning_fed.core import FineTuning
 from lightning_fed.data.client_info import SERVER
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedAvgFT, FedHM, FedPer, FedProx, FedRep, PF2LoRA
 
 fit = partial(fit, rounds=2, evaluate_every=1)
+
+
+@cache
+def run_of_fedavg() -> Federation:
+    """FedAvg's run, which others are compared with."""
+    return fit(FedAvg(NoisyNet, CLASSES, momentum))
+
+
+@cache
+def run_of_its_own() -> Federation:
+    """The method's run with its defaults."""
+    return fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum))
 
 
 def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -25,11 +38,7 @@ def without_adapting(history: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def test_without_fine_tuning_it_is_fedavg() -> None:
-    ours, theirs = (
-        fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, fine_tuning=FineTuning(epochs=0))),
-        fit(FedAvg(NoisyNet, CLASSES, momentum)),
-    )
-    assert_same(ours, theirs)
+    assert_same(fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, fine_tuning=FineTuning(epochs=0))), run_of_fedavg())
 
 
 @pytest.mark.often(2)
@@ -39,7 +48,7 @@ def test_without_fine_tuning_it_is_fedavg() -> None:
 )
 def test_what_is_shared_goes_fedavgs_way_bit_for_bit(options: dict[str, Any]) -> None:
     """So do costs, the global model, and what is measured before aggregation."""
-    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, **options)), fit(FedAvg(NoisyNet, CLASSES, momentum))
+    ours, theirs = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum, **options)) if options else run_of_its_own(), run_of_fedavg()
     assert same(ours.run.server.state_dict(), theirs.run.server.state_dict())
     assert without_adapting(ours.run.history) == without_adapting(theirs.run.history)
     assert "global/test_accuracy" in ours.run.history[-1]
@@ -81,7 +90,7 @@ def test_nothing_of_it_is_kept() -> None:
 
 def test_a_clients_module_is_the_adapted_one() -> None:
     """Whatever random state it is asked in, and without touching that."""
-    federation = fit(FedAvgFT(NoisyNet, CLASSES, optimizer=momentum))
+    federation = run_of_its_own()
     before = torch.get_rng_state()
     modules = [federation.run.client_module(1)]
     assert torch.equal(torch.get_rng_state(), before)

@@ -28,9 +28,7 @@ def budget_tables(comparison: Comparison, rounds: pd.DataFrame, budgets: Sequenc
         runs = [run for draw, run in of_method.groupby(DRAW) if draw in finished]
         reached = [_mean([view.value(_within(run, budget), metric, comparison.lower) for run in runs]) for budget in budgets]
         rows.append([Entry(method), *(Entry(_said(value, comparison)) for value in reached)])
-    note = (
-        "What a method had reached when it had sent no more than so much, up and down: the mean of its runs, if all were measured."
-    )
+    note = "What a method had reached when it had sent no more than so much, up and down: the mean of its runs."
     title = "At a budget" + (f": {comparison.setting}" if comparison.setting else "")
     return [Layout(title, ["", *(f"{budget:g} MiB" for budget in budgets)], rows, [note])]
 
