@@ -214,18 +214,13 @@ class ClippedMean(Aggregation):
         require(self.clip > 0, f"Got clip={self.clip}: give a norm above 0.")
 
     def arriving(self, vector: Tensor, start: Tensor) -> Tensor:
-        change, _ = clipped(vector.double() - start.double(), self.clip)
-        return start + change.to(vector.dtype)
+        change = vector.double() - start.double()
+        norm = float(torch.linalg.vector_norm(change))
+        return start + (change * min(1.0, self.clip / norm) if norm else change).to(vector.dtype)
 
     def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
         count = len(vectors.clients)
         return mixtures(vectors, torch.full((1, count), 1 / count, dtype=torch.float64), torch.float64, about=start)[0]
-
-
-def clipped(change: Tensor, clip: float) -> tuple[Tensor, float]:
-    """A change scaled down to a norm of at most ``clip``, and the norm that it had."""
-    norm = float(torch.linalg.vector_norm(change))
-    return (change * (clip / norm) if norm > clip else change), norm
 
 
 def _vector(state: State) -> Tensor:

@@ -11,7 +11,6 @@ from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import flatten
-from lightning_fed.core.robust import clipped
 from lightning_fed.core.server import Privacy
 from lightning_fed.errors import require
 from lightning_fed.options import Fraction
@@ -144,24 +143,18 @@ class GaussianMechanism(Privacy):
             return self.multiplier
         return (self.multiplier**-2 - (2 * self.norm_noise) ** -2) ** -0.5
 
-    def clip(self, update: State, state: State) -> State:
-        """A client's change, scaled down, in float64."""
-        start = {name: state[name].double() for name in update}
-        change = flatten({name: tensor.double() - start[name] for name, tensor in update.items()})
-        bounded, norm = clipped(change, self.clip_norm)
-        self._unclipped += (norm <= self.clip_norm) - 0.5
-        parts = bounded.split([tensor.numel() for tensor in update.values()])
-        return {name: start[name] + part.view_as(start[name]) for name, part in zip(update, parts, strict=True)}
-
     def combine(self, updates: Iterable[tuple[State, float]], state: State) -> State:
-        """The sum of the changes over qN, however many came, from where the server is, in float64. Nobody is a round, too."""
+        """Where the server is, and the sum of clipped changes over qN, however many came, in float64. Nobody is a round, too."""
         self._unclipped = 0.0
-        start = {name: tensor.double() for name, tensor in state.items()}
-        total = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        start = flatten(state).double()
+        total = torch.zeros_like(start)
         for update, _ in updates:
-            for name, tensor in total.items():
-                tensor += update[name] - start[name]
-        return {name: start[name] + tensor / self.expected for name, tensor in total.items()}
+            change = flatten({name: update[name] for name in state}).double().sub_(start)
+            norm = float(torch.linalg.vector_norm(change))
+            total.add_(change, alpha=min(1.0, self.clip_norm / norm) if norm else 1.0)
+            self._unclipped += (norm <= self.clip_norm) - 0.5
+        parts = total.div_(self.expected).add_(start).split([tensor.numel() for tensor in state.values()])
+        return {name: part.view_as(tensor) for (name, tensor), part in zip(state.items(), parts, strict=True)}
 
     def add_noise(self, combined: State, state: State, clients: int) -> State:
         """The noise, once; with the round it is paid for."""

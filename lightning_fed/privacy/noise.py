@@ -14,6 +14,9 @@ from lightning_fed.seeding import COHORT, NOISE
 
 KEY_BYTES = 32
 
+BLOCK = 2**14
+"""Numbers of secret noise that are made at once: what fits into a processor's cache takes half the time."""
+
 
 class Noise(ABC):
     """Standard normal numbers of a round, by name: the same when the round is played again."""
@@ -62,10 +65,14 @@ class SecretNoise(Noise):
         return hashlib.shake_256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest(size)
 
     def normals(self, round: int, name: str, count: int) -> NDArray[np.float64]:
-        words = np.frombuffer(self._stream(round, f"noise/{name}", 32 * count), dtype="<u8").reshape(2, 2, count)
-        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # neither 0 nor 1
-        radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
-        return (radius * np.cos(angle) + radius * np.sin(angle)).sum(axis=0) / 2
+        found = np.empty(count)
+        for start in range(0, count, BLOCK):
+            size = min(BLOCK, count - start)
+            words = np.frombuffer(self._stream(round, f"noise/{start}/{name}", 32 * size), dtype="<u8").reshape(2, 2, size)
+            uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # neither 0 nor 1
+            radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
+            found[start : start + size] = (radius * (np.cos(angle) + np.sin(angle))).sum(axis=0) / 2
+        return found
 
     def cohort_stream(self, round: int) -> list[int]:
         return list(self._stream(round, "cohort", KEY_BYTES))

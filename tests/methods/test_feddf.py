@@ -1,7 +1,7 @@
 """FedDF against its paper."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import PublicShare
 from lightning_fed.engines import InProcess
 from lightning_fed.errors import FederationError
+from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedDF
 from lightning_fed.methods.feddf import teacher_outputs
 from lightning_fed.seeding import INITIAL, PUBLIC, seeded
@@ -29,6 +30,12 @@ from lightning_fed.tensors import State
 def new(**options: Any) -> FedDF:
     settings = {"distill_steps": 7, "distill_batch_size": 16, "optimizer": momentum, "validate_every": 100}
     return FedDF(**{"backbone": [Net, WideNet], "num_classes": CLASSES} | settings | options)
+
+
+@cache
+def played() -> Federation:
+    """Two rounds, which tests look at."""
+    return fit(new())
 
 
 # ------------------------------------------------------------------------------------- the algorithm, once more, bare
@@ -137,7 +144,7 @@ def test_a_constant_that_is_added_to_a_row_of_logits_changes_nothing() -> None:
 
 
 def test_labels_of_public_data_are_nobodys() -> None:
-    ends = [fit(new(), with_public(public=public(labels))) for labels in (torch.zeros(50).long(), torch.arange(50) % CLASSES)]
+    ends = [played(), fit(new(), with_public(public=public(torch.arange(50) % CLASSES)))]
     assert same(*(end.run.server.state_dict() for end in ends))
     assert private_states(ends[0]) == {}
 
@@ -158,7 +165,7 @@ def test_who_is_best_on_validation_data_stays_and_patience_ends_the_training() -
 
 
 def test_what_the_server_does_is_counted_apart() -> None:
-    ours, plain = fit(new()).run.history, fit(new(distill_steps=0)).run.history
+    ours, plain = played().run.history, fit(new(distill_steps=0)).run.history
     for row, other in zip(ours, plain, strict=True):
         assert row["compute/flops"] == other["compute/flops"]
         assert row["traffic/up_bytes"] == other["traffic/up_bytes"]
@@ -178,14 +185,14 @@ def test_a_pass_of_each_teacher_and_the_students_steps_are_counted() -> None:
 
 
 def test_each_architectures_model_is_measured() -> None:
-    row = fit(new()).run.history[-1]
+    row = played().run.history[-1]
     assert {"global_Net/test_accuracy", "global_WideNet/test_accuracy", "after/test_accuracy/mean"} <= row.keys()
-    assert "global/test_accuracy" in fit(new(backbone=Net)).run.history[-1]
+    assert "global/test_accuracy" in fit(new(backbone=Net), rounds=1).run.history[-1]
 
 
 def test_the_server_hands_out_the_model_of_the_first_architecture() -> None:
     """Where one is wanted and no client is named."""
-    federation = fit(new(), rounds=1)
+    federation = played()
     module, state = federation.run.server_module(), federation.run.server.state_dict()
     assert isinstance(module.backbone, Net)
     assert same(module.shared_state(), {name[2:]: tensor for name, tensor in state.items() if name.startswith("0/")})
