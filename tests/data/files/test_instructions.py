@@ -3,8 +3,10 @@
 import gzip
 import json
 import math
+import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,15 +193,17 @@ def test_an_answer_that_was_cut_is_no_reference(tmp_path: Path) -> None:
     assert math.isnan(data.score([(torch.tensor([0]), torch.tensor([right]))])["exact_match"])
 
 
-def test_who_writes_a_cache_second_leaves_what_is_there(tmp_path: Path) -> None:
-    """Also where the first one came while the second one wrote."""
-    rows = [(0, False, [1, 2], [False, True])]
+def test_who_writes_a_cache_second_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first one came in the very moment in which the second one is done."""
+    rows, move = [(0, False, [1, 2], [False, True])], {name: getattr(os, name) for name in ("rename", "replace")}
 
-    def overtaken() -> Any:
-        yield from rows
-        write_rows(tmp_path / "tokens", rows)
+    def overtaken(source: Any, target: Any) -> None:
+        shutil.copytree(source, target)
+        move["rename"](source, target)
 
-    write_rows(tmp_path / "tokens", overtaken())
+    for name in move:
+        monkeypatch.setattr(os, name, overtaken)
+    write_rows(tmp_path / "tokens", rows)
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
     assert TokenRows(tmp_path / "tokens", 0).answer(0) == [2]
     (tmp_path / "file").write_text("")
