@@ -13,7 +13,7 @@ from sphinx.util.parallel import make_chunks
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from generators import api, gallery, links  # noqa: E402
+from generators import api, differences, gallery, links  # noqa: E402
 
 import lightning_fed  # noqa: E402
 
@@ -107,6 +107,8 @@ def generated(what: str, argument: str) -> str:
         from generators import options  # waits for torch
 
         return options.section(argument)
+    if what == "differences":
+        return differences.sections()
     if what == "api":
         return api.page(argument)
     raise ValueError(f"a page asks for {what!r}, which nothing generates")

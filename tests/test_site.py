@@ -1,5 +1,6 @@
 """What the documentation's generators write, and what a package index and a host are told. .ci/docs builds the site itself."""
 
+import csv
 import inspect
 import re
 import tomllib
@@ -11,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import yaml
-from generators import api, gallery, links, options
+from generators import api, differences, gallery, links, options
 
 import lightning_fed
 from lightning_fed import methods
@@ -50,6 +51,22 @@ def test_cards_have_the_first_sentence_of_the_class() -> None:
     text = gallery.cards(gallery.methods())
     assert text.count(":::{grid-item-card}") == len(methods.__all__)
     assert "FedAvg whose clients pay for drifting away from the model $w^t$ that the server sent" in text
+
+
+def test_what_public_code_does_differently_is_that_of_the_methods_pages_and_of_what_was_measured() -> None:
+    """A measured deviation is told of on its method's page, and the test that it names is there."""
+    text = (ROOT / "docs" / "differences.md").read_text()
+    assert text == differences.rendered(text), "python docs/generators/differences.py"
+    told = {method.name: differences.section(gallery.PAGES / f"{method.page}.md") for method in gallery.methods()}
+    all_of_them = differences.sections()
+    told_of = [page.stem for page in gallery.PAGES.glob("*.md") if differences.section(page)]
+    assert all(f"](methods/{page}.md)\n" in all_of_them for page in told_of)
+    rows = list(csv.DictReader(differences.RESULTS.read_text().splitlines()))
+    assert rows
+    for row in rows:
+        assert row["code"] in (told[row["method"]] or ""), row
+        path, _, name = row["test"].partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / "methods" / path).read_text(), row
 
 
 # ---------------------------------------------------------------------------------------------------------------- options

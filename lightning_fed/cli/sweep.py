@@ -186,7 +186,8 @@ def played(
         finished = {job.cell.name for job in listed if job.folder.status == "finished"}
         if finished != drawn:
             drawn.update(finished)
-            write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished])
+            compared = {cell.name for cell in sweep.cells_with(chosen(trials(sweep, sweep.folder)))}  # without what was only tried
+            write_board(sweep.folder, [(job.cell, job.folder) for job in listed if job.cell.name in finished & compared])
 
     play(jobs, workers, facts, progress, changed, start, preempted)
 

@@ -21,6 +21,7 @@ from lightning_fed.core.server import Server
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.preflight.generated_answers import check_generation
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.silence import torch_threads
@@ -129,6 +130,7 @@ class Run:
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
+            check_generation(model, data)
             refuse_single_examples(model, data, trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}

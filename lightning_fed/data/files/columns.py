@@ -1,9 +1,13 @@
 """The columns of CSV, TSV and Parquet files, as text, and where each row stands, for errors."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fed.data.hub import optional
 from lightning_fed.data.lines import refuse_doubles
@@ -15,7 +19,9 @@ ENDINGS = (".csv", ".tsv", PARQUET)
 """Of the files that are read here."""
 
 FILE = "file"
-"""The column that every example has besides those of the files: the name of its file without the ending."""
+"""The column that every example has besides those of the files: the name of its file without the ending, with its folders where two
+files of one set have the same.
+"""
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 """What a field has, in lower case, of which nothing is known."""
@@ -24,24 +30,29 @@ Lines = tuple[Sequence[str], Iterator[tuple[str, list[str]]]]
 """The header of a file, and of each line where it stands and its fields; see :func:`.csv_table`."""
 
 
-def read_columns(files: list[Path], lines: Callable[[Path], Lines]) -> tuple[dict[str, list[str]], list[int]]:
+def read_columns(
+    files: list[Path], sets: Sequence[str] | None, lines: Callable[[Path], Lines]
+) -> tuple[dict[str, list[str]], list[int]]:
     """The columns of files that have the same ones, by name, :data:`FILE` last; and how many rows each file has.
 
     Args:
         files: at least one.
+        sets: the set that each file is of; None: there is one set.
         lines: what reads a file.
     """
+    called = names_of(files, sets)
     rows: list[list[str]] = []
     sizes: list[int] = []
     owners: list[str] = []
     header: list[str] | None = None
-    for file in files:
+    for file, name in zip(files, called, strict=True):
         names, of_file = lines(file)
+        require(FILE not in names, f"{file} has a column {FILE!r}, which is what the name of a file is called: rename the column.")
         header = list(names) if header is None else header
         require(list(names) == header, f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(header)}.")
         rows += [fields for _, fields in of_file]
         sizes.append(len(rows) - len(owners))
-        owners += [file.stem] * sizes[-1]
+        owners += [name] * sizes[-1]
     require(len(rows) > 0, f"{files[0]} has no line below its header.")
     columns = zip(*rows, strict=True)
     return dict(zip(header or (), map(list, columns), strict=True)) | {FILE: owners}, sizes
@@ -50,6 +61,41 @@ def read_columns(files: list[Path], lines: Callable[[Path], Lines]) -> tuple[dic
 def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str:
     """The file and the line of an example. The files are read again: it is looked up when there is an error."""
     return next(islice((where for file in files for where, _ in lines(file)[1]), row, None))
+
+
+def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
+    """What each file is called, see :data:`FILE`.
+
+    Args:
+        files: paths.
+        sets: see :func:`read_columns`.
+    """
+    known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
+    root = os.path.commonpath([file.parent for file in files])
+    return [
+        file.stem if known.count(of_set) == 1 else str(file.with_suffix("").relative_to(root))
+        for file, of_set in zip(files, known, strict=True)
+    ]
+
+
+def class_targets(values: NDArray[Any]) -> NDArray[Any]:
+    """Classes as whole numbers, where all are written as such, else as they are: 01 and 1 are two names.
+
+    Args:
+        values: strings, shape (N,).
+
+    Returns:
+        Shape (N,), int64, strings, or float64, where all are numbers, and some are written with a point: they may not be whole.
+    """
+    texts = [text.strip() for text in values.tolist()]
+    if all(map(_is_whole, texts)):
+        return np.array(list(map(int, texts)), dtype=np.int64)
+    digits = all(text.removeprefix("-").isdecimal() for text in texts)
+    return values if digits or not all(map(is_number, texts)) else values.astype(np.float64)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and str(int(text)) == text and abs(int(text)) < 2**63
 
 
 def is_number(text: str) -> bool:

@@ -15,6 +15,7 @@ from lightning_fed.data.files.columns import (
     MISSING,
     PARQUET,
     Lines,
+    class_targets,
     is_number,
     parquet_table,
     place_of,
@@ -120,7 +121,7 @@ class CSVFiles(ScaledColumns, TableData):
 
     def read(self) -> Table:
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
-        found, sizes = read_columns(files, self._lines)
+        found, sizes = read_columns(files, sets, self._lines)
         columns = {name: np.array(values) for name, values in found.items()}
         header = [name for name in columns if name != FILE]
         absent = [name for name in self.target if name not in columns]
@@ -167,7 +168,7 @@ class CSVFiles(ScaledColumns, TableData):
     def _lines(self, file: Path) -> Lines:
         if file.suffix.lower() == PARQUET:
             return parquet_table(file)
-        return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix == ".tsv" else ","))
+        return csv_table(file, header=self.columns, delimiter=self.delimiter or ("\t" if file.suffix.lower() == ".tsv" else ","))
 
     def column_title(self, place: int) -> str:
         return self.titles[place]
@@ -249,7 +250,7 @@ class CSVFiles(ScaledColumns, TableData):
 
     def _classes_of(self, values: NDArray[Any], files: list[Path]) -> NDArray[Any]:
         self._refuse_gaps(self.target[0], values, np.isin(values, ("", "?")), files)
-        targets = values.astype(np.float64) if all(map(is_number, values.tolist())) else values
+        targets = class_targets(values)
         if targets.dtype.kind == "f" and not (whole := np.isfinite(targets) & (targets == np.floor(targets))).all():
             bad = int(np.argmin(whole))
             raise FederationError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fed.data.files.columns import ENDINGS, PARQUET, Lines, parquet_table, place_of, read_columns
+from lightning_fed.data.files.columns import ENDINGS, PARQUET, Lines, class_targets, parquet_table, place_of, read_columns
 from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.lines import csv_table
 from lightning_fed.data.text.classification import load_tokenizer, tokenised, written_as
@@ -51,17 +51,19 @@ class TextFiles(TableData):
     def read(self) -> Table:
         tokenizer = load_tokenizer(self.tokenizer)
         files, sets = sets_of(self.path, self.test_path, ENDINGS)
-        columns, sizes = read_columns(files, lines_of)
+        columns, sizes = read_columns(files, sets, lines_of)
         lacking = [name for name in (*self.input, self.target) if name not in columns]
         require(
             not lacking, f"{files[0]} has the columns {', '.join(columns)}, but no {', '.join(lacking)}: check input and target."
         )
-        targets = np.array(columns[self.target])
-        if "" in columns[self.target]:
-            where = place_of(columns[self.target].index(""), files, lines_of)
-            raise FederationError(f"{where} has nothing in the column {self.target!r}: name its class, or take the line out.")
-        if all(value.lstrip("-").isdecimal() for value in columns[self.target]):
-            targets = targets.astype(np.int64)
+        targets = class_targets(np.array(columns[self.target]))
+        odd = ~np.isfinite(targets) if targets.dtype.kind == "f" else np.array(columns[self.target]) == ""
+        if odd.any():
+            bad = int(np.argmax(odd))
+            raise FederationError(
+                f"{place_of(bad, files, lines_of)} has {columns[self.target][bad] or 'nothing'} in the column {self.target!r}: "
+                "name its class, or take the line out."
+            )
         texts = list(zip(*(columns.pop(name) for name in self.input), strict=True))
         of_rows = {name: np.array(values) for name, values in columns.items()}
         of_set = None if sets is None else np.repeat(sets, sizes)

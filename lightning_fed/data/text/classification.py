@@ -57,7 +57,7 @@ class TextClassification(FederatedDataModule):
 
 def written_as(path: Path) -> dict[str, Any]:
     """How a file is written, for ``csv.reader``: in ``.tsv`` files, a quotation mark is a character like any other."""
-    return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+    return {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {}
 
 
 def tokenised(texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int) -> dict[str, Tensor]:

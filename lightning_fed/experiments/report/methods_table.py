@@ -61,6 +61,9 @@ def finding(comparison: Comparison) -> str:
     """What a setting came to, in a sentence: who is first, and how far that is from the baseline."""
     measure, where = comparison.compared, f"{comparison.setting}: " if comparison.setting else ""
     means = {method: values.mean() for method, values in comparison.values(measure).items() if method in comparison.alike}
+    means = {method: mean for method, mean in means.items() if not isnan(mean)}
+    if not means:
+        return f"{where}no method has come to a number."
     first = (min if comparison.lower else max)(means, key=lambda method: means[method])
     values = spread(comparison.values(measure)[first] * comparison.scale, comparison.digits)
     unit = " %" if comparison.scale == 100.0 else ""

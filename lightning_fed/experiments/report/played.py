@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from lightning_fed.experiments.report.folders import SEEDS, RunFolder
-from lightning_fed.experiments.report.layout import BLANK, Entry, Layout
+from lightning_fed.experiments.report.layout import Entry, Layout
 from lightning_fed.experiments.sweep.folder import CellFolder
+from lightning_fed.experiments.sweep.settings import Settings, differences
 
 OF_THE_RUN = {*SEEDS, "federation.run_dir", "federation.progress", "ckpt_path"}
 """Settings that each run has of its own, or that no number depends on."""
-
-UNSET = (None, False, "none")
-"""What an option has that is not used."""
 
 
 def settings_table(runs: Sequence[RunFolder]) -> Layout:
@@ -21,24 +19,30 @@ def settings_table(runs: Sequence[RunFolder]) -> Layout:
     Args:
         runs: at least one, in the order of their sweep.
     """
-    of_methods = {run.method: run.settings for run in reversed(runs)}
-    of_methods = dict(reversed(of_methods.items()))
+    of_methods: dict[str, Settings] = {}
+    for run in runs:
+        of_methods.setdefault(run.method, run.settings)
     names = list(dict.fromkeys(name for settings in of_methods.values() for name in settings if name not in OF_THE_RUN))
+    varied = {key for run in runs for key in differences(of_methods[run.method], run.settings, OF_THE_RUN)}
     rows, groups, group = list[list[Entry]](), dict[int, str](), ""
     for name in names:
-        values = [settings.get(name) for settings in of_methods.values()]
-        if all(value in UNSET for value in values):
+        said = [_said(name, settings.get(name)) for settings in of_methods.values()]
+        if name in varied:
+            said = ["varies"] * len(said)
+        if not any(said):
             continue
         block, _, option = name.partition(".")
         if block != group:
             groups[len(rows)] = group = block
-        said = [BLANK if value in UNSET else Entry(_said(name, value)) for value in values]
-        alike = all(entry == said[0] for entry in said)
-        rows.append([Entry(option), said[0], *[BLANK] * len(said)] if alike else [Entry(option), BLANK, *said])
+        shared, *own = ["", *said] if len(set(said)) > 1 else [said[0], *[""] * len(said)]
+        rows.append([Entry(option), Entry(shared), *map(Entry, own)])
     return Layout("Settings", ["", "all", *of_methods], rows, _circumstances(runs), groups)
 
 
 def _said(name: str, value: object) -> str:
+    """A value as it is shown; nothing where an option is not used."""
+    if value is None or value is False:
+        return ""
     return str(value).rpartition(".")[2] if name.endswith("class_path") else str(value)
 
 

@@ -2,16 +2,16 @@
 
 import csv
 import json
-import shutil
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean, stdev
 
 from lightning_fed.experiments.sweep.folder import CellFolder
 from lightning_fed.experiments.sweep.plan import Cell, file_name
 
-BOARD = "tensorboard"
+BOARD = "curves"
 """The folder of a sweep's folder for ``tensorboard --logdir``."""
 
 MEAN, LOWER, UPPER = "sweep/mean", "sweep/mean - std", "sweep/mean + std"
@@ -22,16 +22,20 @@ def write_board(folder: Path, cells: Iterable[tuple[Cell, CellFolder]]) -> None:
     above it, at the rounds at which all of them were measured. CUSTOM SCALARS draws them as a line with a band.
 
     Args:
-        folder: the sweep's. What was written before is replaced.
+        folder: the sweep's. Events of the same methods that were written before are replaced.
         cells: finished runs and where they are.
     """
     curves: dict[tuple[str, str], list[dict[int, float]]] = {}
     for cell, place in cells:
         if place.run is not None:
             curves.setdefault((cell.setting, cell.method), []).append(curve(place.run))
-    shutil.rmtree(folder / BOARD, ignore_errors=True)
     for (setting, method), of_runs in curves.items():
-        write_curves(folder / BOARD / file_name(setting) / file_name(method), of_runs)
+        board = folder / BOARD / file_name(setting) / file_name(method)
+        before = list(board.glob("events.*"))
+        write_curves(board, of_runs)
+        for events in before:
+            with suppress(FileNotFoundError):  # of another process that plays the same sweep
+                events.unlink()
 
 
 def curve(run: Path) -> dict[int, float]:

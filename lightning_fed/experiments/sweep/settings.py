@@ -19,6 +19,9 @@ WITHOUT_EFFECT = (
 )
 """What decides where and how a run is played and shown, not what it finds."""
 
+UNUSED = (None, False, 0, "none", "fixed")
+"""What options have that came with a later version, where they are not used."""
+
 SEED = "seed_everything"
 
 PARTITION_SEED = "data.init_args.partition_seed"
@@ -105,8 +108,8 @@ def within(key: str, keys: Iterable[str]) -> bool:
 
 
 def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """Where two configurations differ, by key; a key that one of them lacks is None there. An option of which one of them knows
-    nothing came with another version of the library, which adds options that change nothing where they are not used.
+    """Where two configurations differ, by key; a key that one of them lacks is None there. An option of a block that one of them
+    lacks, and that the other does not use, came with another version of the library, and is no difference.
 
     Args:
         one: a configuration.
@@ -116,9 +119,10 @@ def differences(one: Settings, other: Settings, but: Iterable[str] = ()) -> dict
     allowed = (*but, *WITHOUT_EFFECT)
     keys = sorted(one.keys() | other.keys())
     apart = [key for key in keys if one.get(key) != other.get(key) and not within(key, allowed)]
-    return {key: (one.get(key), other.get(key)) for key in apart if _knows(one, key) and _knows(other, key)}
+    return {key: (one.get(key), other.get(key)) for key in apart if not (_is_new(key, one, other) or _is_new(key, other, one))}
 
 
-def _knows(settings: Settings, key: str) -> bool:
-    """Whether an option is there, or one that it is a part of, or a part of it."""
-    return key in settings or any(name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in settings)
+def _is_new(key: str, without: Settings, settings: Settings) -> bool:
+    """Whether an option is one that a configuration has no word of, and another one does not use."""
+    is_there = any(name == key or name.startswith(f"{key}.") for name in without)
+    return key.count(".") == 1 and not is_there and key in settings and settings[key] in UNUSED

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import math
+import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_
 from lightning_fed.data import Instructions
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.data.text.token_rows import TokenRows, write_rows
 from lightning_fed.errors import FederationError
 
 
@@ -163,11 +167,48 @@ def test_what_is_too_long_is_counted_and_said(tmp_path: Path, caplog: pytest.Log
     texts = learned_texts(data)
     assert len(texts) == 5
     assert set(texts[-1]) == {"a"}
-    said = r"1 of 6 records are longer than max_length 70 and lost their end \(the first is .*record 5\); 1 of 6 .* out .*record 6"
+    said = r"1 of 6 records are longer than max_length 70 and lost .*\(the first is .*record 5\); 1 of 6 .* out, .*record 6"
     assert any(re.search(said, record.message) for record in caplog.records)
     assert len(learned_texts(new(tmp_path, records, max_length=70, overlong="drop"))) == 4
     with pytest.raises(FederationError, match=r"chats.jsonl, record 5, has 1\d\d tokens, but max_length is 70: raise it"):
         new(tmp_path, records, max_length=70, overlong="refuse").setup()
+
+
+def test_what_was_learned_as_the_end_ends_an_answer(tmp_path: Path) -> None:
+    """Also where generation went on, and where a template writes a line's end behind it."""
+    for template in (MARKED, UNMARKED):
+        data = new(tmp_path, [{"instruction": "2 * 21?", "output": "#### 42"}] * 3, template=template)
+        data.read()
+        assert data.end_token == data._tokenizer.convert_tokens_to_ids("<|im_end|>")
+        ids = data._tokenizer("#### 42<|im_end|>\n<|im_start|>user\nAnd 1?\n#### 1")["input_ids"]
+        assert data.score([(torch.tensor([0]), torch.tensor([ids]))]) == {"exact_match": 1}
+
+
+def test_an_answer_that_was_cut_is_no_reference(tmp_path: Path) -> None:
+    records = [{"instruction": "?", "output": "a" * 80 + "#### 42"}, *({"instruction": "?", "output": "#### 7"},) * 3]
+    data = new(tmp_path, records, max_length=60)
+    data.read()
+    right = data._tokenizer("#### 7")["input_ids"]
+    assert data.score([(torch.tensor([0, 1]), torch.tensor([right, right]))]) == {"exact_match": 1}
+    assert math.isnan(data.score([(torch.tensor([0]), torch.tensor([right]))])["exact_match"])
+
+
+def test_who_writes_a_cache_second_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first one came in the very moment in which the second one is done."""
+    rows, move = [(0, False, [1, 2], [False, True])], {name: getattr(os, name) for name in ("rename", "replace")}
+
+    def overtaken(source: Any, target: Any) -> None:
+        shutil.copytree(source, target)
+        move["rename"](source, target)
+
+    for name in move:
+        monkeypatch.setattr(os, name, overtaken)
+    write_rows(tmp_path / "tokens", rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert TokenRows(tmp_path / "tokens", 0).answer(0) == [2]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FederationError, match=r"cannot be written to .*: set XDG_CACHE_HOME"):
+        write_rows(tmp_path / "file" / "tokens", rows)
 
 
 def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +219,10 @@ def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: py
     assert not any("nobody learns to stop" in record.message for record in caplog.records)
     new(tmp_path, chats(2), template=MARKED.replace("m['content'] + '<|im_end|>'", "m['content']")).setup()
     assert any("ends in '3', no special token: nobody learns to stop" in record.message for record in caplog.records)
+    caplog.clear()
+    long = {"messages": [ONE[0], {"role": "assistant", "content": "a" * 80}]}
+    new(tmp_path, [long, *chats()], max_length=70).setup()
+    assert any("record 2, is learned: '3<|im_end|>'" in record.message for record in caplog.records)  # the first is not whole
 
 
 def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> None:

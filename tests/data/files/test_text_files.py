@@ -95,3 +95,49 @@ def test_missing_files_and_columns_are_named(tokenizer: str) -> None:
         TextFiles("", tokenizer, input=[])
     with pytest.raises(TypeError, match="augment"):
         TextFiles("", tokenizer, augment="crop_flip")  # texts are not cropped
+
+
+def labels_of(kind: str, labels: list[str], tokenizer: str, **options: Any) -> tuple[Any, Any]:
+    Path("t.csv").write_text("text,label\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels)))
+    given = {"partition": IID(), "num_clients": 2} | options
+    data = TextFiles("t.csv", tokenizer, **given) if kind == "TextFiles" else CSVFiles("t.csv", target="label", **given)
+    return data.num_classes, data.class_names
+
+
+@pytest.mark.parametrize("kind", ["CSVFiles", "TextFiles"])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["01", "1"], ["01", "1"]),
+        (["731000119105000001", "731000119105000002"], ["731000119105000001", "731000119105000002"]),  # float64 has them as one
+        (["9" * 31, "8" * 31], ["8" * 31, "9" * 31]),
+        (["--5", "5"], ["--5", "5"]),
+        (["2.0", "1.0"], ["1", "2"]),
+    ],
+)
+def test_classes_are_as_they_are_written(kind: str, labels: list[str], names: list[str], tokenizer: str) -> None:
+    assert labels_of(kind, labels * 10, tokenizer) == (2, names)
+    if labels[0] == "01":
+        assert labels_of(kind, labels * 10, tokenizer, classes=["1", "01"]) == (2, ["1", "01"])
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tokenizer: str) -> None:
+    for folder in ("a", "b", "tests"):
+        Path(folder).mkdir()
+        Path(folder, "data.csv").write_text("text,label\n" + "the dog,0\nthe cat,1\n" * 4)
+    Path("files").mkdir()
+    Path("a").rename("files/a")
+    Path("b").rename("files/b")
+    data = TextFiles("files", tokenizer, client="file")
+    assert data.num_clients == 2
+    assert data.client_names == ["a/data", "b/data"]
+    table = TextFiles("files/a", tokenizer, test_path="tests").read()
+    assert set(table.columns["file"]) == {"data"}  # one client's training set and its test set
+    Path("own.csv").write_text("text,label,file\nthe dog,0,x\n")
+    with pytest.raises(FederationError, match=r"own\.csv has a column 'file', .*: rename the column"):
+        TextFiles("own.csv", tokenizer).setup()
+
+
+def test_endings_in_capitals(tokenizer: str) -> None:
+    Path("T.TSV").write_text('text\tlabel\n"the dog\t0\nthe cat\t1\n')
+    assert [words[1] for words in tokens_of(TextFiles("T.TSV", tokenizer))] == ['"', "the"]

@@ -1,6 +1,7 @@
 """The folder that a report fills, its page, its pictures."""
 
 import io
+import math
 import os
 import re
 from html.parser import HTMLParser
@@ -11,9 +12,14 @@ import pytest
 from matplotlib.image import imread
 from written_runs import write_crossed, write_run, write_sweep
 
-from lightning_fed.experiments.report import load_clients, load_rounds
+from lightning_fed.experiments.report import load_clients, load_rounds, load_runs
+from lightning_fed.experiments.report.comparison import comparisons
+from lightning_fed.experiments.report.folders import run_folders
+from lightning_fed.experiments.report.methods_table import finding
 from lightning_fed.experiments.report.pictures import WIDTH, dots, pictures
+from lightning_fed.experiments.report.played import settings_table
 from lightning_fed.experiments.report.report import report_on
+from lightning_fed.experiments.sweep.plan import ReportOptions
 
 VALUES = {"FedAvg": [0.80, 0.82, 0.84], "Standalone": [0.50, 0.51, 0.53]}
 METRIC = "after/test_accuracy/mean"
@@ -64,6 +70,23 @@ def test_the_page_says_who_is_first_and_what_was_played(sweep: Path) -> None:
     assert "<tr><td>class_path</td><td></td><td>FedAvg</td><td>Standalone</td></tr>" in settings
     assert "seed_everything" not in settings
     assert "Last written: 2023-11-14." in settings
+
+
+def test_settings_say_what_varies_and_what_is_zero() -> None:
+    for alpha, momentum in ((0.1, 0.0), (10.0, 0.0)):
+        write_run(Path(f"runs/{alpha}"), [0.8], alpha=alpha, momentum=momentum, nesterov=False)
+    runs = run_folders(["runs"], vary=["model.alpha"])
+    rows = {row[0].text: row[1].text for row in settings_table(runs).rows}
+    assert rows["alpha"] == "varies"
+    assert rows["momentum"] == "0.0"
+    assert "nesterov" not in rows
+
+
+def test_a_method_that_diverged_is_not_first() -> None:
+    for method, value in (("Aa", math.nan), ("FedAvg", 0.8)):
+        write_run(Path(f"runs/{method}"), [value], model=method)
+    [one] = comparisons(load_runs("runs"), ReportOptions(baseline="FedAvg"))
+    assert finding(one).startswith("FedAvg is first with 80.00 %")
 
 
 def test_the_page_is_whole_and_asks_nobody_for_anything(sweep: Path) -> None:

@@ -135,6 +135,11 @@ def test_configurations_differ_by_keys_without_init_args() -> None:
         "model.class_path": ("A", "B"),
         "model.lr": (1, 2),
         "model.nets": (["x"], None),
+        "model.of_a": (3, None),
     }
     assert differences(one, other, ["model"]) == {}
-    assert set(differences(one, other, ["model.lr", "model.n"])) == {"model.class_path", "model.nets"}
+    assert differences(one, one | {"federation.dropout": 0.0}) == {}  # of a later version, and not used
+    assert differences(one, one | {"federation.dropout": 0.1}) == {"federation.dropout": (None, 0.1)}
+    assert differences(one, one | {"model.net.layers": None}) == {}
+    assert differences(one | {"model.net.width": 3}, one | {"model.net.width": 3, "model.net.layers": 9}) != {}
+    assert set(differences(one, other, ["model.lr", "model.n"])) == {"model.class_path", "model.nets", "model.of_a"}
