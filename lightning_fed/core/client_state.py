@@ -81,12 +81,13 @@ class Vectors:
         return _blocks(self.length, len(self.clients))
 
 
-def squared_distances(vectors: Vectors, rows: Sequence[int]) -> Tensor:
+def squared_distances(vectors: Vectors, rows: Sequence[int], about: Tensor | None = None) -> Tensor:
     """Squared Euclidean distances between some of the vectors and all, in float64: exactly 0 where all are equal.
 
     Args:
         vectors: n of them.
         rows: which of them, by their places.
+        about: a vector near all that matter, which is subtracted from all: it loses fewer digits; None: the first of them.
 
     Returns:
         ``(len(rows), n)``.
@@ -94,7 +95,7 @@ def squared_distances(vectors: Vectors, rows: Sequence[int]) -> Tensor:
     total = torch.zeros(len(rows), len(vectors.clients), dtype=torch.float64)
     for start, stop in vectors.blocks():
         block = vectors.columns(start, stop)
-        block -= block[:1].clone()  # which loses fewer digits: models that began as one are near each other
+        block -= block[:1].clone() if about is None else about[start:stop].double()  # models that began as one are near it
         norms = _squared_norms(block)
         total += norms[list(rows), None] + norms - 2 * (block[list(rows)] @ block.T)
     return total.clamp_(min=0)

@@ -130,7 +130,7 @@ class MultiKrum(Aggregation):
 
     def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
         count = len(vectors.clients)
-        scores = krum_scores(squared_distances(vectors, range(count)), self.attackers)
+        scores = krum_scores(squared_distances(vectors, range(count), about=start), self.attackers)
         best = np.argsort(scores.numpy(), kind="stable")[: self.keep or count - self.attackers]
         weights = torch.zeros(1, count, dtype=torch.float64)
         weights[0, best] = 1 / len(best)
@@ -175,7 +175,7 @@ class GeometricMedian(Aggregation):
         require_from(1, steps=self.steps)
 
     def merge(self, vectors: Vectors, start: Tensor) -> Tensor:
-        weights = weiszfeld(squared_distances(vectors, range(len(vectors.clients))), self.steps)
+        weights = weiszfeld(squared_distances(vectors, range(len(vectors.clients)), about=start), self.steps)
         return mixtures(vectors, weights[None], torch.float64, about=start)[0]
 
 

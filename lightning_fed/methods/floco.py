@@ -172,7 +172,7 @@ class SimplexServer(PersonalServer):
         r"""Find everybody's point in round :math:`\tau`."""
         if self.round != self.tau:
             return {}
-        if 1 < len(clients) < self.num_corners:
+        if len(clients) < self.num_corners:
             raise FederationError(
                 f"Round {self.tau} gives clients their points, by {self.num_corners} principal components, but updates of "
                 f"{len(clients)} arrived: have more take part, or set corners to fewer."

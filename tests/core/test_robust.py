@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_fed.core.client_state import Vectors, squared_distances
 from lightning_fed.core.robust import Aggregation, ClippedMean, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean, krum_scores
 from lightning_fed.errors import FederationError
 from lightning_fed.storage.client_store import RoundStore
@@ -95,6 +96,25 @@ def test_attackers_move_a_robust_rule_by_a_bounded_amount(rule: Aggregation, far
     assert (merged - own.mean(dim=0)).norm() < 2 * (own - own.mean(dim=0)).norm(dim=1).max()
     assert torch.stack([state["w"] for state in given]).mean(dim=0).norm() > 1e5
     assert combine(ClippedMean(1.0), given)["w"].norm() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("places", [(0, 1), (8, 9)], ids=["first", "last"])
+def test_attackers_far_off_leave_the_distances_of_honest_clients(places: tuple[int, int]) -> None:
+    """Two of ten at 10⁸ of honest norms, wherever they are: scores are those of the honest ones among themselves."""
+    stream = torch.Generator().manual_seed(0)
+    honest = 0.01 * torch.randn(8, 100, generator=stream, dtype=torch.float64)
+    far = 1e7 * torch.ones(100, dtype=torch.float64)
+    rows = [far, far, *honest] if places[0] == 0 else [*honest, far, far]
+    store, start = RoundStore(Path("store"), 10**9), torch.zeros(100, dtype=torch.float64)
+    for place, row in enumerate(rows):
+        store.put(place, {"w": row}, 0)
+    distances = squared_distances(vectors := Vectors(store, "w", range(10), 100), range(10), about=start)
+    apart = [place for place in range(10) if place not in places]
+    exact = (honest[:, None] - honest).square().sum(dim=-1)
+    torch.testing.assert_close(distances[apart][:, apart], exact, rtol=1e-9, atol=1e-12)
+    assert (GeometricMedian().merge(vectors, start) - honest.mean(dim=0)).norm() < 0.1
+    best = exact.sort(dim=1).values[:, 1:7].sum(dim=1)
+    assert torch.equal(Krum(2).merge(vectors, start), honest[best.argmin()])
 
 
 def test_the_geometric_median_is_the_one_of_vectors() -> None:

@@ -1,7 +1,7 @@
 """Floco: a simplex of heads, in which each client gets a place."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed.core import FederationError, weighted_mean
 from lightning_fed.methods import FedAvg, Floco
-from lightning_fed.methods.floco import POINT
+from lightning_fed.methods.floco import POINT, SimplexServer
 from lightning_fed.nn.simplex import principal_scores, projected, spread
 
 fit = partial(fit, rounds=3)
@@ -153,6 +153,14 @@ def test_projections_are_the_nearest_points() -> None:
 def test_fewer_clients_than_corners_are_refused() -> None:
     with pytest.raises(FederationError, match="projects 3 clients on 10 principal components"):
         fit(Floco(Net, CLASSES, optimizer=sgd))
+
+
+def test_a_single_client_that_arrives_in_the_round_of_points_is_too_few() -> None:
+    """Its point would have one coordinate."""
+    server = built(tau=1).new_server(new_data(4, 100).clients)
+    server.on_round_start(1, [])
+    with pytest.raises(FederationError, match="3 principal components, but updates of 1 arrived"):
+        cast(SimplexServer, server).update_clients([0])
 
 
 def test_a_head_with_a_common_weight_is_refused() -> None:
