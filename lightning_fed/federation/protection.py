@@ -78,6 +78,25 @@ def protect(
     return noise
 
 
+def refuse_at_sites(settings: RunSettings) -> None:
+    """What is a simulation has no place where clients' data are at real sites.
+
+    Args:
+        settings: of the federation.
+
+    Raises:
+        FederationError: if there is such a thing.
+    """
+    require(
+        settings.attack is None,
+        f"Got attack={settings.attack} with data at sites: attacks are simulated where all data are at hand, leave it out.",
+    )
+    require(
+        settings.privacy is None or settings.privacy.noise == "secret",
+        "Got privacy with seeded noise and data at sites: whoever knows the seed can subtract it; set noise to secret, with a key.",
+    )
+
+
 def stream_of(identity: Mapping[str, object]) -> str | None:
     """Which of its key's streams of secret noise a run has; None: it has none."""
     privacy = identity.get("privacy")

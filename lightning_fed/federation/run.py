@@ -31,7 +31,7 @@ from lightning_fed.errors import FederationError
 from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible, says_itself_who
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
-from lightning_fed.federation.protection import protect
+from lightning_fed.federation.protection import protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
 from lightning_fed.privacy.client_dp import GaussianMechanism
@@ -83,6 +83,8 @@ class Run:
         self.model, self.data = model, data
         self.engine: Engine = engine
         self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
+        if not data.at_hand:
+            refuse_at_sites(settings)
         self.clients = list(engine.clients(data))
         self.unseen = draw_unseen(settings.unseen, self.clients, self.seed)
         data.set_aside(self.unseen)

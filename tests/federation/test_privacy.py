@@ -31,6 +31,7 @@ from lightning_fed.core.server import OptimizerUpdate
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.federation import protection
+from lightning_fed.federation.attacks import LabelFlip
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedBN, Floco, PFedLoRA
 from lightning_fed.nn.server_optimizers import ServerSGD
@@ -210,6 +211,17 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         fit(options.pop("privacy", dp()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"privacy": dp()}, "seeded noise and data at sites: .* set noise to secret"), ({"attack": LabelFlip()}, "got attack=LabelFlip")],
+)
+def test_what_is_a_simulation_is_refused_with_data_at_sites(options: dict[str, Any], message: str) -> None:
+    data = new_data(4, 100)
+    data.at_hand = False
+    with pytest.raises(FederationError, match=f"(?i){message}"):
+        new_federation(1, **poisson | options).fit(model(), data)
 
 
 @pytest.mark.parametrize(
