@@ -3,6 +3,7 @@ have one.
 """
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, restricted_number_type
@@ -24,6 +25,7 @@ __all__ = [
     "PositiveInt",
     "parameters_of",
     "require_from",
+    "require_positive",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +47,18 @@ def require_from(least: int, **numbers: int | None) -> None:
     """
     for name, number in numbers.items():
         require(number is None or number >= least, f"Got {name}={number}: give a whole number from {least}.")
+
+
+def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
+    """The same of numbers that need not be whole, which NaN and infinity are not.
+
+    Args:
+        or_zero: whether 0 is one of them.
+        **numbers: options by name; None is none.
+    """
+    for name, number in numbers.items():
+        fits = number is None or (math.isfinite(number) and (number > 0 or (or_zero and number == 0)))
+        require(fits, f"Got {name}={number}: give a number {'from' if or_zero else 'above'} 0.")
 
 
 def parameters_of(thing: Any) -> dict[str, tuple[inspect.Parameter, Any]]:

@@ -11,8 +11,7 @@ from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from lightning_fed.core.client_state import RoundState, Vectors, flatten, mixtures, squared_distances, unflatten
-from lightning_fed.errors import require
-from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
+from lightning_fed.options import NonNegativeInt, PositiveInt, require_from, require_positive
 from lightning_fed.tensors import State
 
 log = logging.getLogger(__name__)
@@ -211,7 +210,7 @@ class ClippedMean(Aggregation):
     clip: PositiveFloat
 
     def __post_init__(self) -> None:
-        require(self.clip > 0, f"Got clip={self.clip}: give a norm above 0.")
+        require_positive(clip=self.clip)
 
     def arriving(self, vector: Tensor, start: Tensor) -> Tensor:
         change = vector.double() - start.double()

@@ -1,7 +1,7 @@
 """What the server keeps, what it sends, and how it merges what comes back."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lightning_fed.core.aggregation import WeightedMean, check_form, check_payload
 from lightning_fed.core.client_state import ClientStates, RoundState
@@ -78,6 +78,9 @@ class Privacy:
 
 class ServerUpdate:
     """How the combined updates become the server's new state. Default: they replace it."""
+
+    of_models: ClassVar[bool] = True
+    """Whether all that is combined is a model: robust rules compare what is in its units alone."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """The new state.
@@ -215,7 +218,10 @@ class Server:
             FederationError: if the server does not take a mean of states that are all alike.
         """
         require(
-            type(self).aggregate is Server.aggregate and self.combine is mean_of_updates and len(self.state) > 0,
+            type(self).aggregate is Server.aggregate
+            and self.combine is mean_of_updates
+            and self.update.of_models
+            and len(self.state) > 0,
             f"{method} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all alike: "
             "leave aggregation out, or choose another method, such as FedAvg.",
         )

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
+from lightning_fed.options import require_positive
 from lightning_fed.seeding import ATTACK
 from lightning_fed.tensors import State
 
@@ -28,6 +30,9 @@ class Attack(ABC):
     """
 
     share: ClosedUnitInterval = 0.2
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share <= 1, f"Got share={self.share}: give a share of the clients, from 0 to 1.")
 
     def attackers(self, clients: Sequence[ClientInfo], seed: int) -> frozenset[int]:
         """Ids of the hostile clients: a function of the seed."""
@@ -71,7 +76,10 @@ class LabelFlip(Attack):
 
 @dataclass(frozen=True)
 class UpdateAttack(Attack):
-    """Sends another change of the model than was learned. Attackers know what the honest clients of their round send."""
+    """Sends another change of the model than was learned."""
+
+    knows_others: ClassVar[bool] = False
+    """Whether attackers wait for what the honest clients of their round send."""
 
     @abstractmethod
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
@@ -79,33 +87,43 @@ class UpdateAttack(Attack):
 
         Args:
             own: the change that it learned.
-            honest: those of the honest clients, ``(n, d)``.
-            count: how many attackers there are in the round.
+            honest: those of the honest clients, ``(n, d)``, if attackers know them, and if there are any; else its own.
+            count: how many attackers there are in the round, if they know others.
             stream: of the round.
         """
 
     def sent(
         self, updates: Iterable[ClientUpdate], attackers: Collection[int], start: State, stream: np.random.Generator
     ) -> Iterator[ClientUpdate]:
-        cohort = list(updates)  # all of it: who is first may wait for what the last one sends
-        attacked = [name for update in cohort[:1] for name, tensor in update.state.items() if tensor.is_floating_point()]
-        for name in attacked:
-            require(
-                name in start and all(update.state[name].shape == start[name].shape for update in cohort),
-                f"{type(self).__name__} is on changes of a model, and clients send {name!r}, which is another thing: choose a "
-                "method whose server averages models.",
-            )
-        honest = [_change(update, start, attacked) for update in cohort if update.client not in attackers]
-        others = torch.stack(honest) if honest else torch.zeros(0)
-        count = len(cohort) - len(honest)
+        cohort = list(updates) if self.knows_others else updates  # who is first may wait for what the last one sends
+        honest = [self._learned(update, start) for update in cohort if update.client not in attackers] if self.knows_others else []
+        others = torch.stack(honest) if honest else None
+        count = sum(update.client in attackers for update in cohort) if self.knows_others else 0
         for update in cohort:
             if update.client in attackers:
-                own = _change(update, start, attacked)
-                change = self.change(own, others if len(others) else own[None], count, stream)
-                like = {name: update.state[name] for name in attacked}
-                vector = flatten({name: start[name].double() for name in attacked}) + change
-                update = replace(update, state=update.state | unflatten(vector, like))
+                own = self._learned(update, start)
+                change = self.change(own, own[None] if others is None else others, count, stream)
+                like = {name: tensor for name, tensor in update.state.items() if tensor.is_floating_point()}
+                hostile = unflatten(flatten({name: start[name].double() for name in like}) + change, like)
+                require(
+                    all(bool(torch.isfinite(tensor).all()) for tensor in hostile.values()),
+                    f"{self} sends numbers that are too large for {flatten(like).dtype}: choose a smaller one.",
+                )
+                update = replace(update, state=update.state | hostile)
             yield update
+
+    def _learned(self, update: ClientUpdate, start: State) -> Tensor:
+        """The change of a client, ``(d,)`` in float64."""
+        parts = []
+        for name, tensor in update.state.items():
+            if tensor.is_floating_point():
+                require(
+                    name in start and tensor.shape == start[name].shape,
+                    f"{type(self).__name__} is on changes of a model, and clients send {name!r}, which is another thing: choose a "
+                    "method whose server averages models.",
+                )
+                parts.append((tensor.double() - start[name].double()).flatten())
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,10 @@ class SignFlip(UpdateAttack):
     """
 
     scale: PositiveFloat = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(scale=self.scale)
 
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
         return -self.scale * own
@@ -132,6 +154,10 @@ class GaussianNoise(UpdateAttack):
 
     std: PositiveFloat = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(std=self.std)
+
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
         return self.std * torch.from_numpy(stream.standard_normal(len(own)))
 
@@ -146,6 +172,11 @@ class LittleIsEnough(UpdateAttack):
     """
 
     z: NonNegativeFloat | None = None
+    knows_others = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(or_zero=True, z=self.z)
 
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
         z = little_is_enough(len(honest) + count, count) if self.z is None else self.z
@@ -161,6 +192,11 @@ class InnerProduct(UpdateAttack):
     """
 
     tau: PositiveFloat = 1.0
+    knows_others = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(tau=self.tau)
 
     def change(self, own: Tensor, honest: Tensor, count: int, stream: np.random.Generator) -> Tensor:
         return -self.tau * honest.mean(dim=0)
@@ -171,7 +207,3 @@ def little_is_enough(clients: int, attackers: int) -> float:
     honest, supporters = clients - attackers, clients // 2 + 1 - attackers
     share = (honest - supporters) / honest
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
-
-
-def _change(update: ClientUpdate, start: State, names: Sequence[str]) -> Tensor:
-    return torch.cat([(update.state[name].double() - start[name].double()).flatten() for name in names])

@@ -34,15 +34,15 @@ def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> fro
     last = len(clients) - 1
     if isinstance(unseen, Collection):
         require(
-            0 < len(set(unseen)) <= last and set(unseen) <= set(range(len(clients))),
+            not any(isinstance(client, bool) for client in unseen)
+            and 0 < len(set(unseen)) <= last
+            and set(unseen) <= set(range(len(clients))),
             f"unseen is {list(unseen)}: give ids of some clients, from 0 to {last}, and not all of them.",
         )
         return frozenset(unseen)
+    require(0 < unseen < 1, f"unseen is {unseen}: give a share above 0 and below 1, or ids.")
     size = max(1, round(unseen * len(clients)))
-    require(
-        unseen > 0 and size <= last,
-        f"unseen is {unseen}, which is {size} of {len(clients)} clients: leave some to train with.",
-    )
+    require(size <= last, f"unseen is {unseen}, which is {size} of {len(clients)} clients: leave some to train with.")
     return frozenset(np.random.default_rng([seed, UNSEEN]).choice(len(clients), size, replace=False).tolist())
 
 

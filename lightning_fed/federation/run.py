@@ -127,7 +127,7 @@ class Run:
             if self.cohort_size < rule.least:
                 raise FederationError(
                     f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
-                    "cohorts, or expect fewer attackers."
+                    "cohorts, or give a rule that needs fewer."
                 )
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:

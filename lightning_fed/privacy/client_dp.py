@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fed.core.client_state import flatten
 from lightning_fed.core.server import Privacy
 from lightning_fed.errors import require
-from lightning_fed.options import Fraction
+from lightning_fed.options import Fraction, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.noise import Noise
 from lightning_fed.tensors import State
@@ -41,6 +41,10 @@ class AdaptiveClip:
     start: PositiveFloat
     quantile: ClosedUnitInterval = 0.5
     lr: PositiveFloat = 0.2
+
+    def __post_init__(self) -> None:
+        require_positive(start=self.start, lr=self.lr)
+        require(0 <= self.quantile <= 1, f"Got quantile={self.quantile}: give a share from 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,8 @@ class ClientDP:
             (self.epsilon is None) != (self.noise_multiplier is None),
             f"Got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of them.",
         )
-        for name, value, least in (("epsilon", self.epsilon, "above 0"), ("noise_multiplier", self.noise_multiplier, "from 0")):
-            wrong = value is not None and not (0 < value < math.inf or (value == 0 and least == "from 0"))
-            require(not wrong, f"Got {name}={value}: give a number {least}.")
-        start = self.clip.start if isinstance(self.clip, AdaptiveClip) else self.clip
-        require(start > 0, f"Got clip={start}: give a norm above 0.")
+        require_positive(epsilon=self.epsilon, clip=None if isinstance(self.clip, AdaptiveClip) else self.clip)
+        require_positive(or_zero=True, noise_multiplier=self.noise_multiplier)
         require(self.noise in get_args(NoiseKind), f"Got noise={self.noise!r}: give seeded or secret.")
         require(
             (self.noise == "secret") == (self.key is not None),
@@ -221,7 +222,7 @@ class GaussianMechanism(Privacy):
         verdict = (
             "expect no learning; more clients, a smaller payload (PFedLoRA, adapters) or a larger epsilon help"
             if ratio > 1
-            else "learning can be expected"
+            else "it is smaller than the clip norm"
         )
         return (
             f"Privacy of clients: z = {self.multiplier:g}, after {rounds} rounds {spent}; the noise on {values} values is "

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import COHORT, NOISE
 
 KEY_BYTES = 32
@@ -89,22 +89,28 @@ def read_key(path: Path, continues: bool) -> bytes:
         continues: whether the run goes on from a checkpoint, whose key there must be.
 
     Raises:
-        FederationError: if there is none, or if it is no key.
+        FederationError: if there is none, if it is no key, or if others can read it.
     """
-    if not path.exists() and not continues:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
     try:
-        key = path.read_bytes()
+        if not path.exists() and not continues:
+            _make_key(path)
+        key, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
-        raise FederationError(
-            f"The key {path} cannot be read ({error.strerror}): without it this run cannot go on; start a new run, whose ε comes "
-            "on top of what this one has spent."
-        ) from error
-    if len(key) != KEY_BYTES:
-        raise FederationError(f"The key {path} has {len(key)} bytes, expected {KEY_BYTES}: leave it out, and one is made.")
+        lost = "without it this run cannot go on; start a new run, whose ε comes on top of what this one has spent"
+        remedy = lost if continues else "give a file that you can read, or one that can be made"
+        raise FederationError(f"The key {path} cannot be {'read' if continues else 'had'} ({error.strerror}): {remedy}.") from error
+    require(len(key) == KEY_BYTES, f"The key {path} has {len(key)} bytes, expected {KEY_BYTES}: give a new file, and one is made.")
+    require(
+        os.name != "posix" or not mode & 0o077,
+        f"The key {path} is open to other users (mode {mode & 0o777:o}): make it yours alone, chmod 600, if nobody has read it.",
+    )
     return key
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())

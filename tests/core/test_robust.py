@@ -153,6 +153,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         partial(MultiKrum, 1, 0),
         partial(GeometricMedian, 0),
         partial(ClippedMean, 0),
+        partial(ClippedMean, float("inf")),
     ]
     for make in [*wrong, partial(ClippedMean, 0)]:
         with pytest.raises(FederationError, match=": give a"):

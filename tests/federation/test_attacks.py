@@ -1,6 +1,7 @@
 """Hostile clients: what they send, what stops them, and that others alone are measured."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,43 @@ def test_known_answers() -> None:
     assert sent(LittleIsEnough(z=1.5), rows, {0})[0] == [0.5, 1.5, 2.5]  # a mean of 4 and a deviation of 3
     for attack in (SignFlip(), InnerProduct(), LittleIsEnough()):
         assert sent(attack, rows, {0})[1:] == honest
+
+
+@pytest.mark.parametrize("attack", [SignFlip(scale=2.0), GaussianNoise()], ids=str)
+def test_who_knows_nobody_else_waits_for_nobody(attack: UpdateAttack) -> None:
+    arrived: list[int] = []
+
+    def updates() -> Iterator[ClientUpdate]:
+        for client in range(3):
+            arrived.append(client)
+            yield ClientUpdate(client, 1, {"w": torch.ones(2)})
+
+    emitted = attack.sent(updates(), {0, 2}, {"w": torch.zeros(2)}, np.random.default_rng(0))
+    assert [(update.client, len(arrived)) for update in emitted] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_what_is_too_large_to_be_sent_is_refused() -> None:
+    with pytest.raises(
+        FederationError, match=r"scale=1e\+39\) sends numbers that are too large for torch.float32: choose a smaller"
+    ):
+        sent(SignFlip(scale=1e39), [[4.0], [2.0]], {0})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0], ids=str)
+@pytest.mark.parametrize(
+    ("attack", "option"),
+    [
+        (SignFlip, "scale"),
+        (GaussianNoise, "std"),
+        (LittleIsEnough, "z"),
+        (InnerProduct, "tau"),
+        (LabelFlip, "share"),
+        (SignFlip, "share"),
+    ],
+)
+def test_options_that_are_no_such_numbers_are_refused(attack: type[Attack], option: str, value: float) -> None:
+    with pytest.raises(FederationError, match=f"Got {option}={value}: give a"):
+        attack(**{option: value})
 
 
 @pytest.mark.parametrize(("clients", "attackers", "z"), [(50, 24, 1.426), (20, 4, 0.157), (10, 2, 0.0), (4, 3, 0.0)])
@@ -122,7 +160,14 @@ def test_batch_norm_is_combined_by_medians() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aggregation": Krum(2)}, "Krum needs 7 updates, and a round has 5 clients: draw larger"),
+        (
+            {"aggregation": Krum(2)},
+            "Krum needs 7 updates, and a round has 5 clients: draw larger cohorts, or give a rule that needs fewer",
+        ),
+        (
+            {"aggregation": Median(), "method": new_method("SCAFFOLD")},
+            "SCAFFOLD got aggregation=Median, but its server does not take",
+        ),
         ({"attack": SignFlip(0.05)}, "attack.share is 0.05, which is 0 of 5 clients"),
         ({"attack": SignFlip(1.0)}, "which is 5 of 5 clients"),
         (

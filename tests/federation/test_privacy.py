@@ -215,7 +215,10 @@ def test_what_would_give_a_wrong_epsilon_is_refused(options: dict[str, Any], mes
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"privacy": dp()}, "seeded noise and data at sites: .* set noise to secret"), ({"attack": LabelFlip()}, "got attack=LabelFlip")],
+    [
+        ({"privacy": dp()}, "seeded noise and data at sites: .* set noise to secret"),
+        ({"attack": LabelFlip()}, "got attack=LabelFlip"),
+    ],
 )
 def test_what_is_a_simulation_is_refused_with_data_at_sites(options: dict[str, Any], message: str) -> None:
     data = new_data(4, 100)
@@ -231,7 +234,8 @@ def test_what_is_a_simulation_is_refused_with_data_at_sites(options: dict[str, A
         ({"epsilon": 1.0}, "epsilon=1.0 and noise_multiplier=1.0: give one"),
         ({"noise_multiplier": None}, "give one of them"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0: give a number from 0"),
-        ({"clip": 0.0}, "clip=0.0: give a norm"),
+        ({"clip": 0.0}, "clip=0.0: give a number above 0"),
+        ({"clip": math.inf}, "clip=inf: give a number above 0"),
         ({"noise": "secret"}, "noise=secret with key=None"),
         ({"key": Path("key")}, "noise=seeded with key=key"),
         ({"noise": "other"}, "give seeded or secret"),
@@ -240,6 +244,12 @@ def test_what_is_a_simulation_is_refused_with_data_at_sites(options: dict[str, A
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FederationError, match=message):
         dp(**options)
+
+
+@pytest.mark.parametrize("options", [{"start": math.inf}, {"quantile": 2.0}, {"lr": -1.0}, {"lr": math.nan}])
+def test_a_clip_norm_that_would_follow_nothing_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(FederationError, match=r"Got .*: give a"):
+        AdaptiveClip(**{"start": 1.0} | options)
 
 
 MAY = ["FedAvg", "FedProx", "FedBN", "FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA", "Ditto", "FFALoRA", "HOMLoRA"]

@@ -1,5 +1,6 @@
 """Clients that are never trained with: nobody else's numbers know of them, and they get what the method's own procedure gives."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,10 @@ def test_processes_give_the_same_and_a_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unseen": 1.0}, "unseen is 1.0, which is 5 of 5 clients: leave some"),
+        ({"unseen": 0.95}, "unseen is 0.95, which is 5 of 5 clients: leave some"),
+        ({"unseen": 1.0}, "unseen is 1.0: give a share"),
+        ({"unseen": math.nan}, "unseen is nan: give a share"),
+        ({"unseen": [True]}, r"unseen is \[True\]: give ids of some clients"),
         ({"unseen": [7]}, r"unseen is \[7\]: give ids of some clients, from 0 to 4, and not all"),
         ({"unseen": [0, 1], "eligible_clients": [1]}, r"eligible_clients is \[1\], who are all unseen"),
     ],

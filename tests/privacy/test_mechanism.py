@@ -165,7 +165,7 @@ def test_a_ledger_of_another_run_is_refused() -> None:
 def test_what_to_expect_is_said_in_numbers() -> None:
     assert mechanism(0.778, clients=100, rate=0.1).noise_to_clip(30_670) == pytest.approx(13.6, abs=0.05)
     assert mechanism(0.644, clients=1000, rate=0.05).noise_to_clip(30_670) == pytest.approx(2.3, abs=0.05)
-    assert "learning can be expected" in mechanism(1.0, clients=10_000, rate=0.1).forecast(30_670, 10)
+    assert "it is smaller than the clip norm" in mechanism(1.0, clients=10_000, rate=0.1).forecast(30_670, 10)
 
 
 def test_a_key_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
@@ -176,3 +176,9 @@ def test_a_key_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FederationError, match="cannot be read"):
         read_key(tmp_path / "lost", continues=True)
+    for nowhere in (path / "key", tmp_path):  # in a file, and a folder
+        with pytest.raises(FederationError, match=r"cannot be had .*give a file that you can read, or one that can be made"):
+            read_key(nowhere, continues=False)
+    path.chmod(0o640)
+    with pytest.raises(FederationError, match=r"open to other users \(mode 640\)"):
+        read_key(path, continues=False)
