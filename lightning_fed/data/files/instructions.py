@@ -132,6 +132,8 @@ class Instructions(TableData):
         records = [*read_records(self.path, None if self.test_path is None else "train")]
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
+        _check_column(records, self.label, "label")
+        _check_column(records, self.partition.column if isinstance(self.partition, ByColumn) else None, "client")
         rows = self._tokenised(records)
         remaining = [records[number] for number in rows.parts["records"]]
         names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))
@@ -201,10 +203,12 @@ class Instructions(TableData):
         tokenizer = self._tokenizer
         chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
         conversations = [self._conversation(record) for record in records]
+        chats = (chat.render(one.messages, record.where) for one, record in zip(conversations, records, strict=True) if one.is_chat)
+        written = next(chats, "")  # a template may write the day
         key = sha256()
         for part in (
             *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),
-            *(self.learn, self.max_length, self.overlong, *conversations),
+            *(written, self.learn, self.max_length, self.overlong, *conversations),
         ):
             key.update(json.dumps(part, default=str).encode() + b"\0")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / "tokens"
@@ -298,6 +302,15 @@ class Instructions(TableData):
             not gone,
             f"{self.path}: of the client {', '.join(gone[:3])} no record is left below max_length {self.max_length}: raise it.",
         )
+
+
+def _check_column(records: Sequence[Record], name: str | None, option: str) -> None:
+    """Raises :class:`FederationError` for what is no label, or nobody. A column that no record has is refused elsewhere."""
+    if any(name in record.fields for record in records):
+        for record in records:
+            value = record.fields.get(str(name))
+            fits = isinstance(value, str | int) and value != ""
+            require(fits, f"{record.where} has {name} {repr(value)[:60]}, as its {option}: expected a text or a whole number.")
 
 
 def _without(pattern: re.Pattern[str], given: Any) -> Any:

@@ -1,5 +1,6 @@
 """Instructions: what a record may look like, which tokens are learned, and what becomes of what does not fit."""
 
+import datetime
 import gzip
 import json
 import math
@@ -127,6 +128,27 @@ def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, mon
         assert all(torch.equal(inputs[name], others[name]) for name in inputs)
     with pytest.raises(TypeError):  # another template has to be tokenised
         new(tmp_path, chats(2), template=UNMARKED).setup()
+
+
+def test_what_a_template_writes_of_the_day_is_tokenised_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Later":
+            return cls(2031, 1, 2)
+
+    template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }} " + MARKED
+    dated, given = ({"template": template, "template_variables": given} for given in ({}, {"date_string": "1 May 2024"}))
+
+    def fingerprints() -> list[str]:
+        both = [new(tmp_path, chats(2), **options) for options in (dated, given)]
+        for data in both:
+            data.setup()
+        return [data.fingerprint() for data in both]
+
+    before = fingerprints()
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    after = fingerprints()
+    assert (before[0] == after[0], before[1] == after[1]) == (False, True)
 
 
 def test_padding_is_by_place_and_on_the_side_that_was_asked_for(tmp_path: Path) -> None:
@@ -260,6 +282,8 @@ def roles(*names: str) -> dict[str, Any]:
     return {"messages": [{"role": name, "content": "x"} for name in names]}
 
 
+ONE_RECORD: dict[str, Any] = {"messages": ONE, "who": "ann", "task": 1}
+
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no answer": (roles("user"), {}, "record 2, has the roles user: it ends without an answer"),
     "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
@@ -284,6 +308,16 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
     "pattern": (roles("user", "assistant"), {"remove": "("}, "is no pattern"),
     "nothing left": (roles("user", "assistant"), {"max_length": 9}, "Of all records nothing is left to be learned"),
+    "null label": (ONE_RECORD | {"task": None}, {"label": "task"}, "record 2, has task None, as its label: expected a text"),
+    "client of a list": (ONE_RECORD | {"who": ["ann"]}, {"client": "who"}, r"record 2, has who .*ann.*, as its client"),
+    "column of a list": (
+        {"q": ["x"], "a": "x", **ONE_RECORD},
+        {"columns": {"user": "q", "assistant": "a"}, "only": True},
+        "record 1, has the column q, which is a list: expected a text",
+    ),
+    "half": ({"instruction": "x", "output": "\ud800"}, {}, r"record 2, has '.ud800', half of a character: write both"),
+    "half of a completion": ({"prompt": "x", "completion": "\ud800"}, {}, "record 2, has .* half of a character"),
+    "blank answer": ({"instruction": "x", "output": " "}, {}, "record 2, has no answer, an assistant's message is empty"),
     "empty client": (
         {"who": "ann", "messages": [{"role": "user", "content": "q" * 200}, ONE[1]]},
         {"client": "who", "max_length": 90, "num_clients": None},
@@ -295,8 +329,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("wrong", BAD)
 def test_what_is_wrong_is_one_line_with_file_and_record(wrong: str, tmp_path: Path) -> None:
     record, options, said = BAD[wrong]
+    others = [] if "only" in options else chats()
+    options = {name: value for name, value in options.items() if name != "only"}
     with pytest.raises(FederationError, match=said) as error:
-        new(tmp_path, [chats()[0], record, *chats()], **options).setup()
+        new(tmp_path, [*others[:1], record, *others], **options).setup()
     assert "\n" not in str(error.value)
 
 
