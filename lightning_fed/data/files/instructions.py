@@ -51,10 +51,10 @@ class Instructions(TableData):
     shifted: that of a token is the next one where it is learned.
 
     Args:
-        path: a file, a folder of files, a pattern of their names (``train_*.json``), or a name on the hub, ``owner/name``, whose
-            sets are then those of the data.
+        path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), or a name on the
+            hub, ``owner/name``, whose sets are then those of the data.
         tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
-        test_path: an official test set, in the same form.
+        test_path: an official test set, in the same form; of a name on the hub, its test set.
         columns: the column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
             answer}``.
         template: a chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself; None: the tokenizer's.
@@ -72,6 +72,7 @@ class Instructions(TableData):
             one of its row.
         label: the column by whose values a partition divides the data, a task, say; None: all are alike.
         client: see :class:`TableData`; ``file``: each file is a client.
+        config: which of its configurations ``path`` is read in, if that is a data set of the hub with several.
         partition: see :class:`FederatedDataModule`; default :class:`IID`.
         **kwargs: see :class:`TableData`.
     """
@@ -95,6 +96,7 @@ class Instructions(TableData):
         metrics: Sequence[AnswerScore] = ("exact_match",),
         label: str | None = None,
         client: str | None = None,
+        config: str | None = None,
         partition: Partitioner | None = None,
         eval_batch_size: PositiveInt = 16,
         **kwargs: Any,
@@ -116,6 +118,7 @@ class Instructions(TableData):
         self.packing = packing
         self.metrics = metrics
         self.label = label
+        self.config = config
         self._rows: TokenRows | None = None  # of all records
 
     @property
@@ -129,7 +132,7 @@ class Instructions(TableData):
         return 1
 
     def read(self) -> Table:
-        records = [*read_records(self.path, None if self.test_path is None else "train")]
+        records = [*read_records(self.path, None if self.test_path is None else "train", self.config)]
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
         _check_column(records, self.label, "label")

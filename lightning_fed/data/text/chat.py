@@ -14,6 +14,9 @@ Learn = Literal["answers", "last_answer", "all"]
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """What a template has in front of what the assistant says, if it marks that."""
 
+HALVES = re.compile("[\\ud800-\\udfff]")
+"""Code points of which two make a character, and one none."""
+
 TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
@@ -154,5 +157,5 @@ class ChatTemplate:
 
 def _check_unicode(text: str, where: str) -> None:
     """JSON can say half of a character, which no tokenizer takes."""
-    half = next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None)
-    require(half is None, f"{where} has {half!r}, half of a character: write both halves, or leave it out.")
+    half = HALVES.search(text)
+    require(half is None, f"{where} has {half and half[0]!r}, half of a character: write both halves, or leave it out.")

@@ -113,6 +113,49 @@ def test_clients_by_column_file_or_label(tmp_path: Path) -> None:
     assert sum(client.num_test for client in official.clients) == 8
 
 
+def test_names_of_files_and_patterns_of_folders(tmp_path: Path) -> None:
+    """Only endings are left out of names; files of one name in several folders are told apart by these."""
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    for name in ("aya.de", "aya.fr"):
+        write_lines(tmp_path / "files" / f"{name}.jsonl", chats(2))
+    packed = tmp_path / "files" / "aya.it.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "files/aya.de.jsonl").read_bytes()))
+    for name in ("east", "west"):
+        write_lines(tmp_path / "sites" / name / "train.jsonl", chats(2))
+        write_lines(tmp_path / "sites" / name / "test.jsonl", chats(2))
+    expected = {"files": ["aya.de", "aya.fr", "aya.it"], "sites/*/train.jsonl": ["east/train", "west/train"]}
+    for path, names in expected.items():
+        data = Instructions(str(tmp_path / path), tokenizer, client="file", val_share=0)
+        data.setup()
+        assert data.client_names == names
+    packed.rename(packed.with_name("aya.de.jsonl.gz"))
+    with pytest.raises(FederationError, match=r"is called aya.de as another file of .*files is: rename one"):
+        Instructions(str(tmp_path / "files"), tokenizer, num_clients=1).setup()
+
+
+def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dot in their name, in one of several configurations, and as a test set alone."""
+    asked, sets = [], {"train": chats(3), "test": chats(1), "extra": [{}]}
+
+    def load(name: str, config: str | None, option: str) -> dict[str, Any]:
+        asked.append((name, config))
+        return sets
+
+    monkeypatch.setattr("lightning_fed.data.files.records.load_from_hub", load)
+    tokenizer, file = save_chat_tokenizer(tmp_path / "tokenizer"), write_lines(tmp_path / "chats.jsonl", chats(2))
+    own = Instructions("owner/name-2.5", tokenizer, config="main", num_clients=1, val_share=0)
+    tested = Instructions(file, tokenizer, "owner/name", num_clients=1, val_share=0)
+    for data, trained in ((own, 12), (tested, 8)):
+        data.setup()
+        assert (data.clients[0].num_train, data.clients[0].num_test) == (trained, 4)
+    assert asked == [("owner/name-2.5", "main"), ("owner/name", None)]
+    with pytest.raises(FederationError, match=r"config='main', which data sets of the hub have, and .*chats.jsonl is none"):
+        Instructions(file, tokenizer, config="main", num_clients=1).setup()
+    sets.pop("test")
+    with pytest.raises(FederationError, match="owner/name has the sets train, extra: expected one that is called test"):
+        Instructions(file, tokenizer, "owner/name", num_clients=1).setup()
+
+
 def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = new(tmp_path, chats(2))
     first.setup()
@@ -315,6 +358,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"columns": {"user": "q", "assistant": "a"}, "only": True},
         "record 1, has the column q, which is a list: expected a text",
     ),
+    "field of that name": (ONE_RECORD | {"file": "x"}, {}, "record 2, has a field 'file', which is what the name of a file"),
     "half": ({"instruction": "x", "output": "\ud800"}, {}, r"record 2, has '.ud800', half of a character: write both"),
     "half of a completion": ({"prompt": "x", "completion": "\ud800"}, {}, "record 2, has .* half of a character"),
     "blank answer": ({"instruction": "x", "output": " "}, {}, "record 2, has no answer, an assistant's message is empty"),
