@@ -260,7 +260,7 @@ class Instructions(TableData):
             for numbers, what in (
                 (
                     remaining[cut],
-                    f"are longer than max_length {self.max_length} and lost their end, which scores no answer",
+                    f"are longer than max_length {self.max_length} and lost their end: no answer is scored by them",
                 ),
                 (gone, f"are left out, being longer than max_length {self.max_length} or without anything to be learned"),
             )
