@@ -51,10 +51,10 @@ class Instructions(TableData):
     shifted: that of a token is the next one where it is learned.
 
     Args:
-        path: a file, a folder of files, a pattern of their names (``train_*.json``), or a name on the hub, ``owner/name``, whose
-            sets are then those of the data.
+        path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), or a name on the
+            hub, ``owner/name``, whose sets are then those of the data.
         tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
-        test_path: an official test set, in the same form.
+        test_path: an official test set, in the same form; of a name on the hub, its test set.
         columns: the column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
             answer}``.
         template: a chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself; None: the tokenizer's.
@@ -72,6 +72,7 @@ class Instructions(TableData):
             one of its row.
         label: the column by whose values a partition divides the data, a task, say; None: all are alike.
         client: see :class:`TableData`; ``file``: each file is a client.
+        config: which of its configurations ``path`` is read in, if that is a data set of the hub with several.
         partition: see :class:`FederatedDataModule`; default :class:`IID`.
         **kwargs: see :class:`TableData`.
     """
@@ -95,6 +96,7 @@ class Instructions(TableData):
         metrics: Sequence[AnswerScore] = ("exact_match",),
         label: str | None = None,
         client: str | None = None,
+        config: str | None = None,
         partition: Partitioner | None = None,
         eval_batch_size: PositiveInt = 16,
         **kwargs: Any,
@@ -116,6 +118,7 @@ class Instructions(TableData):
         self.packing = packing
         self.metrics = metrics
         self.label = label
+        self.config = config
         self._rows: TokenRows | None = None  # of all records
 
     @property
@@ -129,9 +132,11 @@ class Instructions(TableData):
         return 1
 
     def read(self) -> Table:
-        records = [*read_records(self.path, None if self.test_path is None else "train")]
+        records = [*read_records(self.path, None if self.test_path is None else "train", self.config)]
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
+        _check_column(records, self.label, "label")
+        _check_column(records, self.partition.column if isinstance(self.partition, ByColumn) else None, "client")
         rows = self._tokenised(records)
         remaining = [records[number] for number in rows.parts["records"]]
         names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))
@@ -201,10 +206,12 @@ class Instructions(TableData):
         tokenizer = self._tokenizer
         chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
         conversations = [self._conversation(record) for record in records]
+        chats = (chat.render(one.messages, record.where) for one, record in zip(conversations, records, strict=True) if one.is_chat)
+        written = next(chats, "")  # a template may write the day
         key = sha256()
         for part in (
             *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),
-            *(self.learn, self.max_length, self.overlong, *conversations),
+            *(written, self.learn, self.max_length, self.overlong, *conversations),
         ):
             key.update(json.dumps(part, default=str).encode() + b"\0")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / "tokens"
@@ -253,7 +260,7 @@ class Instructions(TableData):
             for numbers, what in (
                 (
                     remaining[cut],
-                    f"are longer than max_length {self.max_length} and lost their end, which scores no answer",
+                    f"are longer than max_length {self.max_length} and lost their end: no answer is scored by them",
                 ),
                 (gone, f"are left out, being longer than max_length {self.max_length} or without anything to be learned"),
             )
@@ -298,6 +305,15 @@ class Instructions(TableData):
             not gone,
             f"{self.path}: of the client {', '.join(gone[:3])} no record is left below max_length {self.max_length}: raise it.",
         )
+
+
+def _check_column(records: Sequence[Record], name: str | None, option: str) -> None:
+    """Raises :class:`FederationError` for what is no label, or nobody. A column that no record has is refused elsewhere."""
+    if any(name in record.fields for record in records):
+        for record in records:
+            value = record.fields.get(str(name))
+            fits = isinstance(value, str | int) and value != ""
+            require(fits, f"{record.where} has {name} {repr(value)[:60]}, as its {option}: expected a text or a whole number.")
 
 
 def _without(pattern: re.Pattern[str], given: Any) -> Any:
