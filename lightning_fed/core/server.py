@@ -79,7 +79,7 @@ class Privacy:
 class ServerUpdate:
     """How the combined updates become the server's new state. Default: they replace it."""
 
-    of_models: ClassVar[bool] = True
+    one_unit: ClassVar[bool] = True
     """Whether all that is combined is a model: robust rules compare what is in its units alone."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
@@ -220,7 +220,7 @@ class Server:
         require(
             type(self).aggregate is Server.aggregate
             and self.combine is mean_of_updates
-            and self.update.of_models
+            and self.update.one_unit
             and len(self.state) > 0,
             f"{method} got aggregation={type(rule).__name__}, but its server does not take a mean of models that are all alike: "
             "leave aggregation out, or choose another method, such as FedAvg.",

@@ -65,6 +65,11 @@ def protect(
         f"Got privacy with quorum={settings.quorum:g}, by which one client decides whether a round counts, and so moves the server "
         "by more than its clip norm: leave quorum out.",
     )
+    require(
+        privacy.noise == "seeded" or (settings.patience is None and not settings.stop_at_target and settings.budget is None),
+        "Got privacy with secret noise and patience, stop_at_target or budget: when a run ends would tell of clients what no noise "
+        "hides; give rounds alone.",
+    )
     block = asdict(privacy) | {"key": None, "clients": clients, "rate": rate}
     noise: Noise = SeededNoise(settings.seed)
     if privacy.key is not None:
@@ -73,6 +78,12 @@ def protect(
     if privacy.key is not None and not reading:
         noise = SecretNoise(read_key(privacy.key, continued is not None), block["stream"])
     mechanism = privacy.mechanism(clients, rate, settings.rounds, noise)
+    before = json.loads(str(continued.get("privacy", "{}"))) if continued else {}
+    require(
+        privacy.epsilon is None or before.get("epsilon") != privacy.epsilon or before["noise_multiplier"] == mechanism.multiplier,
+        f"The run had z = {before.get('noise_multiplier')}, and {settings.rounds} rounds need {mechanism.multiplier} for ε = "
+        f"{privacy.epsilon}: continue with as many rounds as it was begun with, or start a new run.",
+    )
     server.protect_with(mechanism, mechanism.combine, [name for name, _ in model.named_buffers()], method)
     identity["privacy"] = json.dumps(block | {"noise_multiplier": mechanism.multiplier}, sort_keys=True)
     return noise

@@ -153,7 +153,7 @@ class ScaffoldUpdate(ServerUpdate):
     num_clients: int
     server_lr: float
     parameters: Collection[str]
-    of_models = False  # control variates, too
+    one_unit = False  # control variates, too
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
         """Buffers are the mean: beyond it a variance may be negative."""

@@ -252,6 +252,19 @@ def test_a_clip_norm_that_would_follow_nothing_is_refused(options: dict[str, flo
         AdaptiveClip(**{"start": 1.0} | options)
 
 
+def test_more_rounds_need_more_noise_for_the_same_epsilon(tmp_path: Path) -> None:
+    privacy = ClientDP(clip=0.5, delta=0.01, epsilon=3.0)
+    fit(privacy, rounds=1, run_dir=tmp_path)
+    with pytest.raises(FederationError, match=r"The run had z = .*, and 2 rounds need .* for ε = 3.0: continue with as many"):
+        fit(privacy, rounds=2, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"patience": 1}, {"target": 0.5, "stop_at_target": True}, {"budget": 1.0}], ids=str)
+def test_when_a_run_ends_is_no_secret_and_must_not_tell_any(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="when a run ends would tell of clients"):
+        fit(dp(noise="secret", key=tmp_path / "key"), evaluate_every=1, **options)
+
+
 MAY = ["FedAvg", "FedProx", "FedBN", "FedPer", "FedRep", "LGFedAvg", "FedRoD", "PFedLoRA", "Ditto", "FFALoRA", "HOMLoRA"]
 
 
