@@ -62,6 +62,10 @@ class Privacy:
         """What is reported of it after a round. Default: nothing."""
         return {}
 
+    def spent(self) -> dict[str, float]:
+        """What all rounds so far cost, reported where clients are measured: it may take seconds. Default: nothing."""
+        return {}
+
     def state_dict(self) -> State:
         """What is kept from round to round (what has been spent, say): a part of the checkpoint, as that of :class:`ServerUpdate`.
         Default: nothing.

@@ -18,6 +18,7 @@ from lightning_fed.deployment.wire import (
     pack_update,
     unpack,
 )
+from lightning_fed.engines.preflight.generated_answers import check_generation
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.worker_spec import WorkerSpec
@@ -139,6 +140,7 @@ class Site:
         self._worker = spec.worker()
         self._frozen = frozen_checksum(self._worker.template)
         refuse_unknown_tokens(self._worker.template, spec.data.client(client))
+        check_generation(self._worker.template, spec.data)
         refuse_single_examples(self._worker.template, spec.data, [self.info], spec.seed)
 
     def answer(self, message: bytes) -> bytes:

@@ -1,10 +1,12 @@
 """Who takes part in a round, who drops out of it, and who is never trained with: functions of the seed and the round."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
 
+from lightning_fed.core.module import FederatedModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import FederationError, require
 from lightning_fed.seeding import DROPOUT, UNSEEN
@@ -67,6 +69,11 @@ def eligible(ids: Collection[int] | None, unseen: Collection[int], count: int, c
     return left
 
 
+def says_itself_who(model: FederatedModule) -> bool:
+    """Whether a method decides who takes part in a round, at least in some of them."""
+    return model.centralized or type(model).cohort is not FederatedModule.cohort
+
+
 def draw_cohort(clients: Sequence[ClientInfo], sampling: Sampling, participation: float, keys: Sequence[int]) -> list[ClientInfo]:
     """Who takes part in a round, in order of their ids.
 
@@ -103,4 +110,5 @@ def dropouts(cohort: Sequence[ClientInfo], dropout: float, quorum: float, seed: 
         return frozenset()
     draws = np.random.default_rng([seed, DROPOUT, round]).random(max(client.id for client in cohort) + 1)
     away = frozenset(client.id for client in cohort if draws[client.id] < dropout)
-    return away if len(cohort) - len(away) >= quorum * len(cohort) else frozenset(client.id for client in cohort)
+    needed = math.ceil(quorum * len(cohort) - 1e-9)  # 0.07 of 100 is 7.000000000000001
+    return away if len(cohort) - len(away) >= needed else frozenset(client.id for client in cohort)

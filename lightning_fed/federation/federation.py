@@ -161,6 +161,11 @@ class Federation:
                 f"Got sampling={sampling}, dropout={dropout}, quorum={quorum}: give fixed or poisson, a probability below 1, and a "
                 "share from 0 to 1."
             )
+        if quorum and not dropout:
+            raise FederationError(
+                f"quorum is {quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are "
+                "lost by themselves have a quorum of the engine (Sites)."
+            )
         if rounds < 1:
             raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from secrets import token_hex
 from typing import Any
 from zlib import crc32
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.core.server import Server
 from lightning_fed.errors import require
+from lightning_fed.federation.cohorts import says_itself_who
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.privacy.noise import Noise, SecretNoise, SeededNoise, read_key
 
@@ -18,10 +20,10 @@ def protect(
     model: FederatedModule,
     settings: RunSettings,
     clients: int,
-    cohort_size: int | None,
+    cohort_size: int,
     identity: dict[str, Any],
     made_with: Mapping[str, object],
-    continues: bool,
+    continued: Mapping[str, object] | None,
     reading: bool,
 ) -> Noise | None:
     """Have a server bound and hide what clients contribute, and note how in what a run that goes on must agree with.
@@ -31,11 +33,11 @@ def protect(
         model: the method.
         settings: of the federation; without ``privacy`` nothing happens.
         clients: how many may take part.
-        cohort_size: of a round, about; None: the method says itself who takes part.
+        cohort_size: of a round, about.
         identity: of the run; how it is protected is added.
-        made_with: what else decides what clients send: two runs that differ in it must not have the same secret noise, which their
-            difference would be without.
-        continues: whether the run goes on from a checkpoint.
+        made_with: what else decides what clients send: a run with secret noise that goes on must agree in it, or the difference of
+            two versions of a round would be without noise.
+        continued: the identity of the run that is gone on from; None: this one is new.
         reading: whether it is only looked at, for which nobody needs the key.
 
     Returns:
@@ -49,7 +51,7 @@ def protect(
         return None
     method = type(model).__name__
     require(
-        cohort_size is not None,
+        not says_itself_who(model),
         f"privacy is of clients that are drawn, but {method} says itself who takes part in a round: leave it out.",
     )
     require(
@@ -58,13 +60,26 @@ def protect(
         "participation to 1.",
     )
     rate = settings.participation if settings.sampling == "poisson" else 1.0
+    require(
+        not settings.quorum,
+        f"Got privacy with quorum={settings.quorum:g}, by which one client decides whether a round counts, and so moves the server "
+        "by more than its clip norm: leave quorum out.",
+    )
     block = asdict(privacy) | {"key": None, "clients": clients, "rate": rate}
     noise: Noise = SeededNoise(settings.seed)
     if privacy.key is not None:
         block["made_with"] = f"{crc32(json.dumps(made_with, sort_keys=True).encode()):08x}"
+        block["stream"] = token_hex(16) if continued is None else stream_of(continued)
     if privacy.key is not None and not reading:
-        noise = SecretNoise(read_key(privacy.key, continues), json.dumps([identity, block], sort_keys=True))
+        noise = SecretNoise(read_key(privacy.key, continued is not None), block["stream"])
     mechanism = privacy.mechanism(clients, rate, settings.rounds, noise)
     server.protect_with(mechanism, mechanism.combine, [name for name, _ in model.named_buffers()], method)
     identity["privacy"] = json.dumps(block | {"noise_multiplier": mechanism.multiplier}, sort_keys=True)
     return noise
+
+
+def stream_of(identity: Mapping[str, object]) -> str | None:
+    """Which of its key's streams of secret noise a run has; None: it has none."""
+    privacy = identity.get("privacy")
+    found = json.loads(privacy).get("stream") if isinstance(privacy, str) else None
+    return found if isinstance(found, str) else None

@@ -21,13 +21,14 @@ from lightning_fed.core.server import Server
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine, InProcess
+from lightning_fed.engines.preflight.generated_answers import check_generation
 from lightning_fed.engines.preflight.shape_mismatch import refuse_unknown_tokens
 from lightning_fed.engines.preflight.single_examples import refuse_single_examples
 from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible
+from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible, says_itself_who
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
 from lightning_fed.federation.protection import protect
@@ -104,9 +105,7 @@ class Run:
             raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
         drawn = cohort_size(self.eligible_clients, settings.participation)
         self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
-        if (settings.sampling != "fixed" or settings.dropout) and (
-            model.centralized or type(model).cohort is not FederatedModule.cohort
-        ):
+        if (settings.sampling != "fixed" or settings.dropout) and says_itself_who(model):
             raise FederationError(
                 f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
                 "takes part in a round: leave them out."
@@ -131,12 +130,12 @@ class Run:
         trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
+            check_generation(model, data)
             refuse_single_examples(model, data, trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
-        drawn_cohorts = None if model.centralized or chosen is not None else self.cohort_size
-        parts = self.server, model, settings, len(self.eligible_clients), drawn_cohorts, self.identity, self.made_with
-        self._noise = protect(*parts, continues=checkpoint is not None, reading=reading)
+        parts = self.server, model, settings, len(self.eligible_clients), self.cohort_size, self.identity, self.made_with
+        self._noise = protect(*parts, continued=checkpoint.manifest.identity if checkpoint else None, reading=reading)
         self.folder = folder()
         self.checkpoints = Checkpoints(self.folder, checkpoint) if self.folder else None
         states = self.checkpoints.clients_folder if self.checkpoints and not reading else temporary_folder()
@@ -240,7 +239,7 @@ class Run:
         row = self._with_costs(metrics, len(cohort))
         if due or self._has_spent_budget(row):
             honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
-            row |= spread_all("before", honest) | self._evaluate()
+            row |= spread_all("before", honest) | self._evaluate() | self.server.privacy.spent()
         row |= self._compare(row)
         if self._end_early(row) and self.model.fine_tuning.when == "last":
             row |= self._evaluate()  # now it is known which round is the last one

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from lightning_fed.data.hub import optional
 from lightning_fed.data.text.generation import IGNORED
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, require
 from lightning_fed.models.language_model import TransformerLM
 from lightning_fed.models.transformer import Inputs, Model
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
@@ -41,7 +41,8 @@ class CausalLM(TransformerLM):
         generate_examples: how many answers of each client are generated at each measurement, those to its first examples; 0: none.
         num_beams: width of the beam; 1 is greedy.
         max_new_tokens: longest generated answer in tokens. GSM8K's take up to 512.
-        end_token_ids: tokens that end an answer; None: as the model's generation config has it.
+        end_token_ids: tokens with which generation stops; None: as the model's generation config has it. The data score an answer
+            up to the token that was learned as its end, whatever follows.
     """
 
     measures = ("perplexity", *GENERATED)
@@ -73,8 +74,17 @@ class CausalLM(TransformerLM):
             checkpoint = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
             checkpoint({"use_reentrant": False})
         if end_token_ids is not None:
+            require(len(end_token_ids) > 0, "end_token_ids is empty: name a token that ends an answer, or leave it out.")
             self._search["eos_token_id"] = end_token_ids
+            if self._search["pad_token_id"] is None:
+                self._search["pad_token_id"] = end_token_ids[0]
         self.answers_limit = generate_examples
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The tokens with which generation stops."""
+        ends: list[int] | int | None = self._search.get("eos_token_id", self.network.generation_config.eos_token_id)
+        return [] if ends is None else [ends] if isinstance(ends, int) else ends
 
     def select_learned(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
         """A batch with what is learned alone: the inputs with the places of the T targets, and these, ``(T,)``.

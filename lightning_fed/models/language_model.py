@@ -63,7 +63,7 @@ class TransformerLM(Transformer):
             "num_beams": num_beams,
             "max_new_tokens": max_new_tokens,
             "no_repeat_ngram_size": no_repeat_ngram_size,
-            "pad_token_id": generation.eos_token_id if generation.pad_token_id is None else generation.pad_token_id,
+            "pad_token_id": _first(generation.eos_token_id) if generation.pad_token_id is None else generation.pad_token_id,
         }
         if num_beams > 1:  # else it would be warned of
             self._search["length_penalty"] = length_penalty
@@ -115,6 +115,11 @@ class TransformerLM(Transformer):
                 f"A prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} do not fit in the network's {positions} "
                 "positions: lower max_new_tokens or choose another network."
             )
+
+
+def _first(tokens: list[int] | int | None) -> int | None:
+    """Of the tokens that end a text."""
+    return tokens[0] if isinstance(tokens, list) else tokens
 
 
 class PerplexityOfClasses(Perplexity):

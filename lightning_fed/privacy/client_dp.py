@@ -1,5 +1,6 @@
 """Differential privacy of clients: DP-FedAvg (McMahan et al. 2018, https://arxiv.org/abs/1710.06963)."""
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from lightning_fed.options import Fraction
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
 from lightning_fed.privacy.noise import Noise
 from lightning_fed.tensors import State
+
+log = logging.getLogger(__name__)
 
 NoiseKind = Literal["seeded", "secret"]
 
@@ -100,6 +103,7 @@ class ClientDP:
         multiplier = self.noise_multiplier
         if multiplier is None:
             assert self.epsilon is not None
+            log.info(f"Looking for the noise with which {rounds} rounds cost ε = {self.epsilon:g}; this may take a minute.")
             multiplier = noise_multiplier(rate, self.epsilon, rounds, self.delta)
         return GaussianMechanism(self.clip, multiplier, clients, rate, self.delta, noise)
 
@@ -175,11 +179,12 @@ class GaussianMechanism(Privacy):
         return epsilon(self.rate, self.multiplier, rounds, self.delta)
 
     def metrics(self) -> dict[str, float]:
-        """``privacy/epsilon`` of all rounds so far (none where there is no noise), ``privacy/noise``, z, and ``privacy/clip``, the
-        norm of the next round.
-        """
-        row = {"privacy/noise": self.multiplier, "privacy/clip": self.clip_norm}
-        return row if self.multiplier == 0 else {"privacy/epsilon": self.epsilon(self.rounds)} | row
+        """``privacy/noise``, z, and ``privacy/clip``, the norm of the next round."""
+        return {"privacy/noise": self.multiplier, "privacy/clip": self.clip_norm}
+
+    def spent(self) -> dict[str, float]:
+        """``privacy/epsilon`` of all rounds so far; none where there is no noise."""
+        return {} if self.multiplier == 0 else {"privacy/epsilon": self.epsilon(self.rounds)}
 
     def state_dict(self) -> State:
         """The ledger, (q, z, rounds), and the clip norm."""

@@ -14,6 +14,9 @@ from lightning_fed.seeding import COHORT, NOISE
 
 KEY_BYTES = 32
 
+VERSION = b"1"
+"""Of how noise is made of a key: a change of it makes other noise."""
+
 BLOCK = 2**14
 """Numbers of secret noise that are made at once: what fits into a processor's cache takes half the time."""
 
@@ -54,14 +57,14 @@ class SecretNoise(Noise):
 
     Args:
         key: 32 bytes.
-        run: what the key is used for. Two runs that differ in anything must not share noise: it would cancel in their difference.
+        run: drawn at random for each new run. Two runs must not share noise: it would cancel in their difference.
     """
 
     def __init__(self, key: bytes, run: str) -> None:
         self._key, self._run = key, run.encode()
 
     def _stream(self, round: int, name: str, size: int) -> bytes:
-        parts = (self._key, self._run, str(round).encode(), name.encode())
+        parts = (self._key, VERSION, self._run, str(round).encode(), name.encode())
         return hashlib.shake_256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest(size)
 
     def normals(self, round: int, name: str, count: int) -> NDArray[np.float64]:

@@ -68,6 +68,8 @@ def test_below_the_quorum_a_round_is_given_up() -> None:
     stays = (20 - len(away)) / 20
     assert dropouts(cohort, 0.5, stays, 3, 1) == away
     assert dropouts(cohort, 0.5, stays + 0.01, 3, 1) == set(range(20))
+    rate = next(rate for rate in np.linspace(0.9, 0.99, 91) if len(dropouts(clients(100), rate, 0.0, 3, 1)) == 93)
+    assert len(dropouts(clients(100), rate, 0.07, 3, 1)) == 93  # 0.07 of 100 is 7.000000000000001
 
 
 def test_who_drops_out_was_sent_the_model_and_nothing_of_it_is_merged() -> None:
@@ -105,6 +107,11 @@ def test_who_says_itself_who_takes_part_is_refused(name: str, options: dict[str,
 def test_what_is_no_probability_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(FederationError, match="give fixed or poisson, a probability below 1"):
         new_federation(1, **options)
+
+
+def test_a_quorum_of_those_who_do_not_drop_out_needs_dropout() -> None:
+    with pytest.raises(FederationError, match=r"quorum is 0.5, .* set dropout; .*quorum of the engine"):
+        new_federation(1, quorum=0.5)
 
 
 def test_naming_the_default_changes_nothing() -> None:

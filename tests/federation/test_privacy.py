@@ -3,11 +3,14 @@
 import json
 import math
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny import (
     CLASSES,
     Net,
@@ -27,10 +30,11 @@ from lightning_fed.core.robust import Median
 from lightning_fed.core.server import OptimizerUpdate
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
+from lightning_fed.federation import protection
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import FedAvg, FedBN, PFedLoRA
+from lightning_fed.methods import FedAvg, FedBN, Floco, PFedLoRA
 from lightning_fed.nn.server_optimizers import ServerSGD
-from lightning_fed.privacy import AdaptiveClip, ClientDP
+from lightning_fed.privacy import AdaptiveClip, ClientDP, client_dp
 from lightning_fed.privacy.accounting import epsilon
 from lightning_fed.privacy.noise import SeededNoise
 from lightning_fed.tensors import count_floats
@@ -58,13 +62,18 @@ def test_without_noise_and_clipping_it_is_the_uniform_mean() -> None:
     assert "privacy/epsilon" not in private.run.history[-1]
 
 
-def test_each_row_says_what_has_been_spent_empty_rounds_included() -> None:
-    run = fit(dp(), rounds=4, participation=0.05, seed=1).run
+def test_where_clients_are_measured_it_is_said_what_has_been_spent_empty_rounds_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And computed there alone: it takes long."""
+    computed: list[int] = []
+    monkeypatch.setattr(client_dp, "epsilon", lambda *given: computed.append(given[2]) or epsilon(*given))
+    run = fit(dp(), rounds=5, participation=0.05, seed=1, evaluate_every=3, progress=False).run
     assert 0.0 in [row["round/clients"] for row in run.history]
+    computed.remove(5)  # what to expect is said before the first round
+    assert computed == [3, 5]
     for row in run.history:
-        assert row["privacy/epsilon"] == epsilon(0.05, 1.0, int(row["round"]), 0.01)
+        assert row.get("privacy/epsilon") == (epsilon(0.05, 1.0, int(row["round"]), 0.01) if row["round"] in (3, 5) else None)
         assert (row["privacy/noise"], row["privacy/clip"]) == (1.0, 0.5)
-    assert run.server.state_dict()["privacy/ledger"].tolist() == [0.05, 1.0, 4]
+    assert run.server.state_dict()["privacy/ledger"].tolist() == [0.05, 1.0, 5]
 
 
 def test_a_round_without_clients_adds_noise_all_the_same() -> None:
@@ -83,16 +92,21 @@ def test_epsilon_is_spent_by_the_last_round() -> None:
 
 @pytest.mark.parametrize("kind", ["seeded", "secret"])
 @pytest.mark.parametrize("clip", [0.5, AdaptiveClip(start=0.3)], ids=["fixed", "adaptive"])
-def test_the_same_on_all_engines_and_after_each_interruption(kind: Any, clip: Any, tmp_path: Path) -> None:
-    """State and ledger, bit for bit."""
+def test_the_same_on_all_engines_and_after_each_interruption(
+    kind: Any, clip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State and ledger, bit for bit, of runs that have drawn the same stream of the key, which one that goes on draws no more."""
+    monkeypatch.setattr(protection, "token_hex", lambda size: "5" * 2 * size)
     key = tmp_path / "key" if kind == "secret" else None
     privacy = ClientDP(clip=clip, delta=0.01, noise_multiplier=0.1, noise=kind, key=key)
     whole = fit(privacy)
     assert_same(fit(privacy, engine=Processes(workers=2) if clip != 0.5 else Shuffled()), whole)
     for rounds in (1, 2, 3):
+        if rounds == 2:
+            monkeypatch.undo()
         again = fit(privacy, rounds, run_dir=tmp_path / "runs")
     assert same(again.run.server.state_dict(), whole.run.server.state_dict())
-    assert [row["privacy/epsilon"] for row in again.run.history] == [row["privacy/epsilon"] for row in whole.run.history]
+    assert again.run.history[-1]["privacy/epsilon"] == whole.run.history[-1]["privacy/epsilon"]
     with pytest.raises(FederationError, match="was made with privacy"):
         fit(ClientDP(clip=clip, delta=0.01, noise_multiplier=0.2, noise=kind, key=key), 4, run_dir=tmp_path / "runs")
     with pytest.raises(FederationError, match=r"holds 'privacy/|was made with"):
@@ -106,17 +120,28 @@ def test_the_same_on_all_engines_and_after_each_interruption(kind: Any, clip: An
             fit(privacy, 4, run_dir=tmp_path / "runs")
 
 
-def test_secret_noise_is_another_one_for_whatever_differs(tmp_path: Path) -> None:
-    """Else the difference of two runs would be without noise."""
+def test_secret_noise_is_another_one_in_each_new_run(tmp_path: Path) -> None:
+    """Whatever differs, pixels, the Trainer or where they begin, or nothing: else the difference of two runs had no noise."""
     privacy = dp(noise="secret", key=tmp_path / "key")
-    states = [
-        fit(privacy, 1, participation=1.0, method=model(**options)).run.server.state
-        for options in ({}, {"epochs": 2}, {"epochs": 2})
+    start = tmp_path / "start.safetensors"
+    save_file({name: tensor + 1e-3 for name, tensor in Net(CLASSES).state_dict().items()}, start)
+    other = new_data(4, 100)
+    other.client(0).data.images.zero_()
+    runs: list[tuple[dict[str, Any], Any]] = [
+        ({}, new_data(4, 100)),
+        ({}, new_data(4, 100)),
+        ({}, other),
+        ({"trainer": partial(L.Trainer, devices=1, max_steps=1)}, new_data(4, 100)),
+        ({"init_from": start}, new_data(4, 100)),
     ]
+    states = []
+    for options, data in runs:
+        federation = new_federation(1, privacy=privacy, **poisson | {"participation": 1.0} | options)
+        federation.fit(model(), data)
+        states.append(torch.cat([tensor.flatten() for tensor in federation.run.server.state.values()]))
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
-    assert same(*states[1:])
-    apart = torch.cat([(states[0][name] - states[1][name]).flatten() for name in states[0]])
-    assert apart.std() > 0.5 * math.sqrt(2) * 0.5 / 4  # two noises of 0.5 over four clients each
+    for one, another in combinations(states, 2):
+        assert (one - another).std() > 0.5 * math.sqrt(2) * 0.5 / 4  # two noises of 0.5 over four clients each
 
 
 def test_no_file_of_a_run_has_the_key_or_the_noise(tmp_path: Path) -> None:
@@ -177,6 +202,8 @@ def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
         ({"aggregation": Median()}, "its server is more than a mean"),
         ({"method": new_method("Standalone")}, "its clients send nothing: there is nothing to protect"),
         ({"method": new_method("Cyclic"), "sampling": "fixed", "participation": 1.0}, "says itself who takes part"),
+        ({"dropout": 0.2, "quorum": 0.5}, "by which one client decides whether a round counts"),
+        ({"method": Floco(Net, CLASSES, 2, optimizer=momentum)}, "says itself who takes part"),
         ({"privacy": dp(clip=AdaptiveClip(0.1))}, "Adaptive clipping got a noise multiplier of 1 with about 2.4 participants"),
     ],
 )

@@ -1,5 +1,6 @@
 """Causal language models of any size: what they compute of a batch, how they are loaded, and when they generate."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,40 @@ def test_generation_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(scored) == 3
     with pytest.raises(FederationError, match=r"metric is 'exact_match', which is of generated answers: set .* generate_examples"):
         FedAvg(tiny, 1, metric="exact_match").configure_model()
+
+
+@pytest.mark.parametrize(("ends", "options"), [([0, 1, 2], {}), (None, {"end_token_ids": [1, 2]})], ids=["of the config", "given"])
+def test_several_tokens_end_an_answer(ends: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    """The first of them pads, where there is no other token for that."""
+    network = CausalLM(config=TINY_MODELS["llama"] | {"eos_token_id": ends}, generate_examples=3, max_new_tokens=4, **options)
+    assert network.end_tokens == (ends or [1, 2])
+    answers = network.predict(*network.select_learned(*batch_of(new_data(tmp_path))))
+    assert answers is not None
+    assert len(answers) == 2
+
+
+def test_generation_in_vain_is_said_before_the_first_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fit(network: Any, **options: Any) -> None:
+        new_federation(1).fit(FedAvg(network, 1, epochs=0), new_data(tmp_path, **options))
+
+    said = r"learned to end with token 2, but generation stops with 0 alone: .* set end_token_ids to \[2, 0\]"
+    for ends in (None, [2, 0]):
+        fit(partial(tiny, generate_examples=1, max_new_tokens=1, end_token_ids=ends))
+        assert bool(re.search(said, capsys.readouterr().out)) == (ends is None)
+    with pytest.raises(FederationError, match="with learn: all a row is no answer: set learn to answers"):
+        fit(partial(tiny, generate_examples=1), learn="all")
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_tokens_that_a_network_does_not_know_are_refused_before_the_first_round(official: bool, tmp_path: Path) -> None:
+    """With a test set of their own, or a share of all."""
+    path = write_lines(tmp_path / "test.jsonl", chats(2)) if official else None
+    small = partial(CausalLM, config=TINY_MODELS["gpt2"] | {"vocab_size": 200})
+    with pytest.raises(FederationError, match="but the network knows 0 to 199"):
+        new_federation(1).fit(FedAvg(small, 1), new_data(tmp_path, test_path=path))
+    short = partial(CausalLM, config=TINY_MODELS["gpt2"] | {"n_positions": 32})
+    with pytest.raises(FederationError, match="but the network has positions for 32"):
+        new_federation(1).fit(FedAvg(short, 1), new_data(tmp_path, test_path=path))
 
 
 def test_answers_continue_the_first_question(tmp_path: Path) -> None:

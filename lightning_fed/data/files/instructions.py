@@ -2,11 +2,13 @@
 
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
@@ -49,10 +51,10 @@ class Instructions(TableData):
     shifted: that of a token is the next one where it is learned.
 
     Args:
-        path: a file, a folder of files, a pattern of their names (``train_*.json``), or a name on the hub, ``owner/name``, whose
-            sets are then those of the data.
+        path: a file, a folder of files, a pattern of their names (``train_*.json``, ``*/train.json``), or a name on the
+            hub, ``owner/name``, whose sets are then those of the data.
         tokenizer: folder or name on the hub, of a tokenizer or the model that it belongs to.
-        test_path: an official test set, in the same form.
+        test_path: an official test set, in the same form; of a name on the hub, its test set.
         columns: the column of each role's message, in order; several are joined by a blank line: ``{user: question, assistant:
             answer}``.
         template: a chat template: ``chatml``, ``alpaca``, ``plain``, a file, or the template itself; None: the tokenizer's.
@@ -70,6 +72,7 @@ class Instructions(TableData):
             one of its row.
         label: the column by whose values a partition divides the data, a task, say; None: all are alike.
         client: see :class:`TableData`; ``file``: each file is a client.
+        config: which of its configurations ``path`` is read in, if that is a data set of the hub with several.
         partition: see :class:`FederatedDataModule`; default :class:`IID`.
         **kwargs: see :class:`TableData`.
     """
@@ -93,6 +96,7 @@ class Instructions(TableData):
         metrics: Sequence[AnswerScore] = ("exact_match",),
         label: str | None = None,
         client: str | None = None,
+        config: str | None = None,
         partition: Partitioner | None = None,
         eval_batch_size: PositiveInt = 16,
         **kwargs: Any,
@@ -114,6 +118,7 @@ class Instructions(TableData):
         self.packing = packing
         self.metrics = metrics
         self.label = label
+        self.config = config
         self._rows: TokenRows | None = None  # of all records
 
     @property
@@ -127,9 +132,11 @@ class Instructions(TableData):
         return 1
 
     def read(self) -> Table:
-        records = [*read_records(self.path, None if self.test_path is None else "train")]
+        records = [*read_records(self.path, None if self.test_path is None else "train", self.config)]
         records += [] if self.test_path is None else read_records(self.test_path, "test")
         require(len(records) > 0, f"{self.path} has no records: give at least two per client, one to train and one to test on.")
+        _check_column(records, self.label, "label")
+        _check_column(records, self.partition.column if isinstance(self.partition, ByColumn) else None, "client")
         rows = self._tokenised(records)
         remaining = [records[number] for number in rows.parts["records"]]
         names = dict.fromkeys(name for record in records for name, value in record.fields.items() if isinstance(value, str | int))
@@ -141,25 +148,33 @@ class Instructions(TableData):
         )
         labels = np.zeros(len(remaining), np.int64) if self.label is None else columns[self.label].astype(str)
         sets = None if records[0].role is None else np.array([record.role for record in remaining])
-        self._print_first(rows, remaining[0])
+        self._print_first(rows, records)
         return Table(rows, labels, columns, sets, ["row"] if self.label is None else None)
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Scores of generated answers, by name: shares of those that are right, and ROUGE-L of
-        :func:`lightning_fed.data.text.scores.score_texts`.
+        :func:`lightning_fed.data.text.scores.score_texts`. An answer ends with the token that was learned as an end, also where
+        generation went on. Not scored is an answer whose reference lost its end to ``max_length``; NaN where that is all of them.
 
         Args:
             answers: for each batch, the numbers of its rows, ``(B,)``, and token ids, ``(B, T)``.
         """
         assert self._rows is not None  # the data are loaded
-        numbers = [number for rows, _ in answers for number in rows.tolist()]
-        references = self._tokenizer.batch_decode([self._rows.answer(number) for number in numbers], skip_special_tokens=True)
-        texts = self._tokenizer.batch_decode([ids for _, rows in answers for ids in rows.tolist()], skip_special_tokens=True)
-        pairs = [(text.strip(), reference.strip()) for text, reference in zip(texts, references, strict=True)]
+        rows = self._rows
+        both = [pair for numbers, some in answers for pair in zip(numbers.tolist(), some.tolist(), strict=True)]
+        whole = [(answer, rows.answer(number)) for number, answer in both if not rows.is_answer_cut(number)]
+        if not whole:
+            return dict.fromkeys(self.metrics, math.nan)
+        references = [reference for _, reference in whole]
+        ends = {self._end_of(reference) for reference in references}
+        ids = [list(takewhile(lambda token: token not in ends, answer)) for answer, _ in whole]
+        expected = self._tokenizer.batch_decode(references, skip_special_tokens=True)
+        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        pairs = [(text.strip(), reference.strip()) for text, reference in zip(texts, expected, strict=True)]
         right = {"exact_match": is_exact, "last_number": ends_with_number}
         shares = {name: sum(right[name](*pair) for pair in pairs) / len(pairs) for name in self.metrics if name in right}
         others: list[Score] = [name for name in self.metrics if name == "rouge_l"]
-        return shares | (score_texts(texts, [[reference] for reference in references], others) if others else {})
+        return shares | (score_texts(texts, [[reference] for reference in expected], others) if others else {})
 
     def fingerprint(self) -> str:
         """See :class:`FederatedDataModule`; of the tokens, too: another template, or another day, is other data."""
@@ -191,10 +206,12 @@ class Instructions(TableData):
         tokenizer = self._tokenizer
         chat = ChatTemplate(tokenizer, self.template, self.learn, self.template_variables)
         conversations = [self._conversation(record) for record in records]
+        chats = (chat.render(one.messages, record.where) for one, record in zip(conversations, records, strict=True) if one.is_chat)
+        written = next(chats, "")  # a template may write the day
         key = sha256()
         for part in (
             *(FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, chat.text, self.template_variables),
-            *(self.learn, self.max_length, self.overlong, *conversations),
+            *(written, self.learn, self.max_length, self.overlong, *conversations),
         ):
             key.update(json.dumps(part, default=str).encode() + b"\0")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-fed" / "tokens"
@@ -239,23 +256,44 @@ class Instructions(TableData):
         remaining, cut = rows.parts["records"], rows.parts["cut"]
         gone = np.setdiff1d(np.arange(len(records)), remaining)
         told = [
-            f"{len(numbers)} of {len(records)} records are longer than max_length {self.max_length} and {what} "
-            f"(the first is {records[numbers[0]].where.removesuffix(',')})"
-            for numbers, what in ((remaining[cut], "lost their end"), (gone, "are left out"))
+            f"{len(numbers)} of {len(records)} records {what} (the first is {records[numbers[0]].where.removesuffix(',')})"
+            for numbers, what in (
+                (
+                    remaining[cut],
+                    f"are longer than max_length {self.max_length} and lost their end: no answer is scored by them",
+                ),
+                (gone, f"are left out, being longer than max_length {self.max_length} or without anything to be learned"),
+            )
             if len(numbers)
         ]
         if told:
             log.warning(f"{self.path}: {'; '.join(told)}.")
 
-    def _print_first(self, rows: TokenRows, record: Record) -> None:
-        """What is learned of the first row, and whether an answer can end."""
-        ids, learned = rows.row(0)
-        log.info(f"Of {record.where} is learned: {self._tokenizer.decode(ids[learned])!r}")
-        text = self._tokenizer.convert_ids_to_tokens(ids[learned].tolist())
-        special = {*self._tokenizer.all_special_tokens, *map(str, self._tokenizer.added_tokens_decoder.values())}
-        ends = [token for token in text if self._tokenizer.convert_tokens_to_string([token]).strip()][-1:]
-        if not rows.parts["cut"][0] and not special.intersection(ends):
-            log.warning(f"The answer of {record.where} ends in {ends[0]!r}, no special token: nobody learns to stop.")
+    def _print_first(self, rows: TokenRows, records: Sequence[Record]) -> None:
+        """What is learned of the first row that is whole, and whether an answer can end."""
+        number = int(rows.parts["cut"].argmin())  # the first row where none is whole
+        where, (ids, learned) = records[rows.parts["records"][number]].where, rows.row(number)
+        said = self._tokenizer.decode(ids[learned])
+        log.info(f"Of {where} is learned: {said!r}")
+        if not rows.parts["cut"][number] and self._end_of(ids[learned].tolist()) is None:
+            log.warning(f"The answer of {where} ends in {said.rstrip()[-20:]!r}, no special token: nobody learns to stop.")
+
+    def _end_of(self, ids: Sequence[int]) -> int | None:
+        """The special token that ends an answer, blanks behind it aside; None: it ends in no such token."""
+        tokens = self._tokenizer.convert_ids_to_tokens(ids)
+        last = next((n for n in reversed(range(len(ids))) if self._tokenizer.convert_tokens_to_string([tokens[n]]).strip()), None)
+        return ids[last] if last is not None and tokens[last] in self._special else None
+
+    @cached_property
+    def _special(self) -> set[str]:
+        return {*self._tokenizer.all_special_tokens, *map(str, self._tokenizer.added_tokens_decoder.values())}
+
+    @property
+    def end_token(self) -> int | None:
+        """The special token that is learned as the end of the first answer; None: there is none, or the answer is not whole."""
+        assert self._rows is not None  # the data are loaded
+        number = int(self._rows.parts["cut"].argmin())
+        return None if self._rows.is_answer_cut(number) else self._end_of(self._rows.answer(number))
 
     def _refuse_empty_clients(self, records: Sequence[Record], remaining: Sequence[Record]) -> None:
         """Clients of whom no record is left would vanish silently."""
@@ -267,6 +305,15 @@ class Instructions(TableData):
             not gone,
             f"{self.path}: of the client {', '.join(gone[:3])} no record is left below max_length {self.max_length}: raise it.",
         )
+
+
+def _check_column(records: Sequence[Record], name: str | None, option: str) -> None:
+    """Raises :class:`FederationError` for what is no label, or nobody. A column that no record has is refused elsewhere."""
+    if any(name in record.fields for record in records):
+        for record in records:
+            value = record.fields.get(str(name))
+            fits = isinstance(value, str | int) and value != ""
+            require(fits, f"{record.where} has {name} {repr(value)[:60]}, as its {option}: expected a text or a whole number.")
 
 
 def _without(pattern: re.Pattern[str], given: Any) -> Any:

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_fed.data.files.columns import FILE, PARQUET
+from lightning_fed.data.files.columns import FILE, PARQUET, names_of
 from lightning_fed.data.files.table import ROLES, find_files
 from lightning_fed.data.hub import load_from_hub, optional
 from lightning_fed.data.lines import GZIP
+from lightning_fed.data.split import TEST
 from lightning_fed.errors import FederationError, require
 
-ENDINGS = (".jsonl", ".json", ".gz", PARQUET)
+COMPRESSED = ".gz"
+
+ENDINGS = (".jsonl", ".json", COMPRESSED, PARQUET)
 """Of the files that are read here."""
 
 
@@ -21,7 +24,7 @@ class Record(NamedTuple):
 
     Args:
         where: file and number, from 1, the subject of an error's sentence.
-        fields: what it says, by name; :data:`.FILE` is the name of its file without endings.
+        fields: what it says, by name; in files, :data:`.FILE` is the name of its file without endings.
         role: the set that it is of, one of :data:`.ROLES`; None: nobody says.
     """
 
@@ -30,35 +33,46 @@ class Record(NamedTuple):
     role: str | None
 
 
-def read_records(path: str, role: str | None = None) -> Iterator[Record]:
-    """The records of a file, of all files in a folder or with a pattern of names (``train_*.json``) in order of their paths, or
-    of a data set of the hub, ``owner/name``.
+def read_records(path: str, role: str | None = None, config: str | None = None) -> Iterator[Record]:
+    """The records of a file, of all files in a folder or with a pattern of names (``train_*.json``, ``*/train.json``) in order of
+    their paths, or of a data set of the hub, ``owner/name``.
 
     Args:
         path: of these.
-        role: the set that they are of; of a data set of the hub, its own sets are.
+        role: the set that they are of. Of a data set of the hub, its own sets are; if they are to be ``test``, only its test set.
+        config: which of its configurations a data set of the hub is read in, if it has several.
     """
     place = Path(path).expanduser()
-    if not place.exists() and not place.suffix and path.count("/") == 1:
-        yield from _of_hub(path)
+    if not place.exists() and path.count("/") == 1 and "*" not in path and place.suffix.lower() not in ENDINGS:
+        yield from _of_hub(path, role, config)
         return
-    found = sorted(place.parent.glob(place.name)) if "*" in place.name else find_files(path, ENDINGS)
+    require(config is None, f"Got config={config!r}, which data sets of the hub have, and {path} is none: leave it out.")
+    found = _matching(place) if "*" in path else find_files(path, ENDINGS)
     require(len(found) > 0, f"Found no file {path}: check the path in --data.init_args.")
-    for file in found:
-        name = file.name.partition(".")[0]
+    names = names_of([file.with_suffix("") if file.suffix.lower() == COMPRESSED else file for file in found])
+    for file, name in zip(found, names, strict=True):
+        require(names.count(name) == 1, f"{file} is called {name} as another file of {path} is: rename one, or take it out.")
         for number, fields in enumerate(_of_file(file), start=1):
             where = f"{file}, record {number},"
             require(isinstance(fields, Mapping), f"{where} is {str(fields)[:60]!r}, expected an object with names.")
+            require(FILE not in fields, f"{where} has a field {FILE!r}, which is what the name of a file is called: rename it.")
             yield Record(where, {**fields, FILE: name}, role)
 
 
-def _of_hub(name: str) -> Iterator[Record]:
-    sets = load_from_hub(name, option="path")
-    require(any(one.lower() in ROLES for one in sets), f"{name} has the sets {', '.join(sets)}: expected one that is called train.")
-    for role, rows in sets.items():
-        if role.lower() in ROLES:
-            for number, fields in enumerate(rows, start=1):
-                yield Record(f"{name}, {role}, record {number},", {**fields, FILE: role}, role)
+def _matching(place: Path) -> list[Path]:
+    """The files that a pattern names, in order of their paths."""
+    first = next(number for number, part in enumerate(place.parts) if "*" in part)
+    return sorted(file for file in Path(*place.parts[:first]).glob(str(Path(*place.parts[first:]))) if file.is_file())
+
+
+def _of_hub(name: str, wanted: str | None, config: str | None) -> Iterator[Record]:
+    sets = load_from_hub(name, config, option="path")
+    allowed = [role for role, of_role in ROLES.items() if wanted != "test" or of_role == TEST]
+    used = {role: rows for role, rows in sets.items() if role.lower() in allowed}
+    require(len(used) > 0, f"{name} has the sets {', '.join(sets)}: expected one that is called {wanted or 'train'}.")
+    for role, rows in used.items():
+        for number, fields in enumerate(rows, start=1):
+            yield Record(f"{name}, {role}, record {number},", dict(fields), role)
 
 
 def _of_file(file: Path) -> Iterator[Any]:

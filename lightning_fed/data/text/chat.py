@@ -14,6 +14,9 @@ Learn = Literal["answers", "last_answer", "all"]
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """What a template has in front of what the assistant says, if it marks that."""
 
+HALVES = re.compile("[\\ud800-\\udfff]")
+"""Code points of which two make a character, and one none."""
+
 TEMPLATES = {
     "chatml": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}"
@@ -69,8 +72,10 @@ class ChatTemplate:
         """
         if not conversation.is_chat:
             text, spans = self._written(*conversation.messages)
+            _check_unicode(text, where)
         else:
-            text = self._render(conversation.messages, where)
+            text = self.render(conversation.messages, where)
+            _check_unicode(text, where)
             if self.learn == "all":
                 spans = [Span(0, len(text))]
             elif conversation.start is None and MARK.search(self.text or ""):
@@ -106,12 +111,12 @@ class ChatTemplate:
         messages = conversation.messages
         answers = [place for place, message in enumerate(messages) if isinstance(message, dict) and message["role"] == "assistant"]
         if conversation.start is not None or self.learn == "last_answer":
-            before = self._render(messages[: answers[-1] if conversation.start is None else conversation.start], where, ask=True)
+            before = self.render(messages[: answers[-1] if conversation.start is None else conversation.start], where, ask=True)
             self._check_prefix(before, text, where)
             yield Span(len(before), len(text))
             return
         for place in answers:
-            before, through = self._render(messages[:place], where, ask=True), self._render(messages[: place + 1], where)
+            before, through = self.render(messages[:place], where, ask=True), self.render(messages[: place + 1], where)
             self._check_prefix(before, through, where)
             self._check_prefix(through, text, where)
             yield Span(len(before), len(through))
@@ -125,7 +130,14 @@ class ChatTemplate:
             f"(no {{% generation %}}), writes earlier turns anew ({rewritten}): set learn to last_answer or all, or template."
         )
 
-    def _render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
+    def render(self, messages: Sequence[Any], where: str, ask: bool = False) -> str:
+        """Messages as the template writes them.
+
+        Args:
+            messages: of a conversation.
+            where: file and record, for errors.
+            ask: whether the prompt for an answer is put behind them.
+        """
         text: str = self._apply(messages, where, tokenize=False, add_generation_prompt=ask)
         return text
 
@@ -141,3 +153,9 @@ class ChatTemplate:
             return self.tokenizer.apply_chat_template(list(messages), chat_template=self.text, **options, **self.variables)
         except (TemplateError, TypeError, ValueError) as error:
             raise FederationError(f"{where} is refused by the chat template ({' '.join(str(error).split())}).") from error
+
+
+def _check_unicode(text: str, where: str) -> None:
+    """JSON can say half of a character, which no tokenizer takes."""
+    half = HALVES.search(text)
+    require(half is None, f"{where} has {half and half[0]!r}, half of a character: write both halves, or leave it out.")

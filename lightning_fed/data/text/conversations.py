@@ -72,6 +72,9 @@ def _joined(fields: Mapping[str, Any], names: list[str] | str, where: str) -> st
     named = [names] if isinstance(names, str) else names
     lacking = [name for name in named if name not in fields]
     require(not lacking, f"{where} has {', '.join(fields)}, but no {', '.join(lacking)}: check columns.")
+    for name in named:
+        fits = isinstance(fields[name], str | int | float | None)
+        require(fits, f"{where} has the column {name}, which is a {type(fields[name]).__name__}: expected a text.")
     return "\n\n".join(str(fields[name]) for name in named if fields[name] not in (None, ""))
 
 
@@ -102,6 +105,7 @@ def _checked(messages: list[Message], where: str) -> Conversation:
         require(after in fits, f"{told}: after {before} comes {after}, expected {' or '.join(fits) or 'user, assistant or tool'}.")
     for message in messages:
         if message["role"] == "assistant":
-            empty = not message.get("content") and not message.get("tool_calls")
+            content = message.get("content")
+            empty = not (content.strip() if isinstance(content, str) else content) and not message.get("tool_calls")
             require(not empty, f"{where} has no answer, an assistant's message is empty: fill it in, or leave the record out.")
     return Conversation(messages)

@@ -1,11 +1,10 @@
 """Rows of tokens of any length in files that all processes of a machine map into memory."""
 
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -81,6 +80,11 @@ class TokenRows(LazyInputs):
         answer: list[int] = ids[first : first + int(rest[0]) if len(rest) else None].tolist()
         return answer
 
+    def is_answer_cut(self, number: int) -> bool:
+        """Whether the end of :meth:`answer` was cut off."""
+        learned = self.row(number)[1]
+        return bool(self.parts["cut"][number] and learned[learned.argmax() :].all())
+
     def read(self, rows: Tensor) -> dict[str, Tensor]:
         """A batch: ``input_ids``, ``attention_mask``, ``position_ids`` where the left is padded, and targets, ``(B, L)``, L being a
         multiple of 8; and the numbers of the rows. A token's target is the next one, where that is learned, else
@@ -117,15 +121,18 @@ def write_rows(folder: Path, rows: Iterable[tuple[int, bool, list[int], list[boo
         records.append(record)
     require(len(records) > 0, "Of all records nothing is left to be learned: raise max_length.")
     arrays = (np.concatenate(ids), np.concatenate(learned), np.cumsum(lengths), np.array(records), np.array(cut))
-    aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
-        aside.mkdir(parents=True, exist_ok=True)
-        for name, array in zip(PARTS, arrays, strict=True):
-            np.save(aside / f"{name}.npy", array)
-        if folder.exists():
-            shutil.rmtree(aside)
-        else:
-            aside.replace(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as beside:
+            aside = Path(beside, "rows")
+            aside.mkdir()  # with the rights that a folder usually has, for others who share the cache
+            for name, array in zip(PARTS, arrays, strict=True):
+                np.save(aside / f"{name}.npy", array)
+            try:
+                aside.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
     except OSError as error:
         raise FederationError(
             f"Tokens cannot be written to {folder.parent} ({error}): set XDG_CACHE_HOME to another folder."

@@ -26,7 +26,8 @@ def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> 
         data: of a client, or of all.
     """
     images = data.data.images
-    tokens = images.inputs if isinstance(images, Taken) and isinstance(images.inputs, TokenRows) else tokens_of(images)
+    inputs = images.inputs if isinstance(images, Taken) else images  # taken apart where the data have a test set of their own
+    tokens = inputs if isinstance(inputs, TokenRows) else tokens_of(images)
     knows = getattr(getattr(template, "backbone", None), "tokens_known", None)
     if tokens is None or knows is None or not len(tokens):
         return

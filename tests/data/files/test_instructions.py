@@ -1,9 +1,13 @@
 """Instructions: what a record may look like, which tokens are learned, and what becomes of what does not fit."""
 
+import datetime
 import gzip
 import json
+import math
+import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from tiny_chats import FORGETFUL, MARKED, QUESTIONS, UNMARKED, chats, save_chat_
 from lightning_fed.data import Instructions
 from lightning_fed.data.text.exact_match import ends_with_number, is_exact
 from lightning_fed.data.text.generation import IGNORED
+from lightning_fed.data.text.token_rows import TokenRows, write_rows
 from lightning_fed.errors import FederationError
 
 
@@ -108,6 +113,49 @@ def test_clients_by_column_file_or_label(tmp_path: Path) -> None:
     assert sum(client.num_test for client in official.clients) == 8
 
 
+def test_names_of_files_and_patterns_of_folders(tmp_path: Path) -> None:
+    """Only endings are left out of names; files of one name in several folders are told apart by these."""
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer")
+    for name in ("aya.de", "aya.fr"):
+        write_lines(tmp_path / "files" / f"{name}.jsonl", chats(2))
+    packed = tmp_path / "files" / "aya.it.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "files/aya.de.jsonl").read_bytes()))
+    for name in ("east", "west"):
+        write_lines(tmp_path / "sites" / name / "train.jsonl", chats(2))
+        write_lines(tmp_path / "sites" / name / "test.jsonl", chats(2))
+    expected = {"files": ["aya.de", "aya.fr", "aya.it"], "sites/*/train.jsonl": ["east/train", "west/train"]}
+    for path, names in expected.items():
+        data = Instructions(str(tmp_path / path), tokenizer, client="file", val_share=0)
+        data.setup()
+        assert data.client_names == names
+    packed.rename(packed.with_name("aya.de.jsonl.gz"))
+    with pytest.raises(FederationError, match=r"is called aya.de as another file of .*files is: rename one"):
+        Instructions(str(tmp_path / "files"), tokenizer, num_clients=1).setup()
+
+
+def test_data_sets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dot in their name, in one of several configurations, and as a test set alone."""
+    asked, sets = [], {"train": chats(3), "test": chats(1), "extra": [{}]}
+
+    def load(name: str, config: str | None, option: str) -> dict[str, Any]:
+        asked.append((name, config))
+        return sets
+
+    monkeypatch.setattr("lightning_fed.data.files.records.load_from_hub", load)
+    tokenizer, file = save_chat_tokenizer(tmp_path / "tokenizer"), write_lines(tmp_path / "chats.jsonl", chats(2))
+    own = Instructions("owner/name-2.5", tokenizer, config="main", num_clients=1, val_share=0)
+    tested = Instructions(file, tokenizer, "owner/name", num_clients=1, val_share=0)
+    for data, trained in ((own, 12), (tested, 8)):
+        data.setup()
+        assert (data.clients[0].num_train, data.clients[0].num_test) == (trained, 4)
+    assert asked == [("owner/name-2.5", "main"), ("owner/name", None)]
+    with pytest.raises(FederationError, match=r"config='main', which data sets of the hub have, and .*chats.jsonl is none"):
+        Instructions(file, tokenizer, config="main", num_clients=1).setup()
+    sets.pop("test")
+    with pytest.raises(FederationError, match="owner/name has the sets train, extra: expected one that is called test"):
+        Instructions(file, tokenizer, "owner/name", num_clients=1).setup()
+
+
 def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = new(tmp_path, chats(2))
     first.setup()
@@ -123,6 +171,27 @@ def test_rows_are_tokenised_once_and_mapped_by_who_gets_them(tmp_path: Path, mon
         assert all(torch.equal(inputs[name], others[name]) for name in inputs)
     with pytest.raises(TypeError):  # another template has to be tokenised
         new(tmp_path, chats(2), template=UNMARKED).setup()
+
+
+def test_what_a_template_writes_of_the_day_is_tokenised_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Later":
+            return cls(2031, 1, 2)
+
+    template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }} " + MARKED
+    dated, given = ({"template": template, "template_variables": given} for given in ({}, {"date_string": "1 May 2024"}))
+
+    def fingerprints() -> list[str]:
+        both = [new(tmp_path, chats(2), **options) for options in (dated, given)]
+        for data in both:
+            data.setup()
+        return [data.fingerprint() for data in both]
+
+    before = fingerprints()
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    after = fingerprints()
+    assert (before[0] == after[0], before[1] == after[1]) == (False, True)
 
 
 def test_padding_is_by_place_and_on_the_side_that_was_asked_for(tmp_path: Path) -> None:
@@ -163,11 +232,48 @@ def test_what_is_too_long_is_counted_and_said(tmp_path: Path, caplog: pytest.Log
     texts = learned_texts(data)
     assert len(texts) == 5
     assert set(texts[-1]) == {"a"}
-    said = r"1 of 6 records are longer than max_length 70 and lost their end \(the first is .*record 5\); 1 of 6 .* out .*record 6"
+    said = r"1 of 6 records are longer than max_length 70 and lost .*\(the first is .*record 5\); 1 of 6 .* out, .*record 6"
     assert any(re.search(said, record.message) for record in caplog.records)
     assert len(learned_texts(new(tmp_path, records, max_length=70, overlong="drop"))) == 4
     with pytest.raises(FederationError, match=r"chats.jsonl, record 5, has 1\d\d tokens, but max_length is 70: raise it"):
         new(tmp_path, records, max_length=70, overlong="refuse").setup()
+
+
+def test_what_was_learned_as_the_end_ends_an_answer(tmp_path: Path) -> None:
+    """Also where generation went on, and where a template writes a line's end behind it."""
+    for template in (MARKED, UNMARKED):
+        data = new(tmp_path, [{"instruction": "2 * 21?", "output": "#### 42"}] * 3, template=template)
+        data.read()
+        assert data.end_token == data._tokenizer.convert_tokens_to_ids("<|im_end|>")
+        ids = data._tokenizer("#### 42<|im_end|>\n<|im_start|>user\nAnd 1?\n#### 1")["input_ids"]
+        assert data.score([(torch.tensor([0]), torch.tensor([ids]))]) == {"exact_match": 1}
+
+
+def test_an_answer_that_was_cut_is_no_reference(tmp_path: Path) -> None:
+    records = [{"instruction": "?", "output": "a" * 80 + "#### 42"}, *({"instruction": "?", "output": "#### 7"},) * 3]
+    data = new(tmp_path, records, max_length=60)
+    data.read()
+    right = data._tokenizer("#### 7")["input_ids"]
+    assert data.score([(torch.tensor([0, 1]), torch.tensor([right, right]))]) == {"exact_match": 1}
+    assert math.isnan(data.score([(torch.tensor([0]), torch.tensor([right]))])["exact_match"])
+
+
+def test_who_writes_a_cache_second_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first one came in the very moment in which the second one is done."""
+    rows, move = [(0, False, [1, 2], [False, True])], {name: getattr(os, name) for name in ("rename", "replace")}
+
+    def overtaken(source: Any, target: Any) -> None:
+        shutil.copytree(source, target)
+        move["rename"](source, target)
+
+    for name in move:
+        monkeypatch.setattr(os, name, overtaken)
+    write_rows(tmp_path / "tokens", rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert TokenRows(tmp_path / "tokens", 0).answer(0) == [2]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FederationError, match=r"cannot be written to .*: set XDG_CACHE_HOME"):
+        write_rows(tmp_path / "file" / "tokens", rows)
 
 
 def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +284,10 @@ def test_the_learned_text_of_the_first_row_is_printed(tmp_path: Path, caplog: py
     assert not any("nobody learns to stop" in record.message for record in caplog.records)
     new(tmp_path, chats(2), template=MARKED.replace("m['content'] + '<|im_end|>'", "m['content']")).setup()
     assert any("ends in '3', no special token: nobody learns to stop" in record.message for record in caplog.records)
+    caplog.clear()
+    long = {"messages": [ONE[0], {"role": "assistant", "content": "a" * 80}]}
+    new(tmp_path, [long, *chats()], max_length=70).setup()
+    assert any("record 2, is learned: '3<|im_end|>'" in record.message for record in caplog.records)  # the first is not whole
 
 
 def test_answers_are_scored_by_the_first_one_of_their_row(tmp_path: Path) -> None:
@@ -215,6 +325,8 @@ def roles(*names: str) -> dict[str, Any]:
     return {"messages": [{"role": name, "content": "x"} for name in names]}
 
 
+ONE_RECORD: dict[str, Any] = {"messages": ONE, "who": "ann", "task": 1}
+
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no answer": (roles("user"), {}, "record 2, has the roles user: it ends without an answer"),
     "empty answer": ({"instruction": "x", "output": ""}, {}, "record 2, has no answer, an assistant's message is empty"),
@@ -239,6 +351,17 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "label": (roles("user", "assistant"), {"label": "topic"}, "has the columns who, task, file, but no label 'topic'"),
     "pattern": (roles("user", "assistant"), {"remove": "("}, "is no pattern"),
     "nothing left": (roles("user", "assistant"), {"max_length": 9}, "Of all records nothing is left to be learned"),
+    "null label": (ONE_RECORD | {"task": None}, {"label": "task"}, "record 2, has task None, as its label: expected a text"),
+    "client of a list": (ONE_RECORD | {"who": ["ann"]}, {"client": "who"}, r"record 2, has who .*ann.*, as its client"),
+    "column of a list": (
+        {"q": ["x"], "a": "x", **ONE_RECORD},
+        {"columns": {"user": "q", "assistant": "a"}, "only": True},
+        "record 1, has the column q, which is a list: expected a text",
+    ),
+    "field of that name": (ONE_RECORD | {"file": "x"}, {}, "record 2, has a field 'file', which is what the name of a file"),
+    "half": ({"instruction": "x", "output": "\ud800"}, {}, r"record 2, has '.ud800', half of a character: write both"),
+    "half of a completion": ({"prompt": "x", "completion": "\ud800"}, {}, "record 2, has .* half of a character"),
+    "blank answer": ({"instruction": "x", "output": " "}, {}, "record 2, has no answer, an assistant's message is empty"),
     "empty client": (
         {"who": "ann", "messages": [{"role": "user", "content": "q" * 200}, ONE[1]]},
         {"client": "who", "max_length": 90, "num_clients": None},
@@ -250,8 +373,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("wrong", BAD)
 def test_what_is_wrong_is_one_line_with_file_and_record(wrong: str, tmp_path: Path) -> None:
     record, options, said = BAD[wrong]
+    others = [] if "only" in options else chats()
+    options = {name: value for name, value in options.items() if name != "only"}
     with pytest.raises(FederationError, match=said) as error:
-        new(tmp_path, [chats()[0], record, *chats()], **options).setup()
+        new(tmp_path, [*others[:1], record, *others], **options).setup()
     assert "\n" not in str(error.value)
 
 
