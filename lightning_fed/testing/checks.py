@@ -248,7 +248,7 @@ def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folde
     it is only measured.
     """
     engine = Recording()
-    run = subject.fit(rounds=1, participation=1.0, unseen=[2], engine=engine).run
+    run = subject.fit(rounds=3, participation=1.0, evaluate_every=1, unseen=[2], engine=engine).run
     turns = {turn.verb for turn in engine.turns if turn.client.id == 2}
     assert turns == {"personalize"}, f"An unseen client took the turns {listed(sorted(turns))}, expected personalize alone."
     assert 2 not in run.store, "Something is stored of a client that is never trained with."
@@ -257,7 +257,7 @@ def an_unseen_client_is_personalized_and_leaves_no_trace(subject: Subject, folde
         value = row[f"unseen/{stage}/test_{run.metric}/mean"]
         assert math.isfinite(value), f"An unseen client's {run.metric} is {value}, {stage.replace('_', ' ')}."
     if not run.model.centralized:
-        other = subject.fit(rounds=1, participation=1.0, eligible_clients=[0, 1]).run
+        other = subject.fit(rounds=3, participation=1.0, evaluate_every=1, eligible_clients=[0, 1]).run
         differing = unequal(run.server.state_dict(), other.server.state_dict())
         assert not differing, f"An unseen client has changed the server's {listed(differing)}."
         if not run.model.has_private_state and not run.model.fine_tuning_phases():
