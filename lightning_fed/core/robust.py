@@ -229,7 +229,7 @@ def _vector(state: State) -> Tensor:
 
 
 def _sorted(vectors: Vectors, start: int, stop: int) -> Tensor:
-    return vectors.columns(start, stop).sort(dim=0).values
+    return torch.from_numpy(np.sort(vectors.columns(start, stop).numpy(), axis=0))  # several times as fast as torch's
 
 
 def _lower_median(vectors: Vectors) -> Tensor:

@@ -128,6 +128,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._clients: list[ClientInfo] = []
         self._unseen: frozenset[int] = frozenset()
         self._flipped: frozenset[int] = frozenset()
+        self._wrong: SharedTensors | None = None  # the data with the labels of :meth:`flip_labels`
 
     def load(self) -> Pools:
         """Training images and labels, test images and labels. The test tensors may be empty.
@@ -229,7 +230,9 @@ class FederatedDataModule(L.LightningDataModule):
         require(0 <= client <= last, f"There is no client {client}: ids go from 0 to {last}.")
         data = self._datamodule(self._clients[client], self._splits[client])
         if client in self._flipped:
-            data.data = SharedTensors(data.data.images, self.num_classes - 1 - data.data.labels)
+            if self._wrong is None:
+                self._wrong = SharedTensors(data.data.images, self.num_classes - 1 - data.data.labels)
+            data.data = self._wrong
         return data
 
     def pooled(self) -> ClientDataModule:
@@ -261,7 +264,7 @@ class FederatedDataModule(L.LightningDataModule):
             not clients or (self.predicts_labels and self.problem == "multiclass"),
             f"LabelFlip is on data whose labels are classes, which {type(self).__name__}'s are not: choose another attack.",
         )
-        self._flipped = frozenset(clients)
+        self._flipped, self._wrong = frozenset(clients), None
 
     def public_set(self, batch_size: int | None = None, examples: Tensor | None = None) -> ClientDataModule:
         """What belongs to nobody, as the data of id -1: all of it to train on. What a batch has in place of labels is the number of

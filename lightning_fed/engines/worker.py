@@ -133,7 +133,7 @@ class Worker:
         trained = self.fit(self.load(turn.client, turn.broadcast, None), replace(turn, evaluate=True))
         own = self.load(turn.client, turn.measured_with, trained.private)
         personalized = self.evaluate(own, replace(turn, broadcast=turn.measured_with)).update.metrics
-        metrics = {"flops": trained.update.metrics["flops"]}
+        metrics = {"flops": trained.update.metrics["flops"] + personalized.get("fine_tune/flops", 0.0)}
         for stage, found in zip(STAGES, (received, personalized, trained.update.metrics), strict=True):
             metrics |= {f"{stage}/{name}": value for name, value in found.items() if name.startswith(("val/", "test/"))}
         return TurnResult(ClientUpdate(turn.client.id, turn.client.num_train, {}, metrics))

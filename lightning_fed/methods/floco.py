@@ -47,7 +47,7 @@ class Floco(FederatedModule):
         backbone: the network of every client, which has a head of its own.
         num_classes: number of classes; None: as many as the data have.
         corners: M; with 1, and ``rho`` 0, it is FedAvg. The authors: 10.
-        tau: round :math:`\tau`. The authors: 250 of 500.
+        tau: round :math:`\tau`. The authors: 250 of 500; in a run of fewer rounds nobody gets a point.
         rho: :math:`\rho`. The authors: 0.1, with data by Dirichlet 0.3.
         **kwargs: see :class:`.FederatedModule`. The authors: SGD, lr 0.02, momentum 0.5, weight decay 5e-4, 5 ``epochs``.
     """

@@ -124,6 +124,8 @@ def test_a_run_without_attackers_has_the_labels_back() -> None:
     data = new_data(5, 150)
     attacked = new_federation(1, attack=LabelFlip(0.4))
     attacked.fit(FedAvg(Net, CLASSES, momentum), data)
+    first, second = (data.client(client).data for client in sorted(attacked.run.attackers))
+    assert first is second  # made once
     after = new_federation(1)
     after.fit(FedAvg(Net, CLASSES, momentum), data)
     fresh = new_federation(1)

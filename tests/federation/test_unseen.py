@@ -92,6 +92,11 @@ def test_fedreps_new_client_trains_its_head_on_the_features_that_came() -> None:
     assert row["unseen/gap"] == gap
 
 
+def test_fine_tuning_is_in_what_they_take() -> None:
+    plain, tuned = (fit(new_method(name))[0].run.history[-1] for name in ("FedAvg", "FedAvgFT"))
+    assert tuned["unseen/flops"] > plain["unseen/flops"] > 0
+
+
 def test_they_are_rows_of_their_own(tmp_path: Path) -> None:
     federation, _ = fit(model(), run_dir=tmp_path)
     lines = (tmp_path / "version_0" / "clients.csv").read_text().splitlines()
