@@ -1,6 +1,6 @@
 """What public code computes instead of a paper, beside the paper's: the same data, the same seeds, one line of difference.
 
-    python bench/differences.py                              # 20 minutes on an idle core; docs/results/differences.csv
+    python bench/differences.py                              # 20 minutes on an idle core; docs/differences.csv
     python bench/differences.py --only FedDyn --rounds 5
 
 scikit-learn's handwritten digits, 10 clients by Dirichlet 0.3, half of whom take part in each of 15 rounds of 2 epochs, an MLP with
@@ -25,7 +25,7 @@ from lightning_fed.methods import APFL, MOON, FedALA, FedBABU, FedDyn, FedNova, 
 from lightning_fed.models import MLP
 from lightning_fed.nn.proximal import half_squared_distance
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "differences.csv"
+RESULTS = Path(__file__).parents[1] / "docs" / "differences.csv"
 
 
 class LinearTermAlone(FedDyn):

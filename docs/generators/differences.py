@@ -16,7 +16,7 @@ else:
     from generators import gallery, links
 
 DOCS = gallery.ROOT / "docs"
-RESULTS = DOCS / "results" / "differences.csv"
+RESULTS = DOCS / "differences.csv"
 TITLE = "What public code does differently"
 SECTION = re.compile(rf"^## {TITLE}\n(.*?)(?=^## )", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- measured: [^>]* -->\n).*?(<!-- end -->)", re.DOTALL)

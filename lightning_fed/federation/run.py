@@ -34,7 +34,6 @@ from lightning_fed.federation.meters import BestRound, Stopwatch, Target, runnin
 from lightning_fed.federation.protection import protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
-from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.seeding import ATTACK, COHORT, INITIAL, SERVER_ROUND, isolated, seeded
 from lightning_fed.signals import Preempted
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
@@ -42,7 +41,7 @@ from lightning_fed.storage.client_store import ClientStore, RoundStore
 from lightning_fed.storage.continuing import check_goes_on, settings_of
 from lightning_fed.storage.disk import in_one_line, naming
 from lightning_fed.storage.manifest import Manifest, Metrics, Setting
-from lightning_fed.tensors import check_finite, count_floats
+from lightning_fed.tensors import check_finite
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +191,6 @@ class Run:
                 self.checkpoints.go_on_from(self._continued)
             try:
                 self._call("on_fit_start")
-                if isinstance(self.server.privacy, GaussianMechanism):
-                    log.info(self.server.privacy.forecast(count_floats(self.server.state), self.rounds))
                 while self.round < self.rounds:
                     self.round += 1
                     self.history.append(self._play_round())

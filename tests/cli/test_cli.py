@@ -261,7 +261,8 @@ def test_different_networks_for_a_method_that_averages_them(capsys: pytest.Captu
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no command 'train'; there are fit, validate, test, predict, export, configs, sweep" in refused(capsys, "train")
+    known = "there is no command 'train'; there are fit, validate, test, predict, export, privacy, configs, sweep"
+    assert known in refused(capsys, "train")
     assert "there is no command 'reports' (did you mean report?); there are" in refused(capsys, "reports")
 
 

@@ -122,7 +122,8 @@ def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixtu
         run = Path(f"compared/FedAvg/seed_{seed}/version_0")
         run.mkdir(parents=True)
         (run / "metrics.csv").write_text("round\n1\n")
-        (run / "config.yaml").write_text(yaml.safe_dump({"federation": {"participation": 0.5}}))
+        played = read("FedAvg", ["fit", "--config=base.yaml", f"--seed_everything={seed}", "--federation.participation=0.5"])
+        (run / "config.yaml").write_text(yaml.safe_dump(played))
     with pytest.raises(SystemExit) as error:
         sweep("--isolate", seeds=[3, 4, 5])
     said = [line for line in capfd.readouterr().err.splitlines() if "was played with" in line]
@@ -233,7 +234,8 @@ run = Path(given["federation.run_dir"], "version_0")
 run.mkdir(parents=True)
 (run / "metrics.csv").write_text(f"round,after/val_accuracy/mean\\n1,{0.9 if epochs == 2 else 0.5}\\n")
 (run / "run.json").write_text(json.dumps({"monitor": "after/test_accuracy/mean", "higher_is_better": True}))
-(run / "config.yaml").write_text("{}")
+known = {"seed_everything": int(given["seed_everything"]), "data": {"partition_seed": int(given["data.init_args.partition_seed"])}}
+(run / "config.yaml").write_text(json.dumps({"federation": {"rounds": 1}, **known}))
 """
 
 

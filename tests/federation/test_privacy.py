@@ -186,7 +186,7 @@ def test_updates_count_the_same_whatever_the_method_says() -> None:
 
 
 def test_a_line_says_what_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fit(dp(), method=PFedLoRA(Net, CLASSES, optimizer=momentum)).run
+    run = fit(dp(), method=PFedLoRA(Net, CLASSES, optimizer=momentum), progress=True).run
     values = count_floats(run.server.state)
     ratio = math.sqrt(values) / (0.6 * 4)
     assert (
