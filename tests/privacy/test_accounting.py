@@ -65,6 +65,7 @@ def test_an_epsilon_that_no_noise_gives_is_refused() -> None:
         noise_multiplier(0.5, 1e-9, 1, 1e-12)
 
 
+@pytest.mark.slow  # of little noise the losses are many
 def test_a_generous_epsilon_gets_the_smallest_noise() -> None:
     found = noise_multiplier(0.01, 100, 1, 1e-3)
     assert 0.05 <= found <= 0.25
