@@ -194,12 +194,7 @@ class Instructions(TableData):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        tokenizer = load_tokenizer(self.tokenizer, pads=False)
-        require(
-            tokenizer.eos_token_id is not None,
-            f"The tokenizer {self.tokenizer} has no token for the end of a text, so no answer could end: set its eos_token.",
-        )
-        return tokenizer
+        return load_tokenizer(self.tokenizer, pads=False, ends=True)
 
     def _tokenised(self, records: Sequence[Record]) -> TokenRows:
         """The rows of all records that leave something to be learned, read from the cache, or tokenised into it."""

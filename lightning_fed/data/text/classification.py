@@ -98,12 +98,13 @@ def concatenated(chunks: list[dict[str, Tensor]], tokenizer: Any) -> dict[str, T
     return {name: torch.cat([padded(name, chunk) for chunk in chunks]) for name in chunks[0]}
 
 
-def load_tokenizer(name: str, pads: bool = True) -> Any:
+def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
     """A tokenizer from a folder or, if there is no such folder, from the hub or its local cache.
 
     Args:
         name: folder or name on the hub.
         pads: whether it has to have a padding token.
+        ends: whether it has to have a token for the end of a text.
     """
     from transformers import AutoTokenizer
 
@@ -124,6 +125,10 @@ def load_tokenizer(name: str, pads: bool = True) -> Any:
     require(
         not pads or tokenizer.pad_token is not None,
         f"The tokenizer {name} has no padding token, so texts cannot share a batch: set one.",
+    )
+    require(
+        not ends or tokenizer.eos_token_id is not None,
+        f"The tokenizer {name} has no token for the end of a text, so no answer could end: set its eos_token.",
     )
     return tokenizer
 

@@ -119,12 +119,7 @@ class TextGeneration(FederatedDataModule):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        tokenizer = load_tokenizer(self.tokenizer, pads=False)
-        require(
-            tokenizer.eos_token_id is not None,
-            f"The tokenizer {self.tokenizer} has no token for the end of a text, so no answer could end: set its eos_token.",
-        )
-        return tokenizer
+        return load_tokenizer(self.tokenizer, pads=False, ends=True)
 
     def _encode(self, sources: list[str], rows: list[tuple[int, str]]) -> dict[str, Tensor]:
         """Token ids, masks and targets.
