@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,9 @@ from lightning_fed.storage.client_store import ClientStore
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Processes]:
-    """Two workers for all tests of this file: they stay from run to run."""
-    engine = Processes(workers=2)
-    yield engine
-    engine._stop()
+@pytest.fixture
+def engine(two_workers: Processes) -> Processes:
+    return two_workers
 
 
 def fit(engine: InProcess | Processes, name: str = "PFedLoRA", rounds: int = 2, **options: Any) -> Federation:

@@ -112,10 +112,10 @@ def test_attackers_are_drawn_by_the_seed_and_not_measured(attack: Attack) -> Non
     )
 
 
-def test_the_same_on_other_engines() -> None:
+def test_the_same_on_other_engines(two_workers: Processes) -> None:
     options: dict[str, Any] = {"attack": LabelFlip(0.4), "aggregation": GeometricMedian(), "seed": 1}
     plain = fit(**options)
-    for engine in (Shuffled(), Processes(workers=2)):
+    for engine in (Shuffled(), two_workers):
         assert_same(fit(engine=engine, **options), plain)
     assert_same(fit(store_limit_mb=1e-6, **options), plain)
 

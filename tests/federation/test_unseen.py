@@ -108,9 +108,9 @@ def test_they_are_rows_of_their_own(tmp_path: Path) -> None:
     assert UNSEEN == STAGES
 
 
-def test_processes_give_the_same_and_a_run_goes_on(tmp_path: Path) -> None:
+def test_processes_give_the_same_and_a_run_goes_on(two_workers: Processes, tmp_path: Path) -> None:
     whole, _ = fit(FedRep(Net, CLASSES, optimizer=momentum))
-    apart = new_federation(2, engine=Processes(workers=2), unseen=[1, 3])
+    apart = new_federation(2, engine=two_workers, unseen=[1, 3])
     apart.fit(FedRep(Net, CLASSES, optimizer=momentum), new_data(5, 200))
     assert_same(apart, whole)
     new_federation(1, run_dir=tmp_path, unseen=[1, 3]).fit(FedRep(Net, CLASSES, optimizer=momentum), new_data(5, 200))

@@ -138,27 +138,20 @@ def test_methods_from_elsewhere(name: str, check: Check) -> None:
     check()
 
 
-@pytest.fixture(scope="module")
-def engine() -> Any:
-    engine = Processes(workers=2)
-    yield engine
-    engine._stop()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], engine: Processes) -> None:
-    runs = [new_federation(2, participation=0.7, evaluate_every=1, engine=chosen) for chosen in (engine, InProcess(threads=1))]
+def test_worker_processes_give_the_same_numbers(method: type[FederatedModule], two_workers: Processes) -> None:
+    runs = [new_federation(2, participation=0.7, evaluate_every=1, engine=chosen) for chosen in (two_workers, InProcess(threads=1))]
     for federation in runs:
         federation.fit(method(Net, CLASSES, momentum), new_data(3, 100))
     assert_same(*runs)
 
 
 @pytest.mark.slow
-def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(engine: Processes) -> None:
+def test_personal_networks_begin_as_a_pretrained_model_on_any_engine(two_workers: Processes) -> None:
     """Worker processes build the networks anew, and would begin with those."""
     runs = []
-    for chosen in (engine, InProcess(threads=1)):
+    for chosen in (two_workers, InProcess(threads=1)):
         model = Ditto(Net, CLASSES, optimizer=sgd)
         model.configure_model()
         with torch.no_grad():
