@@ -135,6 +135,7 @@ def test_private_states_do_not_stay_in_shared_memory(engine: Processes) -> None:
     assert not any(in_shared_memory(tensor) for state in private_states(fit(engine)).values() for tensor in state.values())
 
 
+@pytest.mark.often(1)
 @pytest.mark.skipif(not block.ANONYMOUS, reason="shared memory has names here, and is not used again")
 @pytest.mark.parametrize("name", ["FedAvg", "Ditto"])  # one broadcast for all, and private states besides
 def test_later_rounds_send_in_the_memory_of_earlier_ones(name: str, engine: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +179,7 @@ def test_gpus_are_dealt_out_unless_the_trainer_names_one(
 # --------------------------------------------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("stage", ["fit", "evaluate"])
 def test_a_worker_that_is_killed_is_replaced(stage: str, engine: Processes) -> None:
     federation = new_federation(2, engine=engine, evaluate_every=1)

@@ -90,6 +90,7 @@ def test_epsilon_is_spent_by_the_last_round() -> None:
     assert 2.98 < everybody.history[-1]["privacy/epsilon"] <= 3.0
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("kind", ["seeded", "secret"])
 @pytest.mark.parametrize("clip", [0.5, AdaptiveClip(start=0.3)], ids=["fixed", "adaptive"])
 def test_the_same_on_all_engines_and_after_each_interruption(

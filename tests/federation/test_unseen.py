@@ -60,6 +60,7 @@ def with_other_examples(data: InMemory, clients: list[int]) -> InMemory:
     return data
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedHM", "Centralized"])
 def test_what_they_train_on_changes_no_number_of_others(name: str) -> None:
     """Means over clients, the global model's test data and gathered statistics included; their own change."""

@@ -231,6 +231,7 @@ def test_convolutions_and_all_linear_layers(targets: Any) -> None:
     assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", ["Standalone", "LGFedAvg", "FedKD"])
 def test_clients_may_have_ranks_of_their_own(name: str, two_workers: Processes) -> None:
     """In turn; of networks that everybody has in common, all have the first. Workers make no difference."""

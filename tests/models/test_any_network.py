@@ -308,6 +308,7 @@ ANY = [name for name in WHOLE if name != "FedRolex"]  # which has to know what i
 NETWORKS = [torchvision_vit, hub_vit, Plain]
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize(("name", "build"), mostly_slow(product(ANY, NETWORKS), often=each_with_one(NETWORKS)))
 def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: Any) -> None:
     options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(ON_TINY_DATA.get(name, {}))

@@ -175,6 +175,7 @@ def test_answers_continue_the_first_question(tmp_path: Path) -> None:
             assert answer[: len(expected)].tolist() == expected.tolist()
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", [HOMLoRA, PF2LoRA])
 def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path) -> None:
     """The server's and each client's adapter, and a merged network, with the tokenizer and the template that was given."""
