@@ -35,3 +35,23 @@ def lines_shown() -> Iterator[None]:
         LOGGER.removeHandler(terminal)
         LOGGER.propagate = propagates
         LOGGER.setLevel(level)
+
+
+@contextmanager
+def each_line_once() -> Iterator[None]:
+    """Within the block, a line that was printed is not printed again."""
+    said = set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        is_known = (line := record.getMessage()) in said
+        said.add(line)
+        return not is_known
+
+    terminals = [handler for handler in LOGGER.handlers if isinstance(handler, Terminal)]
+    for terminal in terminals:
+        terminal.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for terminal in terminals:
+            terminal.removeFilter(is_new)

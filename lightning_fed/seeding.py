@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,15 @@ def seed_torch(seed: int) -> None:
     """``torch.manual_seed``, which without an accelerator takes milliseconds: for each kind that there might be it writes down the
     whole call stack.
     """
-    if torch.accelerator.is_available():
+    if _has_accelerator():
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()  # which opens the driver's library each time
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from lightning_fed.__main__ import main
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.core import Phase
 from lightning_fed.engines import Processes
-from lightning_fed.logs import LOGGER, Terminal, lines_shown
+from lightning_fed.logs import LOGGER, Terminal, each_line_once, lines_shown
 from lightning_fed.methods import FedAvg
 
 
@@ -45,6 +45,16 @@ def test_errors_go_to_standard_error_and_warnings_do_not(capsys: pytest.CaptureF
         logging.getLogger("lightning_fed.storage").warning("50 % lost")
         logging.getLogger("lightning_fed.deployment").error("gone")
     assert capsys.readouterr() == ("50 % lost\n", "gone\n")
+
+
+def test_within_a_check_of_many_runs_a_line_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("lightning_fed.data")
+    with lines_shown():
+        with each_line_once():
+            for name in "abab":
+                log.warning("%s has no end", name)
+        log.warning("%s has no end", "a")
+    assert capsys.readouterr().out == "a has no end\nb has no end\na has no end\n"
 
 
 @pytest.mark.parametrize("within", ["the command line", "a run that fails"])

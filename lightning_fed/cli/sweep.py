@@ -24,6 +24,7 @@ from lightning_fed.experiments.sweep.provenance import commit, machine, versions
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, differences, flat, plain, read_yaml
 from lightning_fed.experiments.sweep.sweep_file import read_sweep
 from lightning_fed.experiments.sweep.tuning import chosen, trials
+from lightning_fed.logs import each_line_once
 from lightning_fed.signals import Preempted, preemption
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool =
     """
     jobs, known, wrong = list[CellJob](), dict[tuple[str, str], Settings](), dict[str, list[str]]()
     built, failed = set[tuple[str, str]](), set[tuple[str, str]]()
-    with console.status("Checking the runs…"):
+    with console.status("Checking the runs…"), each_line_once():  # what the data say, they say to each method
         from lightning_fed.cli.dry_run import check_start, read  # waits for torch
         from lightning_fed.storage.run_folder import refuse_run_dir
 

@@ -2,11 +2,14 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from zlib import crc32
 
+import torch
 from torch import Tensor
 
+from lightning_fed.core.client_modules import frozen_parameters
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import ClientDataModule, FederatedDataModule
 from lightning_fed.errors import FederationError
@@ -69,7 +72,7 @@ def check_goes_on(
 
 def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federation: Any) -> dict[str, Setting]:
     """The settings of a run that its numbers depend on, by name: the method's, those of each phase's optimizer, the size of a batch
-    and of an input, and who takes part. What has no plain form (a network that is an object, say) is left out.
+    and of an input, what is frozen, and who takes part. What has no plain form (a network that is an object, say) is left out.
     """
     inherited = {name: parameter.default for name, (parameter, _) in parameters_of(type(model)).items()}
     found: dict[str, Any] = inherited | {name: value for name, value in model.hparams.items() if not name.startswith("_")}
@@ -79,6 +82,7 @@ def settings_of(model: FederatedModule, data: FederatedDataModule, **of_federati
         found |= {f"{name} of {phase.name}": value for name, value in optimizer.defaults.items()}
     found |= of_federation | {"batch_size": data.batch_size, "size of an input": _input_size(data)}
     found |= {"continue_epochs": data.continue_epochs}
+    found["weights of the frozen network"] = _checksum(frozen_parameters(model).values())
     plain = {name: _plain(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not None}
 
@@ -97,6 +101,15 @@ def differences(theirs: Mapping[str, Setting], ours: Mapping[str, Setting]) -> l
 
 def _said(setting: Setting) -> str:
     return shown(setting) if isinstance(setting, str) and len(setting) > 60 else str(setting)
+
+
+def _checksum(parameters: Iterable[Tensor]) -> str | None:
+    """Of values and dtypes, one tensor at a time, for a network may be large; None if there are none."""
+    checksum = None
+    for parameter in parameters:
+        values = parameter.detach().cpu().flatten().view(torch.uint8)
+        checksum = crc32(values.numpy().data, crc32(str(parameter.dtype).encode(), checksum or 0))
+    return None if checksum is None else f"{checksum:08x}"
 
 
 def _plain(value: Any) -> Setting:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import data_for, new_data, new_federation, new_method
+from tiny import CLASSES, Net, data_for, new_data, new_federation, new_method
 
 from lightning_fed.errors import DamagedError, FederationError
+from lightning_fed.methods import FedAvg
+from lightning_fed.models import Adapters
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints
 from lightning_fed.storage.client_store import ClientStore
 from lightning_fed.storage.initial import initial_network
@@ -282,3 +285,14 @@ def test_a_continued_run_says_what_differs(
     assert line.startswith("Checkpoint runs/version_0/checkpoints/round_000002 was made with ")
     go_on(run, rounds=4, **change)
     assert "was made with" not in capsys.readouterr().out
+
+
+def test_a_continued_run_says_if_another_network_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = Net(CLASSES), Net(CLASSES)
+    on_top = {"adapters": Adapters(r=2, target_modules="all-linear")}
+    new_federation(1, "runs").fit(FedAvg(first, CLASSES, **on_top), new_data(2, size=40))
+    new_federation(2, "runs").fit(FedAvg(first, CLASSES, **on_top), new_data(2, size=40), "last")
+    assert "was made with" not in capsys.readouterr().out
+    new_federation(3, "runs").fit(FedAvg(other, CLASSES, **on_top), new_data(2, size=40), "last")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
+    assert re.search(r"was made with weights of the frozen network [0-9a-f]{8}, now [0-9a-f]{8}\. ", line)
