@@ -19,7 +19,7 @@ from lightning_fed.cli.help.option_index import OptionIndex
     [
         ("ru", ["runs"]),
         ("fit --federation.r", ["--federation.rounds", "--federation.run_dir"]),
-        ("fit --model FedA", ["FedALA", "FedAMP", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM"]),
+        ("fit --model FedA", ["FedALA", "FedAMP", "FedAS", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM"]),
         ("fit --model=FedAvgF", ["FedAvgFT"]),
         ("fit --model FedProx --model.m", ["--model.metric", "--model.metrics", "--model.mu"]),
         ("fit --model FedProx --model.init_args.mu", ["--model.init_args.mu"]),
