@@ -67,10 +67,6 @@ def isolated() -> Iterator[None]:
 def branched(step: int, device: torch.device) -> Iterator[None]:
     """Run a block on a random stream beside torch's own, which it leaves where it was: a network that runs in it does not shift
     what others draw. The stream is a function of the seed that torch's began with and of the step, so nothing has to be kept.
-
-    Args:
-        step: how many came before.
-        device: on which the block draws, beside the CPU.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

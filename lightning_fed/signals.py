@@ -32,11 +32,7 @@ class _Stop(BaseException):
 
 @contextmanager
 def first_signal(handle: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the first SIGINT or SIGTERM is handled so; a second one does what it did before the block.
-
-    Args:
-        handle: is given the signal's number.
-    """
+    """Within the block, the first SIGINT or SIGTERM is handled so; a second one does what it did before the block."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:

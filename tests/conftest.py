@@ -99,6 +99,16 @@ def lines() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def two_workers() -> Iterator[Any]:
+    """An engine for whoever looks at worker processes, which take long to start: they stay from run to run."""
+    from lightning_fed.engines import Processes
+
+    engine = Processes(workers=2)
+    yield engine
+    engine._stop()
+
+
 @pytest.fixture(autouse=True)
 def own_random_state() -> Iterator[None]:
     from lightning.pytorch.utilities.seed import isolate_rng

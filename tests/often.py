@@ -14,6 +14,7 @@ FEW = {"FedAvg", "PFedLoRA", "FedHM", "SCAFFOLD", "DSFL"}
 """Of these, those with which the core's own ways are tried: what is private, in phases, in sizes, kept with moments, public."""
 
 OF_THE_CORE = {
+    "a partly frozen network with batch norm is trained",
     "a clients share is bounded or privacy is refused",
     "a robust rule combines what is sent or is refused",
     "a round may have any number of clients",

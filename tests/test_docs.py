@@ -64,22 +64,37 @@ COMMANDS = {page: commands for page in PAGES if (commands := commands_of(page))}
 assert sum(map(len, COMMANDS.values())) > 80
 
 
-each_page = pytest.mark.parametrize("page", COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def with_a_new_option() -> dict[Path, list[list[str]]]:
+    """Of each page those that have an option which none before them has."""
+    known, found = set[str](), dict[Path, list[list[str]]]()
+    for page, commands in COMMANDS.items():
+        for words in commands:
+            options = {word.partition("=")[0] for word in words[3:] if word.startswith("--")}
+            if not options <= known:
+                found.setdefault(page, []).append(words)
+            known |= options
+    return found
 
 
-@each_page
+NEW = with_a_new_option()
+pages = partial(pytest.mark.parametrize, "page", ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_configurations_of_commands_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert all(configs.found(words[2]) for commands in COMMANDS.values() for words in commands)
+
+
+@pages(NEW)
 def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options are known. Configurations without any are parsed in test_every_config.py."""
     monkeypatch.chdir(ROOT)
-    for words in COMMANDS[page]:
-        if len(words) > 3:
-            read(page.name, words)
-        else:
-            assert configs.found(words[2])
+    for words in NEW[page]:
+        read(page.name, words)
 
 
 @pytest.mark.slow
-@each_page
+@pages(COMMANDS)
 def test_commands_can_be_played(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options are known; and where no files of data are needed, networks, data and Trainer can be built."""
     monkeypatch.chdir(ROOT)

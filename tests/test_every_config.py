@@ -59,8 +59,8 @@ RUN_OFTEN = with_something_new(CONFIGS, "data") & BEGUN_OFTEN
 """What is played in the default tests; what is common to all methods, tests/test_every_method.py tries with each of them."""
 
 
-ONE_OF_EACH = {path.parent: path for path in CONFIGS}
-"""By folder, what is parsed as it is in the default tests: the others there have other numbers."""
+ONE_OF_EACH = {path.parent: path for path in CONFIGS if path not in BEGUN_OFTEN}
+"""By folder, what is parsed as it is in the default tests, of which nothing is built: the others there have other numbers."""
 
 
 def configs(often: set[Path]) -> pytest.MarkDecorator:

@@ -114,6 +114,7 @@ def epoch(data: Instructions, module: Any) -> list[int]:
 adam = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.0)
 
 
+@pytest.mark.often(1)
 @pytest.mark.often(3)
 @pytest.mark.parametrize(
     ("kind", "accumulate", "packing"),
@@ -142,6 +143,7 @@ def test_an_epoch_ends_with_the_weights_of_trl(kind: str, accumulate: int, packi
     assert moved > 1e-2
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_adapters_end_with_the_numbers_of_trl(accumulate: int, tmp_path: Path) -> None:
     """A federation of one client against a trainable peft model that begins with the adapters that the federation begins with."""

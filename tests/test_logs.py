@@ -99,6 +99,7 @@ class Noting(FedAvg):
         return super().phases()
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("level", "logged"), [(logging.WARNING, "[30]"), (logging.NOTSET, "[20, 30]")])
 def test_workers_log_what_this_process_does(level: int, logged: str) -> None:
     """A worker's own output goes where that of the first one in this process went."""

@@ -72,6 +72,7 @@ def test_gradients_that_nobody_scales_are_refused_at_half_precision(name: str) -
         module.on_fit_start()
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("name", ["HOMLoRA", "PF2LoRA", "FedAvg"])
 def test_what_learns_of_a_bf16_checkpoint_is_float32(name: str, precision: str) -> None:

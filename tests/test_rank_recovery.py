@@ -141,6 +141,7 @@ def test_the_lower_bound_can_be_met_if_the_shared_matrix_may_have_any_rank():
     assert joint_distance(learned, [one, other]) == pytest.approx(example.lower_bound(one, other, client_r=2))
 
 
+@pytest.mark.slow
 def test_trained_states_obey_the_lower_bound(paper):
     federation, recovery = paper
     truths = example.draw("paper", 0).truths

@@ -20,9 +20,6 @@ from lightning_fed.options import parameters_of
 def check_config(config: Namespace) -> None:
     """Refuse blocks that name no class, and nulls where a value is needed.
 
-    Args:
-        config: a verb's options, understood and not yet built.
-
     Raises:
         FederationError: naming the option.
     """

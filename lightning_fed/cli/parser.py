@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fed.cli.help import HelpAction, page
 from lightning_fed.cli.refusals import known, shorten
 from lightning_fed.errors import FederationError, print_error
-from lightning_fed.experiments.sweep.settings import read_yaml, refuse_doubles
+from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
 
 MODE = "strict yaml"
 """How values and files are read: as jsonargparse reads YAML, but for keys that are given twice, which are refused."""
@@ -33,7 +33,7 @@ register_type(torch.Tensor, serializer=torch.Tensor.tolist, deserializer=tensor_
 def load_strictly(text: str) -> Any:
     """What a text means in YAML. Raises :class:`yaml.YAMLError` for a key that is given twice."""
     if ":" in text:
-        refuse_doubles(text)
+        yaml.compose(text, Loader=StrictLoader)
     return get_loader("yaml")(text)
 
 

@@ -97,16 +97,7 @@ def show(sweep: Sweep, jobs: Sequence[CellJob], best: Mapping[tuple[str, str], s
 
 
 def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: str, preempted: Callable[[], bool]) -> None:
-    """Play what is not finished: first the runs that try values, then all.
-
-    Args:
-        sweep: the comparison.
-        workers: how many to play at a time.
-        console: where to show it.
-        start: starts their processes.
-        again: the command that goes on with it.
-        preempted: whether somebody needs the machine.
-    """
+    """Play what is not finished: first the runs that try values, then all."""
     jobs = checked(sweep, known_cells(sweep, {}), console)
     if isinstance(start, ForkServer):
         start.prepare()
@@ -125,13 +116,6 @@ def play_all(sweep: Sweep, workers: int, console: Console, start: Start, again: 
 
 def play_cell(sweep: Sweep, number: int, console: Console, again: str, preempted: Callable[[], bool]) -> None:
     """Play one run, if it is not finished or being played.
-
-    Args:
-        sweep: the comparison.
-        number: of the run: those that try values come first.
-        console: where to show it.
-        again: the command that goes on with it.
-        preempted: whether somebody needs the machine.
 
     Raises:
         FederationError: if there is none, or if it is not known yet what it is.
@@ -210,12 +194,6 @@ def conclude(sweep: Sweep, jobs: Sequence[CellJob], again: str) -> None:
 
 def checked(sweep: Sweep, cells: Sequence[Cell], console: Console, build: bool = True) -> list[CellJob]:
     """Parse what is to be played before the first run starts; what differs by its seeds alone, once.
-
-    Args:
-        sweep: the comparison.
-        cells: the runs.
-        console: where to say that it takes a moment.
-        build: build what they are made of, too.
 
     Raises:
         SystemExit: with code 2, after a line for everything that is wrong, with the runs in which it is.

@@ -136,10 +136,6 @@ def check_form(update: ClientUpdate, *needed: str) -> None:
     of examples, metrics that are numbers under names that tables can have. Who looks at an update to say what is expected of it can
     rely on that.
 
-    Args:
-        update: what came back from a turn.
-        needed: names of metrics that it must have.
-
     Raises:
         FederationError: naming the client and the tensor or metric.
     """

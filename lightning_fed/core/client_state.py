@@ -155,11 +155,6 @@ def common_bits(states: ClientStates, name: str, clients: Sequence[int]) -> Tens
     """How many bits each two of the clients' masks have in common, which are as :func:`.pack_bits` packed them; on the
     diagonal, how many each has.
 
-    Args:
-        states: where the masks are.
-        name: under which name, in each state.
-        clients: whose they are.
-
     Returns:
         Integers ``(n, n)``.
     """

@@ -102,12 +102,6 @@ def store_hyperparameters(module: L.LightningModule, frame: FrameType | None) ->
 def refuse_missing(cls: type, checkpoint_path: Any, given: Collection[str], error: Exception) -> None:
     """Say which arguments a checkpoint lacks, where they are why it cannot be loaded.
 
-    Args:
-        cls: of the module.
-        checkpoint_path: of a Trainer's checkpoint.
-        given: names of the arguments that were given beside it.
-        error: of loading it.
-
     Raises:
         FederationError: where something was a lambda, an object or the like, which has no name.
     """

@@ -40,12 +40,7 @@ def checked_pools(given: Any, name: str) -> tuple[Inputs, Tensor, Inputs, Tensor
 
 
 def checked_inputs(given: Any, what: str) -> Inputs:
-    """Inputs as tensors, or what makes them.
-
-    Args:
-        given: tensors, arrays or lists, by name or not.
-        what: they are, for an error.
-    """
+    """Inputs as tensors, or what makes them."""
     if isinstance(given, LazyInputs | Tensor):
         return given
     if isinstance(given, Mapping):
@@ -84,10 +79,6 @@ def as_tensor(given: Any, what: str = "inputs") -> Tensor:
 
 def as_labels(given: Any, what: str) -> Tensor:
     """Labels as a tensor of shape (N,), int64.
-
-    Args:
-        given: a tensor, an array or a list.
-        what: they are, for an error.
 
     Raises:
         FederationError: if they are not whole numbers, one per example.
@@ -150,13 +141,7 @@ def refuse_no_numbers(inputs: Inputs) -> None:
 
 
 def pick_column(name: str, columns: Mapping[str, Any], column: str) -> NDArray[Any]:
-    """One of the columns that data have.
-
-    Args:
-        name: of the data.
-        columns: all of them.
-        column: the name of the one that is wanted.
-    """
+    """One of the columns that data have."""
     known = ", ".join(columns) or "none"
     require(
         column in columns,

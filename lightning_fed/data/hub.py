@@ -20,11 +20,7 @@ def optional(package: str, extra: str) -> Any:
 
 @contextmanager
 def quiet_datasets(extra: str = "hub") -> Iterator[Any]:
-    """The package datasets, without its progress bars.
-
-    Args:
-        extra: what to install where it is missing.
-    """
+    """The package datasets, without its progress bars."""
     datasets = optional("datasets", extra)
     shows_progress = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()

@@ -88,12 +88,7 @@ def csv_table(
 
 
 def refuse_doubles(names: Sequence[Any], what: str) -> None:
-    """Refuse names of which one is there twice.
-
-    Args:
-        names: of columns, or of classes.
-        what: has them, the subject of the error's sentence.
-    """
+    """Refuse names of which one is there twice."""
     double = next((name for place, name in enumerate(names) if name in names[:place]), None)
     require(double is None, f"{what} has the name {double!r} twice: give each a name of its own.")
 

@@ -50,11 +50,6 @@ PUBLIC = 0x9B11C
 def as_of_clients(public: Inputs, own: Inputs, name: str) -> Inputs:
     """Public inputs in the form of the clients': images of their size and colours, texts with the same parts.
 
-    Args:
-        public: what there is.
-        own: the clients' inputs.
-        name: of the public data.
-
     Raises:
         FederationError: where that is not possible.
     """

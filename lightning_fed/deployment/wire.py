@@ -44,10 +44,6 @@ def pack(head: Mapping[str, Any], tensors: State | None = None) -> bytes:
 def unpack(message: bytes, whose: str) -> tuple[dict[str, Any], State]:
     """Head and tensors of a message.
 
-    Args:
-        message: bytes from elsewhere, which may be anything.
-        whose: whose message it is, for the error's sentence.
-
     Raises:
         FederationError: if it is none.
     """

@@ -44,12 +44,7 @@ class Engine(ABC):
 
     @abstractmethod
     def open(self, spec: WorkerSpec, states: ClientStore) -> None:
-        """Get ready for a run.
-
-        Args:
-            spec: makes a worker, in whatever process.
-            states: where the clients' private states are kept.
-        """
+        """Get ready for a run."""
 
     @abstractmethod
     def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:

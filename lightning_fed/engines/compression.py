@@ -51,11 +51,6 @@ class Compression:
     def compress_update(self, state: State, sent_down: State, owed: Mapping[str, Tensor]) -> tuple[State, State]:
         """What a client sends. Draws from torch's random stream.
 
-        Args:
-            state: its update.
-            sent_down: what it received.
-            owed: what it did not send before, by name.
-
         Returns:
             What travels, and what is owed now.
         """

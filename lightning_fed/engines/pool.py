@@ -242,12 +242,7 @@ class Broadcasts(Generic[Sent]):
         self._sent: OrderedDict[tuple[Any, ...], tuple[Broadcast, Sent]] = OrderedDict()
 
     def sent(self, broadcast: Broadcast, keep: int) -> Sent:
-        """A broadcast as it is sent: the same for the same tensors.
-
-        Args:
-            broadcast: what a turn comes with.
-            keep: how many are kept.
-        """
+        """A broadcast as it is sent: the same for the same tensors."""
         tensors = {**broadcast.state, **{f"{name} ": tensor for name, tensor in broadcast.statistics.items()}}
         key = (broadcast.model_size, *((name, id(tensor)) for name, tensor in tensors.items()))
         if key not in self._sent:

@@ -39,12 +39,7 @@ TRIED = ("2.6.",)
 
 
 def turn_trainer(new_trainer: TrainerFactory, **options: Any) -> L.Trainer:
-    """A Trainer for turns.
-
-    Args:
-        new_trainer: builds it.
-        **options: more of its options.
-    """
+    """A Trainer for turns."""
     trainer = new_trainer(**QUIET, **options)
     # Signals are the run's, see lightning_fed.signals: Lightning would take them from it, and give them back wrongly.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
@@ -85,11 +80,6 @@ class Trainers:
 
         It is the one of the turn before with a new training loop, unless options differ from turn to turn, or a part of it (a
         callback, a scaler of gradients) would hand on what an earlier turn left in it.
-
-        Args:
-            epochs: to train.
-            callbacks: besides those of the Trainer.
-            **options: of the Trainer; none: it does not validate.
         """
         trainer = self._fitting
         if trainer is None or options:
@@ -107,11 +97,7 @@ class Trainers:
         return trainer
 
     def for_measuring(self, gradients: bool = False) -> L.Trainer:
-        """A Trainer that validates, tests and predicts, which starts afresh on every call.
-
-        Args:
-            gradients: whether there are to be any.
-        """
+        """A Trainer that validates, tests and predicts, which starts afresh on every call."""
         if gradients not in self._others:
             trainer = turn_trainer(self.new_trainer, **({"inference_mode": False} if gradients else {}))
             for loop in (trainer.validate_loop, trainer.test_loop):

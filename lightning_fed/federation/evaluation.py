@@ -103,10 +103,6 @@ class Evaluation:
     def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
         """What clients get that are never trained with: ``unseen/<stage>/…`` of each of :data:`.STAGES`, and how much more those
         have that are (``unseen/gap``).
-
-        Args:
-            round_number: the round that has been played.
-            row: what the others came to.
         """
         server = copy.copy(self._server)  # on which a round of theirs leaves no trace
         with seeded(self._seed, UNSEEN, round_number):

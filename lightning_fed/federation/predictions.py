@@ -39,10 +39,6 @@ def predictions(run: Run, new_trainer: TrainerFactory) -> list[Row]:
     """A row for each test example of each client: ``client``, ``example`` (its number among all of the data), what is true and what
     is predicted of it, and the numbers that say so: see :func:`columns`.
 
-    Args:
-        run: whose clients' models predict, as they are measured.
-        new_trainer: builds their Trainer.
-
     Raises:
         FederationError: if a network answers in texts.
     """

@@ -92,9 +92,6 @@ def protect(
 def refuse_at_sites(settings: RunSettings) -> None:
     """What is a simulation has no place where clients' data are at real sites.
 
-    Args:
-        settings: of the federation.
-
     Raises:
         FederationError: if there is such a thing.
     """

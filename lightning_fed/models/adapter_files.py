@@ -110,10 +110,6 @@ def modules_of(parameters: Collection[str], network: nn.Module) -> list[str]:
     """The fewest modules that hold these parameters: a module that has no others rather than its parts, and where it has others the
     module that holds them itself.
 
-    Args:
-        parameters: by name.
-        network: that has them.
-
     Raises:
         FederationError: for a parameter of the network itself, which belongs to no module in it.
     """

@@ -131,12 +131,6 @@ class CausalLM(TransformerLM):
 def loading_options(name: Any, dtype: str, quantization: str | None, trust_remote_code: bool) -> dict[str, Any]:
     """What ``from_pretrained`` is told.
 
-    Args:
-        name: of the model, or the model.
-        dtype: of its weights.
-        quantization: of its weights.
-        trust_remote_code: whether code of the repository runs.
-
     Raises:
         FederationError: for what needs files, a GPU, or a package.
     """

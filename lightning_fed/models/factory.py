@@ -91,13 +91,7 @@ def call(make: Maker, num_classes: int | None, **settings: Any) -> nn.Module:
 
 
 def passed(make: Maker, num_classes: int, settings: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The number of classes as positional or as named argument, as :func:`call` gives it.
-
-    Args:
-        make: the factory.
-        num_classes: outputs of the network.
-        settings: its other arguments.
-    """
+    """The number of classes as positional or as named argument, as :func:`call` gives it."""
     try:
         parameters = inspect.signature(make).parameters
     except ValueError:  # of a builtin

@@ -135,12 +135,7 @@ def answering(network: Any) -> type[TransformerQA] | type[TransformerLM] | None:
 
 
 def around(network: Any, num_classes: int) -> Transformer:
-    """A model of the transformers library behind the interface of this one, by what its class is for.
-
-    Args:
-        network: the model.
-        num_classes: outputs that it must have.
-    """
+    """A model of the transformers library behind the interface of this one, by what its class is for."""
     kind, model = type(network).__name__, lambda: network
     if not hasattr(network, "save_pretrained"):
         raise FederationError(

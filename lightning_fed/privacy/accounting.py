@@ -56,14 +56,7 @@ def epsilon(rate: float, multiplier: float, rounds: int, delta: float) -> float:
 
 
 def noise_multiplier(rate: float, target: float, rounds: int, delta: float) -> float:
-    """The smallest z, to 1e-3 and rounded up, with which so many rounds cost at most an ε.
-
-    Args:
-        rate: see :func:`epsilon`.
-        target: ε.
-        rounds: how many.
-        delta: δ.
-    """
+    """The smallest z, to 1e-3 and rounded up, with which so many rounds cost at most an ε."""
     if rate == 1:
         found = float(_library().get_sigma_gaussian(target, delta)) * math.sqrt(rounds)
     else:

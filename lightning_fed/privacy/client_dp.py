@@ -203,20 +203,11 @@ class GaussianMechanism(Privacy):
         self.rounds, self.clip_norm = int(rounds), float(state["clip"])
 
     def noise_to_clip(self, values: int) -> float:
-        """The norm of a round's noise on the mean, over the clip norm.
-
-        Args:
-            values: how many numbers are sent.
-        """
+        """The norm of a round's noise on the mean, over the clip norm."""
         return self.update_multiplier * math.sqrt(values) / self.expected
 
     def forecast(self, values: int, rounds: int) -> str:
-        """What to expect, in a line.
-
-        Args:
-            values: how many numbers are sent.
-            rounds: of the whole run.
-        """
+        """What to expect, in a line."""
         ratio = self.noise_to_clip(values)
         spent = "no guarantee" if self.multiplier == 0 else f"ε = {self.epsilon(rounds):.2f} at δ = {self.delta:g}"
         verdict = (

@@ -25,9 +25,6 @@ killed, which they look for every 5 seconds."""
 def only_writer(folder: Path) -> Iterator[None]:
     """Be the only process that writes to a run's folder, within the block. The operating system ends it with the process.
 
-    Args:
-        folder: the run's folder, which is there.
-
     Raises:
         FederationError: if another process is, or if nothing can be written to the folder.
     """

@@ -140,12 +140,7 @@ class Task(nn.Module, ABC):
             raise FederationError(f"{method} got task {self.name!r}, but {why}")
 
     def configure_metrics(self, outputs: int, network: MeasuredNetwork | None = None) -> MetricCollection:
-        """What validation and test data are measured with.
-
-        Args:
-            outputs: of the network.
-            network: if it says itself what is measured.
-        """
+        """What validation and test data are measured with."""
         if network is not None:
             metrics = network.metrics(self.monitor or network.measures[0])
         else:

@@ -28,7 +28,7 @@ def script() -> str:
     [
         (["ru"], ["runs"]),
         (["fit", "--federation.r"], ["--federation.rounds", "--federation.run_dir"]),
-        (["fit", "--model", "FedA"], ["FedALA", "FedAMP", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM"]),
+        (["fit", "--model", "FedA"], ["FedALA", "FedAMP", "FedAS", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgFT", "FedAvgM"]),
         (["fit", "--model.help", "Hom"], []),
         (["test", "--federation.progress", "t"], ["true"]),
         (["fit", "--config", "quick"], ["quickstart", "quickstart.sweep", "quickstart_partitions.sweep"]),

@@ -159,6 +159,7 @@ def test_what_a_run_begins_with_is_compared_by_its_weights(join: Joining, serve:
     assert one != two == same_two
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -371,6 +371,7 @@ class TestSweep:
         assert path.read_text().splitlines()[0] == f"# lightning-fed sweep --config {path.relative_to(ROOT)}"
         assert (ROOT / read_sweep(path).base).is_file()
 
+    @pytest.mark.often(8)
     @pytest.mark.parametrize("path", KINDS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
     def test_its_kinds_of_runs_are_understood(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(ROOT)

@@ -149,8 +149,8 @@ def test_a_continued_federation_has_the_same_rates(name: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAvg", "PF2LoRA"])
-def test_worker_processes_have_the_same_rates(name: str) -> None:
-    here, there = (new_federation(3, evaluate_every=1, engine=engine) for engine in (InProcess(threads=1), Processes(2)))
+def test_worker_processes_have_the_same_rates(name: str, two_workers: Processes) -> None:
+    here, there = (new_federation(3, evaluate_every=1, engine=engine) for engine in (InProcess(threads=1), two_workers))
     for federation in (here, there):
         federation.fit(new_method(name, lr_scheduler=halved), data_for(name, num_clients=3, size=60))
     assert_same(here, there)

@@ -102,6 +102,7 @@ SENT_BY_DEFINITION = {
 """Methods whose private tensors have values that travel under another name, and why."""
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("name", mostly_slow(AT_SITES, often=OFTEN & set(AT_SITES)))
 def test_private_states_do_not_leave_their_site(name: str) -> None:
     """Neither a name of theirs nor the bytes of one of their tensors, in anything that goes to a site or comes from it."""

@@ -22,7 +22,7 @@ from tiny import (
 from torch import Tensor
 
 from lightning_fed.core.messages import Broadcast
-from lightning_fed.engines import Engine, InProcess, Processes
+from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
@@ -116,11 +116,12 @@ def test_without_compression_nothing_changes() -> None:
     assert_same(*federations)
 
 
-WAYS = [(engine, up, down) for engine in (InProcess(), Processes(workers=2)) for up in UP[1:] for down in ("none", "int8")]
+WAYS = [(where, up, down) for where in ("here", "apart") for up in UP[1:] for down in ("none", "int8")]
 
 
-@pytest.mark.parametrize(("engine", "up", "down"), mostly_slow(WAYS, [way for way in WAYS if way[1:] == ("topk", "int8")]))
-def test_a_run_on_any_engine_and_through_a_stop(engine: Engine, up: Any, down: Any) -> None:
+@pytest.mark.parametrize(("where", "up", "down"), mostly_slow(WAYS, [("apart", "topk", "int8")]))
+def test_a_run_on_any_engine_and_through_a_stop(where: str, up: Any, down: Any, two_workers: Processes) -> None:
+    engine = two_workers if where == "apart" else InProcess()
     options: dict[str, Any] = {"compression": Compression(up, down, share=0.2), "participation": 0.7, "evaluate_every": 1}
     whole = new_federation(3, **options)
     whole.fit(new_method("PFedLoRA"), new_data(4, 120))

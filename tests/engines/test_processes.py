@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,9 @@ from lightning_fed.storage.client_store import ClientStore
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks processes and their memory up in /proc")
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Processes]:
-    """Two workers for all tests of this file: they stay from run to run."""
-    engine = Processes(workers=2)
-    yield engine
-    engine._stop()
+@pytest.fixture
+def engine(two_workers: Processes) -> Processes:
+    return two_workers
 
 
 def fit(engine: InProcess | Processes, name: str = "PFedLoRA", rounds: int = 2, **options: Any) -> Federation:
@@ -138,6 +135,7 @@ def test_private_states_do_not_stay_in_shared_memory(engine: Processes) -> None:
     assert not any(in_shared_memory(tensor) for state in private_states(fit(engine)).values() for tensor in state.values())
 
 
+@pytest.mark.often(1)
 @pytest.mark.skipif(not block.ANONYMOUS, reason="shared memory has names here, and is not used again")
 @pytest.mark.parametrize("name", ["FedAvg", "Ditto"])  # one broadcast for all, and private states besides
 def test_later_rounds_send_in_the_memory_of_earlier_ones(name: str, engine: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +179,7 @@ def test_gpus_are_dealt_out_unless_the_trainer_names_one(
 # --------------------------------------------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("stage", ["fit", "evaluate"])
 def test_a_worker_that_is_killed_is_replaced(stage: str, engine: Processes) -> None:
     federation = new_federation(2, engine=engine, evaluate_every=1)

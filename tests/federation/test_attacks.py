@@ -97,6 +97,7 @@ def test_how_far_off_is_little_enough(clients: int, attackers: int, z: float) ->
     assert little_is_enough(clients, attackers) == pytest.approx(z, abs=1e-3)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack).__name__)
 def test_attackers_are_drawn_by_the_seed_and_not_measured(attack: Attack) -> None:
     federation, engine = fit(attack=attack, seed=2), Recording()
@@ -112,10 +113,10 @@ def test_attackers_are_drawn_by_the_seed_and_not_measured(attack: Attack) -> Non
     )
 
 
-def test_the_same_on_other_engines() -> None:
+def test_the_same_on_other_engines(two_workers: Processes) -> None:
     options: dict[str, Any] = {"attack": LabelFlip(0.4), "aggregation": GeometricMedian(), "seed": 1}
     plain = fit(**options)
-    for engine in (Shuffled(), Processes(workers=2)):
+    for engine in (Shuffled(), two_workers):
         assert_same(fit(engine=engine, **options), plain)
     assert_same(fit(store_limit_mb=1e-6, **options), plain)
 
@@ -134,6 +135,7 @@ def test_a_run_without_attackers_has_the_labels_back() -> None:
     assert not same(attacked.run.server.state_dict(), fresh.run.server.state_dict())
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(1), Krum(1), MultiKrum(1), GeometricMedian(), ClippedMean(1.0)], ids=str)
 def test_a_rule_keeps_the_model_near_that_of_honest_clients(rule: Any) -> None:
     """One of five sends a hundred times its change, the other way round: the mean follows."""

@@ -83,12 +83,12 @@ def test_who_drops_out_was_sent_the_model_and_nothing_of_it_is_merged() -> None:
         assert row["traffic/up_bytes"] * 4 == row["traffic/down_bytes"] * stayed
 
 
-def test_the_same_on_other_engines_and_after_an_interruption(tmp_path: Path) -> None:
+def test_the_same_on_other_engines_and_after_an_interruption(two_workers: Processes, tmp_path: Path) -> None:
     whole = fit(seed=3, **varying)
     sizes = [row["round/clients"] for row in whole.run.history]
     assert len(set(sizes)) > 1
     assert any("round/failed_clients" in row for row in whole.run.history)
-    for engine in (Shuffled(), Processes(workers=2)):
+    for engine in (Shuffled(), two_workers):
         assert_same(fit(seed=3, engine=engine, **varying), whole)
     for rounds in (1, 2, 4):
         again = fit(rounds, seed=3, run_dir=tmp_path, **varying)

@@ -99,9 +99,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_batch_that_was_next(tmp_path: P
         assert Noting.seen[client] == expected(client, 4 * STEPS)[already:]
 
 
-def test_worker_processes_play_the_same_batches(tmp_path: Path) -> None:
+def test_worker_processes_play_the_same_batches(tmp_path: Path, two_workers: Processes) -> None:
     options = {"participation": 0.7, "evaluate_every": 1}
     fit(3, folder=tmp_path / "one", engine=InProcess(), **options)
-    fit(2, folder=tmp_path / "two", engine=Processes(2), **options)
-    fit(3, "last", tmp_path / "two", engine=Processes(2), **options)
+    fit(2, folder=tmp_path / "two", engine=two_workers, **options)
+    fit(3, "last", tmp_path / "two", engine=two_workers, **options)
     assert_same_end(tmp_path / "one" / "version_0", tmp_path / "two" / "version_0")

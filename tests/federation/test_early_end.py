@@ -32,6 +32,7 @@ def test_a_run_ends_when_patience_does(tmp_path: Path) -> None:
     assert f'"rounds": {best + 2}' in (tmp_path / "ended" / "version_0" / "run.json").read_text()
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_ends_there_too(tmp_path: Path) -> None:
     fit(tmp_path / "whole", patience=2)
     with pytest.raises(KeyboardInterrupt):

@@ -90,17 +90,18 @@ def test_epsilon_is_spent_by_the_last_round() -> None:
     assert 2.98 < everybody.history[-1]["privacy/epsilon"] <= 3.0
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("kind", ["seeded", "secret"])
 @pytest.mark.parametrize("clip", [0.5, AdaptiveClip(start=0.3)], ids=["fixed", "adaptive"])
 def test_the_same_on_all_engines_and_after_each_interruption(
-    kind: Any, clip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, clip: Any, two_workers: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State and ledger, bit for bit, of runs that have drawn the same stream of the key, which one that goes on draws no more."""
     monkeypatch.setattr(protection, "token_hex", lambda size: "5" * 2 * size)
     key = tmp_path / "key" if kind == "secret" else None
     privacy = ClientDP(clip=clip, delta=0.01, noise_multiplier=0.1, noise=kind, key=key)
     whole = fit(privacy)
-    assert_same(fit(privacy, engine=Processes(workers=2) if clip != 0.5 else Shuffled()), whole)
+    assert_same(fit(privacy, engine=two_workers if clip != 0.5 else Shuffled()), whole)
     for rounds in (1, 2, 3):
         if rounds == 2:
             monkeypatch.undo()

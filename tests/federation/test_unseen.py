@@ -60,6 +60,7 @@ def with_other_examples(data: InMemory, clients: list[int]) -> InMemory:
     return data
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("name", ["FedAvg", "FedRep", "FedHM", "Centralized"])
 def test_what_they_train_on_changes_no_number_of_others(name: str) -> None:
     """Means over clients, the global model's test data and gathered statistics included; their own change."""
@@ -108,9 +109,9 @@ def test_they_are_rows_of_their_own(tmp_path: Path) -> None:
     assert UNSEEN == STAGES
 
 
-def test_processes_give_the_same_and_a_run_goes_on(tmp_path: Path) -> None:
+def test_processes_give_the_same_and_a_run_goes_on(two_workers: Processes, tmp_path: Path) -> None:
     whole, _ = fit(FedRep(Net, CLASSES, optimizer=momentum))
-    apart = new_federation(2, engine=Processes(workers=2), unseen=[1, 3])
+    apart = new_federation(2, engine=two_workers, unseen=[1, 3])
     apart.fit(FedRep(Net, CLASSES, optimizer=momentum), new_data(5, 200))
     assert_same(apart, whole)
     new_federation(1, run_dir=tmp_path, unseen=[1, 3]).fit(FedRep(Net, CLASSES, optimizer=momentum), new_data(5, 200))

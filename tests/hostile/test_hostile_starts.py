@@ -20,6 +20,7 @@ def settings(**changed: Any) -> str:
     return network(of("VisionTransformer", config=VIT["init_args"]["config"] | changed))
 
 
+@pytest.mark.often(10)
 @pytest.mark.parametrize(
     ("method", "args", "names"),
     [

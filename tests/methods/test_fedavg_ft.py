@@ -184,6 +184,7 @@ def test_an_optimizer_of_its_own() -> None:
     assert same(still.client_module(0).state_dict(), still.run.server.state_dict())
 
 
+@pytest.mark.slow
 def test_any_method_adapts() -> None:
     """What is private too, where it predicts. Statistics are the client's own; the server's models are measured as they are."""
     for method in (FedProx, FedPer):

@@ -169,6 +169,7 @@ def end(method: type[FedDyn], rounds: int = 20) -> float:
     return fit(method(Net, CLASSES, **options), data, rounds).run.server.state["backbone.head.bias"][0].item()
 
 
+@pytest.mark.slow
 def test_it_finds_the_optimum_of_the_mean_and_a_known_mistake_does_not() -> None:
     assert end(Bowl) == pytest.approx(2.5, abs=5e-3)
     assert abs(end(OtherSign, rounds=10) - 2.5) > 1

@@ -459,6 +459,7 @@ def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     return federation, list(engine.turns), list(engine.updates)
 
 
+@pytest.mark.often(2)
 @each_method
 def test_running_statistics_do_not_travel_to_train(name: str) -> None:
     federation, turns, updates = recorded(name)
@@ -556,6 +557,7 @@ def test_redrawn_sizes_are_a_function_of_seed_and_round(name: str) -> None:
     assert redrawn(name, rounds=1, seed=1)[0] != rounds[:1]
 
 
+@pytest.mark.often(1)
 @each_method
 def test_a_finished_run_that_is_continued_has_the_same_clients(name: str) -> None:
     data, method = new_data(3, 120), partial(new_method, name, **SIZES[name], epochs=0)

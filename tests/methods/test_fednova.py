@@ -147,6 +147,7 @@ class BowlFedAvg(Bowls, UniformFedAvg):
     pass
 
 
+@pytest.mark.slow
 def test_unlike_fedavg_it_finds_the_optimum_of_the_mean() -> None:
     """FedAvg goes where the client with more steps wants to be. What is left of FedNova's bias goes with the rate."""
     rate, data = 0.02, new_data(2, 40, batch_size=4, partition=IID())

@@ -83,6 +83,7 @@ class Leaking(FedSALoRA):
         return [p for name, p in self.named_parameters() if name not in self.frozen_names]
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("method", "alike"), [(FedSALoRA, True), (Leaking, False)])
 def test_nobody_goes_on_with_the_b_of_somebody_else(method: type[FedSALoRA], alike: bool) -> None:
     """Else it would matter who comes first."""

@@ -52,8 +52,8 @@ def test_a_is_one_for_all_stays_and_does_not_travel() -> None:
 
 
 @pytest.mark.slow
-def test_a_is_the_same_in_every_process() -> None:
-    one, two = (fit(method_of(FFALoRA), engine=engine) for engine in (None, Processes(workers=2)))
+def test_a_is_the_same_in_every_process(two_workers: Processes) -> None:
+    one, two = (fit(method_of(FFALoRA), engine=engine) for engine in (None, two_workers))
     assert same(one.run.server.state_dict(), two.run.server.state_dict())
     for client in range(3):
         assert same(dict(one.client_module(client).state_dict()), dict(two.client_module(client).state_dict()))

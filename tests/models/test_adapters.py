@@ -81,11 +81,9 @@ def test_who_runs_on_adapters_and_who_refuses_them_in_a_line() -> None:
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("backbone", [still_transformer, tiny_transformer], ids=["still", "dropout"])
-@pytest.mark.parametrize(
-    "engine", [InProcess(), pytest.param(Processes(workers=2), marks=pytest.mark.slow)], ids=["here", "workers"]
-)
-def test_fedavg_over_them_is_homlora(backbone: Any, engine: Engine) -> None:
-    federations = []
+@pytest.mark.parametrize("where", ["here", pytest.param("apart", marks=pytest.mark.slow)])
+def test_fedavg_over_them_is_homlora(backbone: Any, where: str, two_workers: Processes) -> None:
+    engine, federations = two_workers if where == "apart" else InProcess(), []
     for method in (
         HOMLoRA(backbone, CLASSES, r=4, lora_alpha=8, optimizer=adamw, steps=3),
         FedAvg(
@@ -118,16 +116,13 @@ def test_what_travels_is_adapters_and_head() -> None:
     assert {f"backbone.{name}" for name in adapter_names(module.backbone, "A")} == {n for n in factors if "lora_A" in n}
 
 
-@pytest.mark.parametrize(
-    "engine", [Processes(workers=2), pytest.param(Processes(workers=3), marks=pytest.mark.slow)], ids=["two", "three"]
-)
-def test_networks_of_a_list_are_frozen_alike_on_every_engine(engine: Engine) -> None:
+def test_networks_of_a_list_are_frozen_alike_on_every_engine(two_workers: Processes) -> None:
     def play(engine: Engine) -> Any:
         federation = new_federation(2, participation=0.7, engine=engine)
         federation.fit(Standalone([NoisyNet, Net, WideNet], CLASSES, momentum, adapters=ON_NET), new_data(5, 150))
         return federation
 
-    here, there = play(InProcess()), play(engine)
+    here, there = play(InProcess()), play(two_workers)
     assert_same(here, there)
     for client in range(5):
         assert same(*(federation.run.client_module(client).state_dict() for federation in (here, there)))
@@ -236,11 +231,12 @@ def test_convolutions_and_all_linear_layers(targets: Any) -> None:
     assert not any(name.startswith("backbone.head.") and ".lora_" in name for name in module.state_dict())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", ["Standalone", "LGFedAvg", "FedKD"])
-def test_clients_may_have_ranks_of_their_own(name: str) -> None:
+def test_clients_may_have_ranks_of_their_own(name: str, two_workers: Processes) -> None:
     """In turn; of networks that everybody has in common, all have the first. Workers make no difference."""
     ends = []
-    for engine in (InProcess(), Processes(workers=2)):
+    for engine in (InProcess(), two_workers):
         federation = new_federation(1, engine=engine)
         federation.fit(new_method(name, backbone=NoisyNet, adapters=OF_TWO_RANKS), new_data(3))
         modules = [federation.client_module(client) for client in range(3)]

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import lightning_fed.methods
 from lightning_fed.core import PublicDistillation
+from lightning_fed.engines import Processes
 from lightning_fed.engines.packing import pack, unpack
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
@@ -170,10 +171,8 @@ def test_another_process_has_the_same_network(given: nn.Module) -> None:
     [(FedAvg, Net(CLASSES), False), (FedAvg, Backbone.wrap(hub_vit()), False), (HOMLoRA, hub_roberta(), True)],
     ids=["network", "wrapped", "text model"],
 )
-def test_worker_processes_change_nothing(method: type, given: nn.Module, texts: bool) -> None:
-    from lightning_fed.engines import Processes
-
-    assert_same(fit(method, given, texts), fit(method, given, texts, engine=Processes(workers=2)))
+def test_worker_processes_change_nothing(method: type, given: nn.Module, texts: bool, two_workers: Processes) -> None:
+    assert_same(fit(method, given, texts), fit(method, given, texts, engine=two_workers))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +308,7 @@ ANY = [name for name in WHOLE if name != "FedRolex"]  # which has to know what i
 NETWORKS = [torchvision_vit, hub_vit, Plain]
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize(("name", "build"), mostly_slow(product(ANY, NETWORKS), often=each_with_one(NETWORKS)))
 def test_every_method_that_trains_the_whole_network_takes_any(name: str, build: Any) -> None:
     options: dict[str, Any] = {"widths": [1.0]} if name == "HeteroFL" else dict(ON_TINY_DATA.get(name, {}))

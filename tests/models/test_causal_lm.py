@@ -175,6 +175,7 @@ def test_answers_continue_the_first_question(tmp_path: Path) -> None:
             assert answer[: len(expected)].tolist() == expected.tolist()
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", [HOMLoRA, PF2LoRA])
 def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path) -> None:
     """The server's and each client's adapter, and a merged network, with the tokenizer and the template that was given."""
@@ -212,10 +213,10 @@ def test_exports_are_what_peft_and_transformers_load(method: Any, tmp_path: Path
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("method", [FedAvg, Ditto])
-def test_workers_end_as_one_process_does(method: Any, tmp_path: Path) -> None:
+def test_workers_end_as_one_process_does(method: Any, two_workers: Processes, tmp_path: Path) -> None:
     """The rows are mapped by each; what is counted of a step depends on no batch's targets."""
     ends = []
-    for engine in (None, Processes(workers=2)):
+    for engine in (None, two_workers):
         federation = new_federation(2, **({} if engine is None else {"engine": engine}))
         federation.fit(method(tiny, 1, adapters=Adapters(r=2, target_modules="all-linear")), new_data(tmp_path))
         ends.append({name: value for name, value in federation.run.history[-1].items() if not name.startswith("seconds")})

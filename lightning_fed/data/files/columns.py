@@ -64,12 +64,7 @@ def place_of(row: int, files: list[Path], lines: Callable[[Path], Lines]) -> str
 
 
 def names_of(files: Sequence[Path], sets: Sequence[str] | None = None) -> list[str]:
-    """What each file is called, see :data:`FILE`.
-
-    Args:
-        files: paths.
-        sets: see :func:`read_columns`.
-    """
+    """What each file is called, see :data:`FILE`."""
     known = list(zip(sets or [""] * len(files), (file.stem for file in files), strict=True))
     root = os.path.commonpath([file.parent for file in files])
     return [

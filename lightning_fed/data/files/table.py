@@ -242,12 +242,7 @@ def sets_of(path: str, test_path: str | None, endings: tuple[str, ...]) -> tuple
 
 
 def find_files(path: str, endings: tuple[str, ...]) -> list[Path]:
-    """A file, or all files anywhere in a folder that end so, in order of their paths.
-
-    Args:
-        path: of the file or the folder.
-        endings: in lower case, with the dot.
-    """
+    """A file, or all files anywhere in a folder that end so, in order of their paths."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]

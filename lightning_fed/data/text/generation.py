@@ -122,12 +122,7 @@ class TextGeneration(FederatedDataModule):
         return load_tokenizer(self.tokenizer, pads=False, ends=True)
 
     def _encode(self, sources: list[str], rows: list[tuple[int, str]]) -> dict[str, Tensor]:
-        """Token ids, masks and targets.
-
-        Args:
-            sources: all of them.
-            rows: the number of a source and a reference.
-        """
+        """Token ids, masks and targets."""
         end, begin, padding = (getattr(self._tokenizer, f"{name}_token_id") for name in ("eos", "bos", "pad"))
         begin, padding = (end if token is None else token for token in (begin, padding))
         of_sources, of_references = self._tokens(sources), self._tokens([f" {text}" for _, text in rows])
@@ -160,11 +155,7 @@ class TextGeneration(FederatedDataModule):
 
 
 def grouped(rows: Iterable[tuple[str, str, str]]) -> list[Example]:
-    """One example for each source and label, in the order in which they come, with all its references.
-
-    Args:
-        rows: source, label, reference.
-    """
+    """One example for each source and label, in the order in which they come, with all its references."""
     references: dict[tuple[str, str], list[str]] = {}
     for source, label, reference in rows:
         references.setdefault((source, label), []).append(reference)

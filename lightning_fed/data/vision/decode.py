@@ -66,11 +66,7 @@ class ImagePaths(LazyImages):
 
 @contextmanager
 def image_errors(what: str) -> Iterator[None]:
-    """Say of what Pillow cannot read which image it is: none, one that is cut off, or one too large to be meant.
-
-    Args:
-        what: it is: a file, or a row of one.
-    """
+    """Say of what Pillow cannot read which image it is: none, one that is cut off, or one too large to be meant."""
     from PIL import Image
 
     try:
@@ -86,10 +82,6 @@ def image_errors(what: str) -> Iterator[None]:
 def resized(given: Any, size: int) -> Tensor:
     """An image, or what is in a file, as bytes of shape (3, size, size): in colour, resized bilinearly (antialiased when
     shrinking).
-
-    Args:
-        given: a Pillow image, or the path of a file.
-        size: height and width.
     """
     from PIL import Image
 

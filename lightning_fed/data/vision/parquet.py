@@ -84,12 +84,7 @@ def _read(tables: list[tuple[str, Any]], label_columns: tuple[str, ...]) -> Exam
 
 
 def decode(files: Sequence[bytes | None], place: Callable[[int], str]) -> Tensor:
-    """Images of one size. Threads would not help: Pillow holds the interpreter's lock most of the time.
-
-    Args:
-        files: what is in them.
-        place: where one of them is, by its position.
-    """
+    """Images of one size. Threads would not help: Pillow holds the interpreter's lock most of the time."""
     from PIL import Image
 
     Image.init()

@@ -78,10 +78,6 @@ def _listening(path: Path, mode: int) -> socket.socket:
 def connect(path: str, patience: float = 60.0) -> Connection:
     """A connection to the process behind a socket, which may be about to start.
 
-    Args:
-        path: of the socket.
-        patience: for how many seconds it is waited for.
-
     Raises:
         OSError: if there is nobody.
     """

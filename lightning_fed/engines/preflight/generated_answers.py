@@ -12,12 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_generation(template: FederatedModule, data: FederatedDataModule) -> None:
-    """Refuse answers that nothing can be compared with, and warn where generation goes on behind the end that is learned.
-
-    Args:
-        template: the method, built.
-        data: of all clients.
-    """
+    """Refuse answers that nothing can be compared with, and warn where generation goes on behind the end that is learned."""
     network: Any = template.predictor
     if not isinstance(network, CausalLM) or not network.answers_limit or not isinstance(data, Instructions):
         return

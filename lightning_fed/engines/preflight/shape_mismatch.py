@@ -20,10 +20,6 @@ TOKENS = "input_ids"
 def refuse_unknown_tokens(template: FederatedModule, data: ClientDataModule) -> None:
     """Refuse numbers of tokens that a network has no embedding for, and texts longer than its positions: on a GPU, neither says in
     what it fails, and the example may not come before the hundredth round.
-
-    Args:
-        template: the method, built.
-        data: of a client, or of all.
     """
     images = data.data.images
     inputs = images.inputs if isinstance(images, Taken) else images  # taken apart where the data have a test set of their own

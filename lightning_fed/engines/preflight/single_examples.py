@@ -24,12 +24,6 @@ def refuse_single_examples(template: FederatedModule, data: FederatedDataModule,
     """Refuse clients with a training batch of one example, where a batch norm would see one value per channel in it, which has no
     variance. Behind a convolution one image has values enough, so networks are tried, one per architecture, on such a batch.
 
-    Args:
-        template: the method, built.
-        data: the clients' data.
-        clients: who is going to train.
-        seed: the run's seed.
-
     Raises:
         FederationError: naming the first such client and the layer.
     """

@@ -28,11 +28,6 @@ NEEDED_SETTINGS: dict[str, type] = {SEED: int, "federation.rounds": int, "model.
 def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ()) -> pd.DataFrame:
     """A table of a run.
 
-    Args:
-        path: the file.
-        needed: columns that it must have.
-        texts: columns that need not be numbers.
-
     Raises:
         FederationError: if it is no table, has no rows, lacks a column, or has something else than numbers in one.
     """

@@ -35,10 +35,6 @@ def share_of_room(values: pd.Series, low: pd.Series, high: pd.Series) -> Estimat
 def room_column(comparison: Comparison, room: Sequence[str]) -> tuple[Column, str]:
     """A column that says where each method stands, and a note to read it by.
 
-    Args:
-        comparison: what is compared.
-        room: two methods, the lower and the upper reference.
-
     Raises:
         FederationError: if one of the references is no method of the comparison.
     """

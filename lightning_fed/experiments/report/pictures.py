@@ -118,13 +118,7 @@ def curves(rounds: pd.DataFrame, metric: str, over: str, styles: dict[str, Style
 
 
 def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
-    """Box plots over the clients of all seeds, every client a dot: box from quartile to quartile, whiskers over 5 to 95 %.
-
-    Args:
-        clients: of one setting.
-        column: what to draw.
-        styles: colour of each method.
-    """
+    """Box plots over the clients of all seeds, every client a dot: box from quartile to quartile, whiskers over 5 to 95 %."""
     percent = column.endswith("accuracy")
     by_method = clients.groupby("method", sort=False)[column]
     groups = {str(method): values.dropna() * (100 if percent else 1) for method, values in by_method}
@@ -157,11 +151,6 @@ def boxes(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
 def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figure:
     """Clients that have names as rows, largest first, with their training examples: of each method the mean over runs as a dot, and
     a line of one standard deviation to both sides.
-
-    Args:
-        clients: of one setting.
-        column: what to draw.
-        styles: colour of each method.
     """
     percent = column.endswith("accuracy")
     sizes = clients.groupby("name")["train" if "train" in clients else "test"].mean().sort_values(ascending=False, kind="stable")
@@ -182,11 +171,7 @@ def sites(clients: pd.DataFrame, column: str, styles: dict[str, Style]) -> Figur
 
 
 def dots(comparison: Comparison) -> Figure:
-    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval.
-
-    Args:
-        comparison: what is compared.
-    """
+    """Differences to the baseline, methods as rows: a dot for each partition, the mean over them and its 95 % interval."""
     measure, scale, styles = comparison.compared, comparison.scale, dict(zip(comparison.methods, _styles(), strict=False))
     apart = comparison.differences(measure)
     with rc_context(STYLE):

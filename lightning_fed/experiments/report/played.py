@@ -15,9 +15,6 @@ OF_THE_RUN = {*SEEDS, "federation.run_dir", "federation.progress", "ckpt_path"}
 def settings_table(runs: Sequence[RunFolder]) -> Layout:
     """What the methods were played with, of the first run of each: a row per option that is used, a column for what all have in
     common and one per method for what they do not; and which versions played them, where and when.
-
-    Args:
-        runs: at least one, in the order of their sweep.
     """
     of_methods: dict[str, Settings] = {}
     for run in runs:

@@ -20,9 +20,6 @@ from lightning_fed.experiments.report.statistics import (
 def seed_tables(comparison: Comparison) -> list[Layout]:
     """From measure to measure where differences come from, and what it takes to separate each pair of methods. None where there is
     no second method, or no second partition.
-
-    Args:
-        comparison: of a setting.
     """
     rows, groups = list[list[Entry]](), dict[int, str]()
     for measure, called in comparison.measures.items():

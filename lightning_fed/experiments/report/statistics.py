@@ -195,22 +195,13 @@ def of_methods(values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def flips(cells: Cells) -> int:
-    """In how many partitions the mean difference is on the other side of 0 than over all.
-
-    Args:
-        cells: differences.
-    """
+    """In how many partitions the mean difference is on the other side of 0 than over all."""
     return int((cells.mean(1) * cells.mean() < 0).sum())
 
 
 def partitions_needed(mean: float, of: Components, seeds: int) -> int | None:
     """With how many partitions a difference is found (two-sided, at 5 %) in 80 of 100 sweeps, if it and its variances are what they
     were estimated to be. None: not with :data:`MOST_PARTITIONS`.
-
-    Args:
-        mean: the difference.
-        of: its variances.
-        seeds: training seeds on each partition.
     """
     P = np.arange(2, MOST_PARTITIONS + 1)
     if math.isnan(of.training):

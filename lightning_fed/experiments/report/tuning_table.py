@@ -10,12 +10,7 @@ from lightning_fed.experiments.sweep.tuning import Trial, at_edges, chosen, grou
 
 
 def tuning_tables(sweep: Sweep, tried: Sequence[Trial]) -> list[Layout]:
-    """A row per method and setting; none if nothing was tuned.
-
-    Args:
-        sweep: the comparison.
-        tried: its trials.
-    """
+    """A row per method and setting; none if nothing was tuned."""
     rows, groups, best = list[list[Entry]](), dict[int, str](), chosen(tried)
     for (setting, method), trials in grouped(tried).items():
         if setting and setting not in groups.values():

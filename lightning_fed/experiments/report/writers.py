@@ -70,10 +70,6 @@ def html(table: Layout) -> str:
 def terminal(table: Layout, width: int) -> Group:
     """For rich to print: turned on its side where it is wider than the terminal and narrower so, and in as many tables, one below
     the other, as it takes that no line is broken.
-
-    Args:
-        table: the table.
-        width: of the terminal, in characters.
     """
     table = table.marked()
     grid, groups = [[Entry(column) for column in table.columns], *table.rows], table.groups

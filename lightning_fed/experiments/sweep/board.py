@@ -46,12 +46,7 @@ def curve(run: Path) -> dict[int, float]:
 
 
 def write_curves(folder: Path, curves: Sequence[dict[int, float]]) -> None:
-    """Events with the mean and the band of some runs.
-
-    Args:
-        folder: for the events.
-        curves: a value by round, of each run.
-    """
+    """Events with the mean and the band of some runs."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -119,12 +119,7 @@ class ForkServer:
         self._send(ImportRequest([name for name in sys.modules if name.partition(".")[0] in LIBRARIES]))
 
     def give(self, number: int, of: int) -> None:
-        """Give a process a signal.
-
-        Args:
-            number: the process's.
-            of: the signal's.
-        """
+        """Give a process a signal."""
         if self._is_ready:
             self._send(SignalRequest(number, of))
         else:  # it has started nobody yet

@@ -77,9 +77,5 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def own_processes(threads: int) -> Start:
-    """Starts a process for each cell.
-
-    Args:
-        threads: of torch.
-    """
+    """Starts a process for each cell."""
     return partial(OwnProcess, threads=threads)

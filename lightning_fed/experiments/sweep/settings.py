@@ -1,7 +1,7 @@
 """Configurations as flat tables of settings, and where two of them differ."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,20 @@ PARTITION_SEED = "data.init_args.partition_seed"
 """As on the command line. Where it is null, the partition is drawn with :data:`SEED`."""
 
 
+class StrictLoader(yaml.SafeLoader):
+    """PyYAML's, but a key that a mapping has twice is a :class:`yaml.YAMLError`: PyYAML takes the last one without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping whose keys differ."""
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if first := next((other for other in keys[:place] if other.value == key.value), None):
+                lines = [one.start_mark.line + 1 for one in (first, key)]
+                raise yaml.YAMLError(f"the key {key.value!r} is given twice, in lines {lines[0]} and {lines[1]}: keep one")
+        return node
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping. Raises :class:`FederationError` if it is not there or not that, or if it has a key
     twice.
@@ -35,9 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FederationError(f"There is no file {path}: give a YAML file.")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        refuse_doubles(text)
-        content = yaml.safe_load(text)
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=StrictLoader)
     except OSError as error:
         raise FederationError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -59,30 +71,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
     return content
-
-
-def refuse_doubles(text: str) -> None:
-    """Raise :class:`yaml.YAMLError` where a mapping has a key twice, of which YAML's loaders take the last one without a word."""
-    for node in _mappings(yaml.compose(text, Loader=yaml.SafeLoader), set()):
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for place, key in enumerate(keys):
-            if first := next((other for other in keys[:place] if other.value == key.value), None):
-                lines = [one.start_mark.line + 1 for one in (first, key)]
-                raise yaml.YAMLError(f"the key {key.value!r} is given twice, in lines {lines[0]} and {lines[1]}: keep one")
-
-
-def _mappings(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.MappingNode]:
-    """The mappings in a document; one that is referred to from several places, once."""
-    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        yield node
-        for _, value in node.value:
-            yield from _mappings(value, seen)
-    else:
-        for entry in node.value:
-            yield from _mappings(entry, seen)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Settings:

@@ -37,10 +37,6 @@ class Trial:
 def trials(sweep: Sweep, root: Path) -> list[Trial]:
     """All values that are tried, and what came of them so far.
 
-    Args:
-        sweep: the comparison.
-        root: its folder.
-
     Raises:
         FederationError: if a run has finished without a number on validation data.
     """
@@ -63,13 +59,7 @@ def chosen(tried: Sequence[Trial]) -> dict[tuple[str, str], str]:
 
 
 def at_edges(sweep: Sweep, method: str, value: str) -> list[str]:
-    """The options of which a value is the smallest or largest that is tried, where the best one may lie beyond.
-
-    Args:
-        sweep: the comparison.
-        method: one that is tuned.
-        value: one of its values.
-    """
+    """The options of which a value is the smallest or largest that is tried, where the best one may lie beyond."""
     found = []
     for option, given in sweep.values(method)[value].items():
         tried = [other for other in sweep.tune[method][option] if isinstance(other, int | float)]

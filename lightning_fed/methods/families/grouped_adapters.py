@@ -63,9 +63,6 @@ class GroupTuning(AdapterModule):
     def blocks(self, *parts: str) -> list[nn.Module]:
         """The network's blocks, first to last.
 
-        Args:
-            *parts: modules that a block must have.
-
         Raises:
             FederationError: for a network without such blocks.
         """

@@ -83,11 +83,7 @@ class SizedModule(FederatedModule):
             super().check_task()
 
     def refuse_frozen(self, why: str) -> None:
-        """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts.
-
-        Args:
-            why: what they do, to complete the error.
-        """
+        """Refuse a network of which something is frozen, and so does not travel, for methods that hand out its parts."""
         if self.frozen_names:
             raise FederationError(
                 f"{type(self).__name__} {why}, but {min(self.frozen_names)!r} is frozen and does not travel: let the whole "

@@ -19,11 +19,6 @@ from lightning_fed.models.factory import imported, passed
 def model_config(module: FederatedModule, data: FederatedDataModule, facts: dict[str, Any]) -> dict[str, Any]:
     """What an exported model is.
 
-    Args:
-        module: the model.
-        data: what it learned from.
-        facts: of the run.
-
     Returns:
         ``lightning_fed_version``, the facts, ``content`` (``model``, or ``shared`` where it is the part that a server has),
         ``network`` (see :func:`network_config`), ``model_size`` (see :class:`.ClientInfo`), ``num_classes`` and ``class_names``,

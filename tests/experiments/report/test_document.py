@@ -18,6 +18,7 @@ PAGES = [page for page in (README, *sorted(DOCS.rglob("*.md"))) if BLOCK.search(
 assert {README, DOCS / "results.md"} <= set(PAGES)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_tables_of_the_documentation_are_those_of_their_files(page: Path) -> None:
     assert page.read_text() == rendered(page), (

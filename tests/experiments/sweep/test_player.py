@@ -261,6 +261,7 @@ def test_whoever_is_asked_to_make_room_waits_until_runs_have_stopped_at_a_checkp
     assert [row["status"] for row in played(jobs, 1, start)] == ["finished"] * 3
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_dies_is_replaced_and_its_forks_hold_their_cells() -> None:
     jobs = [job(0, "waits"), job(1)]
     with ForkServer(3) as server:

@@ -304,6 +304,7 @@ def logits_of(loaded: Any, module: Any, federation: Any, client: int | None) -> 
         assert accuracy == pytest.approx(federation.run.results[client]["test/accuracy"])
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(("method", "client"), [(FedExLoRA, 1), (FLoRA, 1), (FLoRA, None), (FlexLoRA, None)])
 def test_what_has_moved_the_network_is_exported_as_a_network(method: type[Any], client: int | None, merged: bool) -> None:
@@ -315,6 +316,7 @@ def test_what_has_moved_the_network_is_exported_as_a_network(method: type[Any], 
     assert not torch.allclose(loaded(**inputs).logits, pretrained.network(**inputs).logits, atol=1e-3)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("method", [FFALoRA, FedSALoRA, RoLoRA, FlexLoRA])
 def test_what_is_an_adapter_is_exported_as_one(method: type[Any]) -> None:
     federation, module, pretrained, _ = exported(method, 1)

@@ -213,6 +213,7 @@ def test_a_turn_is_an_epoch_of_a_new_adam() -> None:
         assert same(update.state, expected)
 
 
+@pytest.mark.often(1)
 @every_method
 def test_nothing_stays_with_a_client(name: str) -> None:
     federation, engine = recorded(name)
@@ -220,6 +221,7 @@ def test_nothing_stays_with_a_client(name: str) -> None:
     assert private_states(federation) == {}
 
 
+@pytest.mark.often(1)
 @every_method
 def test_the_network_is_frozen_and_in_memory_once(name: str) -> None:
     drawn = method_of(name)

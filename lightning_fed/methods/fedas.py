@@ -1,0 +1,160 @@
+"""FedAS (Yang, Huang & Ye, CVPR 2024), as its authors' code has it: https://github.com/xiyuanyang45/FedAS."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fed.core import ClientInfo, Phase, Server, State, WeightedMean, widened
+from lightning_fed.errors import require
+from lightning_fed.methods.fedper import FedPer
+from lightning_fed.models import Backbones
+from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
+
+FISHER = "fisher_trace"
+"""The name under which the trace of a client's Fisher information travels."""
+
+
+class FedAS(FedPer):
+    r"""FedPer whose clients first bring the new body near to their last one, and count by their Fisher information.
+
+    A client keeps its head and, for each class :math:`c`, the mean feature :math:`m_k^c` of its training data, as the network saw
+    them when its last turn ended. A turn:
+
+    1. The body :math:`\phi` that came is aligned: it learns the sum over a batch's classes of the mean of
+       :math:`(\phi(x) - m_k^{y})^2` over examples and dimensions, in eval mode, head frozen. Not in the first turn.
+    2. Body and head are trained together, as in FedPer.
+    3. A pass over the training data in eval mode finds the new :math:`m_k^c` and the trace :math:`t_k = \sum_b \lVert \nabla L_b
+       \rVert^2` over batches :math:`b`, of all parameters that learn; body and trace are sent.
+
+    The server averages bodies in proportion to :math:`t_k`. A batch adds about as much as another, so that :math:`t_k` grows with
+    the number of examples. A client is measured with what its next turn would begin with: step 1 is done for it on its training
+    data, and thrown away (``fine_tune/flops``). Monitored: accuracy after aggregation.
+
+    Args:
+        backbone: the network of every client.
+        num_classes: number of classes; None: as many as the data have.
+        alignment_lr: learning rate of step 1, by SGD. The authors' code: 0.01.
+        alignment_epochs: its length; 0: none. The authors' code: 1.
+        weighting: by the trace (``fisher``), the number of ``examples``, or ``uniform``.
+        **kwargs: see :class:`.FedPer`.
+    """
+
+    needs_classes = "its clients keep the mean features of classes: use FedPer."
+    flops_on_meta = False  # how a turn begins depends on whether there was one
+
+    class_means: Tensor
+    """:math:`m_k^c`, ``(C, D)``; 0 where the client has no example."""
+
+    known: Tensor
+    """Of which classes there is one, ``(C,)``."""
+
+    def __init__(
+        self,
+        backbone: Backbones,
+        num_classes: PositiveInt | None = None,
+        *,
+        alignment_lr: PositiveFloat = 0.01,
+        alignment_epochs: NonNegativeInt = 1,
+        weighting: Literal["fisher", "examples", "uniform"] = "fisher",
+        **kwargs: Any,
+    ) -> None:
+        by_fisher = weighting == "fisher"
+        super().__init__(backbone, num_classes, weighting=None if by_fisher else weighting, **kwargs)
+        self.alignment_lr = alignment_lr
+        self.alignment_epochs = alignment_epochs
+        self.by_fisher = by_fisher
+        self.fisher_trace = torch.zeros(())  # of the last pass
+
+    def build(self) -> None:
+        """The network, and room for the classes' mean features."""
+        super().build()
+        self.register_buffer("class_means", torch.zeros(self.num_classes, self.backbone.head.in_features))
+        self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool))
+
+    def shared_names(self) -> set[str]:
+        """The body."""
+        return super().shared_names() - {"class_means", "known"}
+
+    def payload(self) -> State:
+        """The trace, on its way up."""
+        return {FISHER: self.fisher_trace} if self.by_fisher else {}
+
+    def phases(self) -> list[Phase]:
+        """The alignment, and then FedPer's."""
+        return [*self.alignment_phases(), *super().phases()]
+
+    def fine_tuning_phases(self) -> list[Phase]:
+        """The alignment, and then what ``fine_tuning`` says."""
+        return [*self.alignment_phases(), *super().fine_tuning_phases()]
+
+    def alignment_phases(self) -> list[Phase]:
+        """Step 1; none for whom there is nothing to align with."""
+        if not self.alignment_epochs or not self.known.any():
+            return []
+        private = self.backbone.last_layers(self.private_layers)
+        body = [p for name, p in self.backbone.named_parameters() if name not in private]
+        return [
+            Phase(
+                "alignment",
+                body,
+                self.alignment_loss,
+                self._alignment_optimizer,
+                self.alignment_epochs,
+                eval_modules=[self.backbone],
+            )
+        ]
+
+    def _alignment_optimizer(self, parameters: Any) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=self.alignment_lr)
+
+    def alignment_loss(self, batch: Any) -> Tensor:
+        """How far a batch's features are from the means of their classes, every class that is in it counting the same."""
+        x, y = self.unpack(batch)
+        features = widened(self.backbone.encode(x))
+        apart = (features - self.class_means[y]).square().mean(1) * self.known[y]
+        return (apart / torch.bincount(y, minlength=self.num_classes)[y]).sum()
+
+    def post_training_step(self, batch: Any) -> State:
+        """The sums of a batch's features by class, and the squared norm of its gradient."""
+        x, y = self.unpack(batch)
+        with torch.enable_grad():
+            learning = self.learning_parameters(self)
+            gradients = torch.autograd.grad(self.client_loss(batch), learning, materialize_grads=True)
+        features = widened(self.backbone.encode(x))
+        belongs = (y == torch.arange(self.num_classes, device=y.device)[:, None]).to(features.dtype)
+        trace = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
+        return {"features": belongs @ features, "examples": belongs.sum(1), FISHER: trace}
+
+    def after_training(self, reviewed: State) -> None:
+        """Keep the means, and note the trace."""
+        examples = reviewed["examples"]
+        self.class_means.copy_(reviewed["features"] / examples.clamp(min=1)[:, None])
+        self.known.copy_(examples > 0)
+        self.fisher_trace = reviewed[FISHER]
+
+    def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
+        """FedPer's, which weights by the trace."""
+        server = super().configure_server(clients)
+        if self.by_fisher:
+            server.combine = mean_by_fisher
+        return server
+
+
+def mean_by_fisher(updates: Iterable[tuple[State, float]], state: State) -> State:
+    """The mean in proportion to the traces that came. Who sent 0 does not count; if nobody does, the state stays.
+
+    Args:
+        updates: with weights, which are not asked.
+        state: the server's.
+    """
+    mean = WeightedMean()
+    for update, _ in updates:
+        trace = float(update[FISHER])
+        require(trace >= 0, f"An update says that its {FISHER} is {trace:g}, expected 0 or more.")
+        if trace:
+            mean.add(update, trace)
+    result = mean.result()
+    return result and result | {FISHER: state[FISHER]}
