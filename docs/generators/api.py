@@ -62,6 +62,12 @@ def public_names() -> Iterator[str]:
         yield from (f"{module}.{name}" for name in names(module))
 
 
+@cache
+def is_public(value: type) -> bool:
+    """Whether a class has a place of its own; what a mixin has is shown with whoever mixes it in."""
+    return any(getattr(importlib.import_module(module), name) is value for module in pages() for name in names(module))
+
+
 def page(module: str) -> str:
     """A module's docstring, and directives for its names."""
     home = importlib.import_module(module)
@@ -79,7 +85,8 @@ def directive(home: types.ModuleType, name: str) -> str:
     """The directive that shows one name."""
     value = getattr(home, name)
     if inspect.isclass(value):
-        return f".. autoclass:: {name}\n   :members:\n   :show-inheritance:\n"
+        bases = [base for base in value.__mro__[1:] if not base.__module__.startswith("lightning_fed.core") or is_public(base)]
+        return f".. autoclass:: {name}\n   :members:\n   :inherited-members: {bases[0].__name__}\n   :show-inheritance:\n"
     return f".. autofunction:: {name}\n" if inspect.isroutine(value) else f".. autodata:: {name}\n"
 
 

@@ -271,10 +271,11 @@ REFUSING = {
     "FedDF": "it distils probabilities of classes",
     "FedET": "it distils probabilities of classes",
     "DSFL": "it exchanges probabilities of classes",
+    "FedAS": "its clients keep the mean features of classes",
     "FedProto": "prototypes are those of classes",
     "PFedSD": "it distils softmax probabilities",
 }
-NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedET", "DSFL", "FedProto", "PFedSD"}
+NO_MASK = {"FedRoD", "FML", "FedKD", "FD", "FedDF", "FedET", "DSFL", "FedProto", "FedAS", "PFedSD"}
 
 
 PROBLEMS = ["multilabel", "regression"]
