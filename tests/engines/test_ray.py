@@ -55,6 +55,7 @@ def cluster() -> Iterator[None]:
         for name, value in SILENT.items():
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # which hides GPUs from tests, and Ray would not believe in one
         ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         yield
         ray.shutdown()
