@@ -17,7 +17,7 @@ from pathlib import Path
 import lightning_fed
 
 MODULES = (
-    *("core.aggregation", "core.client_modules", "core.messages", "core.schedules"),
+    *("core.aggregation", "core.client_modules", "core.messages", "core.predictions", "core.schedules", "core.shared_state"),
     *("experiments.report", "federation.run", "federation.settings", "federation.turns", "storage.export"),
 )
 """Modules beside the packages from which a method or a callback imports."""
@@ -62,12 +62,6 @@ def public_names() -> Iterator[str]:
         yield from (f"{module}.{name}" for name in names(module))
 
 
-@cache
-def is_public(value: type) -> bool:
-    """Whether a class has a place of its own; what a mixin has is shown with whoever mixes it in."""
-    return any(getattr(importlib.import_module(module), name) is value for module in pages() for name in names(module))
-
-
 def page(module: str) -> str:
     """A module's docstring, and directives for its names."""
     home = importlib.import_module(module)
@@ -85,8 +79,7 @@ def directive(home: types.ModuleType, name: str) -> str:
     """The directive that shows one name."""
     value = getattr(home, name)
     if inspect.isclass(value):
-        bases = [base for base in value.__mro__[1:] if not base.__module__.startswith("lightning_fed.core") or is_public(base)]
-        return f".. autoclass:: {name}\n   :members:\n   :inherited-members: {bases[0].__name__}\n   :show-inheritance:\n"
+        return f".. autoclass:: {name}\n   :members:\n   :show-inheritance:\n"
     return f".. autofunction:: {name}\n" if inspect.isroutine(value) else f".. autodata:: {name}\n"
 
 

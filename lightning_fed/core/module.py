@@ -43,6 +43,8 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
        gets what came of it.
     5. :meth:`shared_state` and :meth:`payload` are sent to the server, :meth:`private_state` stays with the client.
 
+    What is shared and what is private: :class:`.SharedStateMixin`; outputs, loss and metrics: :class:`.PredictionMixin`.
+
     A method usually overrides :meth:`build`, :meth:`shared_names` and :meth:`phases`; a bilevel one :meth:`compute_gradients`.
     Almost never override ``training_step``, ``configure_model`` or ``configure_optimizers``: they run the phases.
 
