@@ -247,7 +247,7 @@ def test_the_best_is_the_smallest_where_less_is_better() -> None:
     assert history[-1]["selected/test_error"] == best["after/test_error/mean"]
     assert history[-1]["target/round"] == 1  # below 100 from the first round on
     columns = [list(column.cells) for column in summary_table(federation.run).columns]
-    row = columns[0].index("after aggregation, all clients")
+    row = columns[0].index("→ after aggregation, all clients")
     assert float(str(columns[2][row])) >= float(str(columns[3][row]))  # the worst client has the largest error
 
 
