@@ -1,9 +1,9 @@
 """The command line: configuration to objects.
 
-Each verb has ``run(args)`` in a file of its name, and a line below; ``fit.py`` has all of a federation's, and ``all_parsers`` names the
-others. The other files are what verbs have in common: how options are read (``parser``, ``options``, ``environment``), refused
-(``checks``, ``refusals``, ``trainer``) and described (``help/``; ``quick_help`` looks into its index). ``load_run`` opens in Python
-what they played, ``fork_server`` is the process that a sweep's runs are forked from.
+Each verb has ``run(args)`` in a file of its name, and a line below; ``fit.py`` has all of a federation's, and ``all_parsers``
+names the others. The other files are what verbs have in common: how options are read (``parser``, ``options``, ``environment``),
+refused (``checks``, ``refusals``, ``trainer``) and described (``help/``; ``quick_help`` looks into its index). ``load_run`` opens
+in Python what they played, ``fork_server`` is the process that a sweep's runs are forked from.
 """
 
 SUBCOMMANDS = {
