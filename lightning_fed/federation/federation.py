@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import lightning as L
 from jsonargparse.typing import PositiveFloat
@@ -46,7 +46,7 @@ from lightning_fed.federation.predictions import Row, predictions, refuse_output
 from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
-from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt, require_from
+from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt
 from lightning_fed.privacy import ClientDP
 from lightning_fed.privacy.client_dp import GaussianMechanism
 from lightning_fed.seeding import isolated
@@ -154,31 +154,8 @@ class Federation:
         engine: Engine | None = None,
         trainer: TrainerFactory | None = None,
     ) -> None:
-        if not 0 < participation <= 1:
-            raise FederationError(f"participation is {participation}: give the share of clients per round, in (0, 1].")
-        if not (sampling in get_args(Sampling) and 0 <= dropout < 1 and 0 <= quorum <= 1):
-            raise FederationError(
-                f"Got sampling={sampling}, dropout={dropout}, quorum={quorum}: give fixed or poisson, a probability below 1, and a "
-                "share from 0 to 1."
-            )
-        if quorum and not dropout:
-            raise FederationError(
-                f"quorum is {quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are "
-                "lost by themselves have a quorum of the engine (Sites)."
-            )
-        if rounds < 1:
-            raise FederationError(f"rounds is {rounds}: give at least 1.")
         if not 0 < store_limit_mb < math.inf:
             raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
-        require_from(1, patience=patience)
-        if not (budget is None or 0 < budget < math.inf):
-            raise FederationError(f"budget is {budget}: give MiB that may be sent, a number above 0, or leave it out.")
-        if evaluate_every == 0 and (patience is not None or stop_at_target):
-            raise FederationError(
-                "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more."
-            )
-        if stop_at_target and target is None:
-            raise FederationError("stop_at_target is set, but there is no target: give the value to reach, or leave it out.")
         key = None if privacy is None else privacy.key
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
             raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")

@@ -1,50 +1,25 @@
 """What a federation says of its runs."""
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lightning.pytorch.loggers import Logger
 
 from lightning_fed.core.robust import Aggregation
 from lightning_fed.engines.compression import Compression
+from lightning_fed.errors import require
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling, Unseen
+from lightning_fed.options import require_from
 from lightning_fed.privacy import ClientDP
 from lightning_fed.storage.checkpoint import Keep
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run takes over from :class:`lightning_fed.Federation`; see there.
-
-    Args:
-        rounds: how many rounds there are.
-        participation: share of the clients that take part in a round.
-        eligible_clients: ids of those among whom they are drawn; None: all.
-        sampling: whether a cohort has always as many clients, or is a Poisson sample.
-        dropout: with which probability a participant drops out of a round.
-        quorum: share of a cohort that has to stay.
-        aggregation: how updates are combined, instead of by the mean; None: by the mean.
-        privacy: how what one client contributes is hidden; None: it is not.
-        attack: what hostile clients do; None: there are none.
-        unseen: share of the clients that are never trained with, or their ids; None: nobody.
-        seed: of everything random.
-        evaluate_every: measure every that many rounds, and after the last one; 0: after the last one only; None: every so many
-            rounds as it takes a cohort to become everybody.
-        target: value of the monitored metric that is waited for; None: none is.
-        patience: end when so many rounds have passed since the best one on validation data; None: play all rounds.
-        stop_at_target: whether the round that reaches the target is the last one.
-        budget: MiB that may be sent; None: as many as it takes.
-        checkpoint_every: write a checkpoint every that many rounds, after the last one, and where a round is the best so far on
-            validation data; 0: never.
-        keep: what stays of the clients' private states when a run has ended.
-        compression: of messages between server and clients.
-        store_limit: bytes of memory for the clients' private states; as many for what the server keeps for each client, and for
-            what it has of them within a round.
-        logger: where metrics go.
-        callbacks: what happens around the rounds: objects with the hooks of :class:`lightning_fed.callbacks.FederationCallback`.
-    """
+    """What a run takes over from :class:`lightning_fed.Federation`, see there; ``store_limit`` is in bytes."""
 
     rounds: int
     participation: float
@@ -68,3 +43,33 @@ class RunSettings:
     store_limit: int
     logger: Logger | Iterable[Logger | bool] | bool
     callbacks: list[Any]
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, and what the command line's types would."""
+        require_from(1, rounds=self.rounds, patience=self.patience)
+        require(
+            self.budget is None or 0 < self.budget < math.inf,
+            f"budget is {self.budget}: give MiB that may be sent, a number above 0, or leave it out.",
+        )
+        require(
+            0 < self.participation <= 1,
+            f"participation is {self.participation}: give the share of clients per round, in (0, 1].",
+        )
+        require(
+            self.sampling in get_args(Sampling) and 0 <= self.dropout < 1 and 0 <= self.quorum <= 1,
+            f"Got sampling={self.sampling}, dropout={self.dropout}, quorum={self.quorum}: give fixed or poisson, a probability "
+            "below 1, and a share from 0 to 1.",
+        )
+        require(
+            not self.quorum or self.dropout > 0,
+            f"quorum is {self.quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are "
+            "lost by themselves have a quorum of the engine (Sites).",
+        )
+        require(
+            self.evaluate_every != 0 or (self.patience is None and not self.stop_at_target),
+            "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more.",
+        )
+        require(
+            not self.stop_at_target or self.target is not None,
+            "stop_at_target is set, but there is no target: give the value to reach, or leave it out.",
+        )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.text import squad
 
-from lightning_fed.data.batches import EXAMPLE, TARGETS, take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.batches import EXAMPLE, TARGETS
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
 from lightning_fed.errors import FederationError, require
@@ -101,9 +101,7 @@ class QuestionAnswering(FederatedDataModule):
         numbers = {topic: number for number, topic in enumerate(self._topics)}
         inputs = self._encode(load_tokenizer(self.tokenizer))
         labels = torch.tensor([numbers[question.topic] for question in self._questions])[inputs[EXAMPLE]]
-        size = int((inputs[EXAMPLE] < len(train)).sum())
-        of_train, of_test = slice(size), slice(size, None)
-        return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
+        return pools_of(inputs, labels, int((inputs[EXAMPLE] < len(train)).sum()))
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where

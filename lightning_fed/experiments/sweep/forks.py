@@ -28,14 +28,7 @@ LOST = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class CellRequest:
-    """Asks the fork server for a process; the lock follows.
-
-    Args:
-        number: what the process is called between the two.
-        args: what follows ``lightning-fed`` on its command line.
-        log: the file at whose end it writes what it says.
-        variables: of its environment, beside those of the fork server.
-    """
+    """Asks the fork server for a process, by a number of its own; what else it says, see :class:`Start`. The lock follows."""
 
     number: int
     args: list[str]
