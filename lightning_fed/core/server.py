@@ -111,12 +111,7 @@ class PartialUpdate(ServerUpdate):
 
 
 class OptimizerUpdate(ServerUpdate):
-    """A step of an optimizer for each parameter; all else is replaced.
-
-    Args:
-        optimizer: of the steps.
-        parameters: the initial ones, by name.
-    """
+    """A step of an optimizer for each parameter; all else is replaced."""
 
     def __init__(self, optimizer: ServerOptimizer, parameters: State) -> None:
         self.optimizer = optimizer

@@ -38,12 +38,7 @@ class CellRequest:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Asks the fork server to give a process a signal; SIGKILL, those that it has started, too.
-
-    Args:
-        number: of the process.
-        signal: of the signal.
-    """
+    """Asks the fork server to give a process a signal; SIGKILL, those that it has started, too."""
 
     number: int
     signal: int
@@ -176,12 +171,7 @@ class ForkServer:
 
 
 class Fork:
-    """A process that the fork server has started.
-
-    Args:
-        server: which.
-        number: what the process is called there.
-    """
+    """A process that the fork server has started."""
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.returncode: int | None = None
