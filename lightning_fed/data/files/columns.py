@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_fed.data.hub import optional
 from lightning_fed.data.lines import refuse_doubles
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 
 PARQUET = ".parquet"
 
@@ -108,7 +108,7 @@ def read_parquet(file: Path) -> Any:
     try:
         return parquet.read_table(file)
     except (OSError, ValueError) as error:
-        raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
+        raise FederationError(f"{file} cannot be read as Parquet ({one_line(error)[:200]}).") from error
 
 
 def parquet_table(file: Path) -> Lines:

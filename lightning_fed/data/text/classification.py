@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.data.lines import csv_table
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
 CHUNK = 250
@@ -117,7 +117,7 @@ def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
     except (OSError, ValueError, ImportError) as error:
         place = folder.absolute() if folder.is_dir() else name
         raise FederationError(
-            f"Could not load a tokenizer from {place} ({' '.join(str(error).split())}): set "
+            f"Could not load a tokenizer from {place} ({one_line(error)}): set "
             "--data.init_args.tokenizer to a folder with tokenizer.json or to the name of a model on the hub."
         ) from error
     require(

@@ -15,7 +15,7 @@ from lightning_fed.data.batches import EXAMPLE, TARGETS
 from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 OFFSETS = "offsets"
@@ -227,7 +227,7 @@ def read_questions(path: Path) -> list[Question]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
-        raise FederationError(f"{path} is not JSON in UTF-8 ({' '.join(str(error).split())}): expected SQuAD's schema.") from error
+        raise FederationError(f"{path} is not JSON in UTF-8 ({one_line(error)}): expected SQuAD's schema.") from error
     questions = []
     for i, article in enumerate(_field(content, "data", list, str(path))):
         in_article = f"{path}, article {i}"
