@@ -106,7 +106,6 @@ class PartialUpdate(ServerUpdate):
     """What no update brings stays as it is: for methods of which a part rests in some rounds."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """See :meth:`ServerUpdate.__call__`."""
         return state | combined
 
 
@@ -118,7 +117,6 @@ class OptimizerUpdate(ServerUpdate):
         self.moments = {name: optimizer.initial(parameter) for name, parameter in parameters.items()}
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """See :meth:`ServerUpdate.__call__`."""
         steps = {name: self.optimizer.step(state[name], combined[name], own) for name, own in self.moments.items()}
         self.moments = {name: own for name, (_, own) in steps.items()}
         return combined | {name: weight for name, (weight, _) in steps.items()}
@@ -128,7 +126,6 @@ class OptimizerUpdate(ServerUpdate):
         return {f"{what}/{name}": tensor for name, own in self.moments.items() for what, tensor in own.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
         self.moments = {name: {what: state[f"{what}/{name}"] for what in own} for name, own in self.moments.items()}
 
 

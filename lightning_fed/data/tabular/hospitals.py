@@ -59,7 +59,6 @@ class Hospitals(ScaledColumns):
         self._sites = np.arange(0)  # of each patient, those of the training set first
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and partition, once."""
         super().setup(stage)
         if self.partition == ByColumn(SITE) and self.client_names is not None:
             self.client_names = [self.sites[int(name)] if name.isdecimal() else name for name in self.client_names]
