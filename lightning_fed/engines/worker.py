@@ -267,7 +267,7 @@ class Worker:
         self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []
-        if data.info.num_val:
+        if data.info.num_val and trainer.limit_val_batches:
             results += trainer.validate(module, datamodule=data, verbose=False)
         results += trainer.test(module, datamodule=data, verbose=False)
         return {name: float(value) for result in results for name, value in result.items()}

@@ -455,7 +455,9 @@ def some_classes_each() -> InMemory:
 def recorded(name: str) -> tuple[Federation, list[Turn], list[ClientUpdate]]:
     """Three rounds, played once."""
     engine = Recording()
-    federation = fit(new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET)
+    federation = fit(
+        new_method(name, **SIZES[name]), some_classes_each(), rounds=3, engine=engine, target=TARGET, trainer=new_trainer
+    )
     return federation, list(engine.turns), list(engine.updates)
 
 
