@@ -13,7 +13,7 @@ from sphinx.util.parallel import make_chunks
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from generators import api, differences, gallery, links  # noqa: E402
+from generators import api, differences, formulas, gallery, links  # noqa: E402
 
 import lightning_fed  # noqa: E402
 
@@ -57,6 +57,7 @@ html_theme = "furo"
 html_title = "lightning-fed"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["search.js"]
 html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
     "top_of_page_buttons": [],
@@ -172,6 +173,12 @@ def own_name(app: object, env: object, node: object, content: object) -> object:
     return content if last in api.defined() else None
 
 
+def spell_formulas(app: object, pagename: str, templatename: str, context: dict[str, object], doctree: object) -> None:
+    """For excerpts of a page."""
+    if "body" in context:
+        context["body"] = formulas.readable(str(context["body"]))
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
     app.connect("env-before-read-docs", spread)
@@ -179,4 +186,5 @@ def setup(app: object) -> None:
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", restore_sentence, priority=600)
     app.connect("missing-reference", own_name)
+    app.connect("html-page-context", spell_formulas)
     app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True  # it sets a path and does not say so

@@ -36,7 +36,7 @@ SUBCOMMANDS = {
     "sweep": "play a comparison: methods, settings and seeds",
     "runs": "list what was played: rounds, monitor, size on disk",
     "report": "tables and pictures of finished runs",
-    "completion": "what a shell completes: bash or zsh",
+    "completion": "how bash or zsh completes these commands",
     "serve": "lead a study whose data stay at their sites",
     "join": "take part in one, with data that stay here",
 }
@@ -52,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help", "--version"):
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
-    from lightning_fed.cli.help_cache import asks_for_help, print_help
+    from lightning_fed.cli.quick_help import quick_help
     from lightning_fed.errors import FederationError, one_line, print_error
     from lightning_fed.formatting import nearest
     from lightning_fed.logs import lines_shown
@@ -62,8 +62,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
             question = nearest(args[0], SUBCOMMANDS)
             raise FederationError(f"there is no command {args[0]!r}{question}; there are {', '.join(SUBCOMMANDS)}.")
-        if is_program and asks_for_help(args):
-            print_help(args, lambda: run_verb(args))
+        if is_program and args[0] in OF_FEDERATION and (text := quick_help(args)):
+            sys.stdout.write(text)
             return
         with lines_shown():
             run_verb(args)

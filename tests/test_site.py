@@ -39,6 +39,17 @@ def test_every_method_is_on_one_page_and_says_which_networks_it_takes() -> None:
         assert (method.networks == "any") == getattr(methods, method.name).heterogeneous, method.name
 
 
+def test_formulas_are_readable_where_nothing_sets_them() -> None:
+    pytest.importorskip("pylatexenc", reason="of the site alone")
+    from generators import formulas
+
+    tex = r"\(\bar w \ne \tfrac{1}{2} &lt; v_k\)"
+    said = formulas.readable(f'with <span class="math notranslate nohighlight">{tex}</span>,')
+    assert said == f'with <span class="math notranslate nohighlight" data-text="w̅≠1/2 &lt; v_k">{tex}</span>,'
+    with pytest.raises(ValueError, match=r"how \\unheard reads"):
+        formulas.text(r"\unheard{x}")
+
+
 def test_a_page_without_a_head_is_none_of_a_method() -> None:
     Path("one.md").write_text("---\nmethods:\n  One: {kind: references, networks: any, travels: 'a | b'}\n---\n# One\n")
     Path("other.md").write_text("# Other\n\n---\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 import lightning_fed
 
 MODULES = (
-    *("core.aggregation", "core.client_modules", "core.messages", "core.schedules"),
+    *("core.aggregation", "core.client_modules", "core.messages", "core.predictions", "core.schedules", "core.shared_state"),
     *("experiments.report", "federation.run", "federation.settings", "federation.turns", "storage.export"),
 )
 """Modules beside the packages from which a method or a callback imports."""

@@ -6,14 +6,13 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from generators.gallery import markdown
 from lightning_fed.callbacks import FederationCallback
-from lightning_fed.cli.completion import OTHERS, Parsers
+from lightning_fed.cli.all_parsers import parsers
 from lightning_fed.cli.fit import VERBS
 from lightning_fed.cli.trainer import REFUSED
 from lightning_fed.core.module import FederatedModule
@@ -41,12 +40,6 @@ def section(what: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- commands
-
-
-@cache
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each verb, with all its options."""
-    return dict(Parsers([])._subcommand_parsers) | {name: make() for name, make in OTHERS.items()}
 
 
 def commands() -> str:

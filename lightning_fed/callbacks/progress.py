@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lightning_fed.callbacks.base import FederationCallback, RunView
+from lightning_fed.callbacks.measured_table import Split, add_other_metrics, measured_table
 from lightning_fed.core.messages import ClientUpdate
 from lightning_fed.formatting import amount, grouped, ordinal
 
@@ -84,11 +85,9 @@ class Summary(FederationCallback):
         """Print what ``validate`` or ``test`` found."""
         if run.folder is not None:
             log.info(f"Measured: {run.folder}")
-        table = Table(title=f"{run.method} after round {run.round}", title_justify="left")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        for name, value in metrics.items():
-            table.add_row(name, f"{value:.4f}")
+        kind: Split = "val" if any("/val_" in name for name in metrics) else "test"
+        table = measured_table(run, kind, metrics, f"{run.method}: {len(run.clients)} clients, after round {run.round}")
+        add_other_metrics(table, run, kind, metrics)
         Console().print(table)
 
 
@@ -121,26 +120,8 @@ def where_to_look(run: RunView) -> Iterator[str]:
 def summary_table(run: RunView) -> Table:
     """Accuracy per client, beside the trivial baseline, and the costs of a finished run."""
     metric, last = run.metric, run.history[-1]
-    table = Table(title=f"{run.method}: {len(run.clients)} clients, round {run.round} of {run.rounds}")
-    for column in (f"test {metric}", "mean", "worst client", "best client"):
-        table.add_column(column, justify="left" if column.startswith("test") else "right")
-
-    def add(label: str, *values: float) -> None:
-        table.add_row(label, *(f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4f}" for value in values))
-
-    for stage, label in (("before", "before aggregation, participants"), ("after", "after aggregation, all clients")):
-        name = f"{stage}/test_{metric}"
-        if f"{name}/mean" in last:
-            extremes = ("min", "max") if run.model.higher_is_better else ("max", "min")
-            add(label, *(last[f"{name}/{value}"] for value in ("mean", *extremes)))
-    for name in run.server.global_models():
-        if f"{name}/test_{metric}" in last:
-            add(f"{name.replace('_', ' ')}, everybody's data", last[f"{name}/test_{metric}"])
-    if f"selected/test_{metric}" in last:
-        add(f"  round {last['selected/round']:.0f}, best on validation", last[f"selected/test_{metric}"])
-    majority = run.data.majority_accuracy()
-    if metric == "accuracy" and majority is not None:
-        add("baseline: majority label", *(value.item() for value in (majority.mean(), majority.min(), majority.max())))
+    title = f"{run.method}: {len(run.clients)} clients, round {run.round} of {run.rounds}"
+    table = measured_table(run, "test", last, title)
     table.add_section()
     table.add_row("parameters sent, up + down", amount(last["traffic/total_parameters"]))
     table.add_row("bytes sent, up + down", amount(last["traffic/total_bytes"]))

@@ -1,81 +1,110 @@
-"""The verb ``completion``: what a shell completes after ``lightning-fed``."""
+"""The verb ``completion``: how a shell is told to ask, and what it is answered."""
 
-import argparse
-import importlib.util
-import sys
-from collections.abc import Sequence
-from typing import Any
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 
-from lightning_fed.cli import configs, join, report, runs, serve, sweep
-from lightning_fed.cli.dry_run import ParseOnly
-from lightning_fed.cli.help import choices_of, spelled, wanted
-from lightning_fed.cli.options import Options
-from lightning_fed.cli.refusals import known
+from lightning_fed.cli.help.option_index import OptionIndex
+from lightning_fed.cli.options import Options, say
+from lightning_fed.cli.quick_help import index
 from lightning_fed.errors import FederationError
-from lightning_fed.experiments.configs import shipped
+from lightning_fed.experiments.configs import SWEEP, shipped
+from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
-TEXT = 'Print what a shell completes. For bash, a line in ~/.bashrc: eval "$(lightning-fed completion bash)"'
+ZSH = "autoload -U compinit bashcompinit; compinit; bashcompinit"
 
-OTHERS = {module.__name__.rpartition(".")[2]: module.parser for module in (configs, sweep, runs, report, serve, join)}
-"""The verbs that are plain argparse already."""
+TEXT = "Say which line lets a shell complete verbs, options, methods and configurations."
 
-NAMES = "_lightning_fed_configs"
-"""A function of the shell that completes names of configurations, and files."""
+ASK = 'complete -o default -C "lightning-fed completion" lightning-fed'
+"""Of bash: whenever somebody completes, ask this verb, which costs the shell's start nothing; files, where it answers nothing."""
 
 
 def run(args: Sequence[str]) -> None:
-    """Do what the command line says."""
-    options = Options("completion", TEXT)
-    options.add_argument("shell", choices=("bash", "zsh"))
-    shell = options.parse_args(args[1:]).shell
-    if importlib.util.find_spec("shtab") is None:
-        raise FederationError("Completion needs shtab: pip install shtab.")
-    import shtab
-
-    names = " ".join(shipped())
-    functions = {
-        "bash": f'{NAMES}() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
-        "zsh": f"{NAMES}() {{ _alternative 'names:configuration:({names})' 'files:file:_files' }}",
-    }
-    sys.stdout.write(shtab.complete(tree(), shell, preamble=functions[shell]) + "\n")
-
-
-class Parsers(ParseOnly):
-    """The parsers of the verbs, which parse nothing."""
-
-    config: Any = {"subcommand": None}  # noqa: RUF012 - nobody changes it
-
-    def parse_arguments(self, parser: Any, args: Any) -> None: ...
-
-    def _parse_ckpt_path(self) -> None: ...
+    """Answer a shell, which hands on the line by variables of the environment; else say how it is made to ask."""
+    line = os.environ.get("COMP_LINE")
+    if line is None:
+        Options("completion", TEXT).parse_args(args[1:])
+        index()  # so that the first answer is as quick as all others
+        say(
+            [
+                "# bash, in ~/.bashrc:",
+                ASK,
+                "# zsh, in ~/.zshrc:",
+                f"autoload -U compinit bashcompinit; compinit; bashcompinit; {ASK}",
+            ]
+        )
+        return
+    typed = line[: int(os.environ.get("COMP_POINT", len(line)))]
+    say(answers(words(typed), index()))
 
 
-def tree() -> argparse.ArgumentParser:
-    """All verbs with their options as plain argparse: to look into every type, as jsonargparse would, takes minutes."""
-    root = argparse.ArgumentParser("lightning-fed", description="")
-    verbs = root.add_subparsers()
-    for name, parser in Parsers([])._subcommand_parsers.items():
-        verb = verbs.add_parser(name, help=name, add_help=False)  # shtab passes over what has no help
-        for action in parser._actions:
-            if wanted(action, "all", parser.refused):  # type: ignore[attr-defined]  # ours
-                add(verb, action)
-    for name, make in OTHERS.items():
-        verb = verbs.add_parser(name, help=name, parents=[make()], add_help=False)
-        for action in verb._actions:
-            complete_names(action)
-    return root
+def words(typed: str) -> list[str]:
+    """What stands on a line up to the cursor; the last word is the one that is completed. ``--name=value`` is two words."""
+    split = shlex.shlex(typed, posix=True, punctuation_chars="=")
+    split.whitespace_split, split.commenters = True, ""
+    try:
+        found = [word for word in split if word != "="]
+    except ValueError:  # within quotes nothing is completed
+        return []
+    return found if typed[-1:].strip(" =") else [*found, ""]
 
 
-def add(parser: argparse.ArgumentParser, action: Any) -> None:
-    """An option, and which values it has, if they are known."""
-    name = action.dest.removesuffix(".help").rpartition(".")[2]
-    choices = [spelled(choice) for choice in action.choices or choices_of(getattr(action, "_typehint", None)) or known(name)]
-    nargs = None if choices or action.nargs is None else "?"
-    added = parser.add_argument(*action.option_strings, dest=action.dest, choices=choices or None, nargs=nargs, help="")
-    complete_names(added)
+def answers(typed: Sequence[str], known: OptionIndex) -> list[str]:
+    """How the last word may go on.
+
+    Args:
+        typed: the line's words, ``lightning-fed`` first.
+        known: what can be set.
+    """
+    if len(typed) < 2:
+        return []
+    *before, current = typed
+    return sorted({answer for answer in _candidates(before[1:], current, known) if answer.startswith(current)})
 
 
-def complete_names(action: argparse.Action) -> None:
-    """Where a configuration is meant, its name or a file."""
-    if action.dest in ("config", "name"):
-        action.complete = {"bash": NAMES, "zsh": NAMES}  # type: ignore[attr-defined]  # shtab looks for it
+def _candidates(before: Sequence[str], current: str, known: OptionIndex) -> Iterator[str]:
+    """What may stand in the place of the last word, whatever it begins with."""
+    if not before:
+        yield from known.verbs
+        return
+    verb, *given = before
+    if verb not in known.verbs:
+        return
+    options = known.options(verb, _chosen(given))
+    last = options.get(_plain_name(given[-1])) if given and given[-1].startswith("--") else None
+    if verb == "configs" or (last and last.name == "config"):
+        yield from (name for name in shipped() if verb != "sweep" or name.endswith(SWEEP))
+    elif last and last.value and not current.startswith("-"):
+        yield from [*last.choices, *last.classes]
+    else:
+        of_classes = [name for name, option in options.items() if option.classes] if ".init_args." in current else []
+        for name in options:
+            yield "--" + _in_file(name, of_classes)
+
+
+def _chosen(given: Sequence[str]) -> dict[str, str]:
+    """The values of options: of the configurations that are named, and, over them, of the line."""
+    pairs = [(_plain_name(name), value) for name, value in pairwise(given) if name.startswith("--")]
+    chosen: dict[str, str] = {}
+    for name, value in pairs:
+        path = shipped().get(value, Path(value))
+        if name == "config" and path.is_file():
+            with suppress(FederationError):  # what is wrong with the file is said when it is used
+                chosen |= {key.removesuffix(".class_path"): str(value) for key, value in flat(read_yaml(path)).items()}
+    return chosen | dict(pairs)
+
+
+def _in_file(name: str, of_classes: Sequence[str]) -> str:
+    """An option's name as in a configuration: what belongs to a class is below ``init_args``."""
+    for outer in sorted(of_classes, key=len, reverse=True):
+        if name.startswith(f"{outer}.") and not name.endswith(".help"):
+            name = f"{outer}.init_args.{name.removeprefix(f'{outer}.')}"
+    return name
+
+
+def _plain_name(flag: str) -> str:
+    """An option's name as in the index."""
+    return flag.removeprefix("--").replace(".init_args", "")

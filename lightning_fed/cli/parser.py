@@ -11,7 +11,7 @@ from jsonargparse import get_loader, set_dumper, set_loader
 from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fed.cli.help import HelpAction, page
+from lightning_fed.cli.help.page import HelpAction, described, page, page_of_class, plain
 from lightning_fed.cli.refusals import known, shorten
 from lightning_fed.errors import FederationError, print_error
 from lightning_fed.experiments.sweep.settings import StrictLoader, read_yaml
@@ -68,7 +68,10 @@ class Parser(LightningArgumentParser):
 
     def format_help(self, formatter: Any = None) -> str:
         """The help in words for the terminal, for which nobody else's formatter is used."""
-        return page(self, self.topic, known)
+        options = described(self, known, self.refused)
+        if str(self.description).startswith("Help for --"):  # jsonargparse's, of --model.help
+            return page_of_class(options)
+        return page(str(self.prog).replace("[options] ", ""), plain(self.description or ""), options, self.topic)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with code 2."""

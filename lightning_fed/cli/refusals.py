@@ -14,7 +14,8 @@ import lightning_fed.data
 import lightning_fed.engines
 import lightning_fed.methods
 import lightning_fed.models
-from lightning_fed.cli.help import BLOCKS
+from lightning_fed.cli.help.page import BLOCKS
+from lightning_fed.cli.help.unknown_options import HELP, place_of, unknown
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner
@@ -25,10 +26,14 @@ from lightning_fed.formatting import nearest
 from lightning_fed.models import Adapters, TrainableNetwork, Transformer
 from lightning_fed.options import parameters_of
 
-HELP = "see lightning-fed fit --help and --{block}.help {of}"
-
-OF_OPTIMIZERS = {"lr", "learning_rate", "momentum", "weight_decay", "betas", "nesterov"}
-"""Options that belong to an optimizer, wherever they were looked for."""
+HOMES = {
+    "model": (lightning_fed.methods, FederatedModule),
+    "backbone": (lightning_fed.models, TrainableNetwork),
+    "data": (lightning_fed.data, FederatedDataModule),
+    "partition": (lightning_fed.data, Partitioner),
+    "engine": (lightning_fed.engines, Engine),
+}
+"""Where the library's own classes are that an option names, and what they are made of, by the last part of the option's name."""
 
 CLASSES_OF_TORCH = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
 """Where the classes are that an option names."""
@@ -166,14 +171,14 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         names = [name for name in (*options_of(path), "class_path", "init_args") if name != wrong[1]] if path else []
         short = path.rpartition(".")[2]
         text = text.replace("is not accepted", f"is not accepted by {short}" if path else "is not accepted", 1)
-        text += hint(wrong[1], OPTIONS) or _place(wrong[1], names) or nearest(wrong[1].partition(".")[0], names)
+        text += hint(wrong[1], OPTIONS) or place_of(wrong[1], names) or nearest(wrong[1].partition(".")[0], names)
         if short in BASES:
             text += f"; {keys[-1] if keys else 'the block'} names no class: give class_path, such as {BASES[short]}"
     elif wrong := re.search(r"not accept option '([^']+)'", text):
-        near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or _place(wrong[1])
+        near = nearest(wrong[1], options) or _nearest_block(wrong[1]) or place_of(wrong[1])
         text += hint(wrong[1].rpartition(".")[2], OPTIONS) or near
     elif wrong := re.search(r"unrecognized arguments: --([^=\s]+)", text):
-        text += hint(wrong[1].rpartition(".")[2], OPTIONS) or _place(wrong[1]) or nearest(wrong[1], options, "--")
+        return unknown(text, wrong[1], options)
     elif "expected the name of a" in text:
         given = [name for name in re.findall(r"'(\w+)':", _given(message)) if name not in ("class_path", "init_args")]
         text += nearest(given[0], ["class_path", "init_args"]) if given else ""
@@ -185,19 +190,10 @@ def _with_names(text: str, message: str, keys: list[str], options: Collection[st
         text += (nearest(wrong[1], names) if wrong else "") + f"; known are {', '.join(names)}"
     elif keys and "there is no" in text and (group := GROUPS.get(keys[-1].rpartition(".")[2])):
         text = f"got {_given(message)}, expected options by name: {', '.join(field.name for field in fields(group))}"
-    if "unrecognized arguments" not in text and "not accept" not in text:
+    if "not accept" not in text:
         return text
     of = _whose(message, "is not accepted").rpartition(".")[2] if keys in (["model"], ["data"]) else ""
     return f"{text}; {HELP.format(block=keys[0], of=of) if of else HELP.format(block='model', of='PFedLoRA')}"
-
-
-def _place(option: str, names: Collection[str] = ("optimizer",)) -> str:
-    """Where an optimizer's option belongs, if this is one that was looked for elsewhere."""
-    elsewhere = option.rpartition(".")[2] in OF_OPTIMIZERS and not (option.startswith("model.") and ".init_args." in option[6:])
-    if not elsewhere or "optimizer" not in names:
-        return ""
-    name = option.rpartition(".")[2].replace("learning_rate", "lr")
-    return f" (it belongs to the optimizer: --model.init_args.optimizer.init_args.{name})"
 
 
 def _nearest_block(option: str) -> str:
@@ -231,14 +227,7 @@ def known(key: str, hint: Any = None) -> list[str]:
         key: the last part of the option's name.
         hint: its type, where that is known: some methods take some networks alone.
     """
-    homes = {
-        "model": (lightning_fed.methods, FederatedModule),
-        "backbone": (lightning_fed.models, TrainableNetwork),
-        "data": (lightning_fed.data, FederatedDataModule),
-        "partition": (lightning_fed.data, Partitioner),
-        "engine": (lightning_fed.engines, Engine),
-    }
-    module, base = homes.get(key, (lightning_fed.methods, type(None)))
+    module, base = HOMES.get(key, (lightning_fed.methods, type(None)))
     if key == "backbone" and hint is not None and not _names_networks(hint):
         base = Transformer
     found = {name: getattr(module, name) for name in module.__all__ if name not in BASES}

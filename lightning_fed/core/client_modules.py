@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from lightning_fed.core.answers import Answers
 from lightning_fed.core.phase import Progress
 from lightning_fed.core.resume import Resume
 from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.models.answers import Answers
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import check_fits
 

@@ -23,7 +23,7 @@ class Broadcast:
     Args:
         state: the payload.
         model_size: which version of the model that is; see :attr:`ClientInfo.model_size`.
-        statistics: what was gathered on the clients' data for this version, see :meth:`FederatedModule.recomputed_buffers`; with
+        statistics: what was gathered on the clients' data for this version, see :meth:`.SharedStateMixin.recomputed_buffers`; with
             models that are measured, not with models that are trained.
     """
 

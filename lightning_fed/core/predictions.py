@@ -6,10 +6,10 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.core.answers import Answers
 from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
+from lightning_fed.models.answers import Answers
 from lightning_fed.tasks.task import TASKS, Loss, Metrics, Task, TaskName
 
 TARGET_NAMES = {"labels", "start_positions"}

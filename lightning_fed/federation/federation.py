@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 import shutil
 import sys
 import weakref
@@ -154,8 +153,6 @@ class Federation:
         engine: Engine | None = None,
         trainer: TrainerFactory | None = None,
     ) -> None:
-        if not 0 < store_limit_mb < math.inf:
-            raise FederationError(f"store_limit_mb is {store_limit_mb}: give MiB of memory, a number above 0.")
         key = None if privacy is None else privacy.key
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
             raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")
@@ -169,27 +166,27 @@ class Federation:
         always = [MetricsTable(), RunFacts(), Hyperparameters(), TensorBoardPage(), TensorBoardFigures(), AdapterRanks()]
         shown = [StartLine(), ProgressBar() if sys.stdout.isatty() else RoundLines(), Summary()] if progress else []
         self.settings = RunSettings(
-            rounds,
-            participation,
-            eligible_clients,
-            sampling,
-            dropout,
-            quorum,
-            aggregation,
-            privacy,
-            attack,
-            unseen,
-            seed,
-            evaluate_every,
-            target,
-            patience,
-            stop_at_target,
-            budget,
-            checkpoint_every,
-            keep,
-            compression=compression or NONE,
-            store_limit=int(store_limit_mb * 2**20),
+            rounds=rounds,
+            participation=participation,
+            eligible_clients=eligible_clients,
+            sampling=sampling,
+            dropout=dropout,
+            quorum=quorum,
+            aggregation=aggregation,
+            privacy=privacy,
+            attack=attack,
+            unseen=unseen,
+            seed=seed,
+            evaluate_every=evaluate_every,
+            target=target,
+            patience=patience,
+            stop_at_target=stop_at_target,
+            budget=budget,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
             logger=logger,
+            compression=compression or NONE,
+            store_limit_mb=store_limit_mb,
             callbacks=[*always, *(callbacks or []), *shown],
         )
         self.engine = engine or InProcess()

@@ -28,9 +28,10 @@ from lightning_fed.engines.silence import torch_threads
 from lightning_fed.engines.turn_loop import TrainerFactory
 from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.errors import FederationError
-from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, dropouts, eligible, says_itself_who
+from lightning_fed.federation.cohorts import dropouts
 from lightning_fed.federation.evaluation import Evaluation
 from lightning_fed.federation.meters import BestRound, Stopwatch, Target, running_totals, spread_all, training_means
+from lightning_fed.federation.participants import Participants
 from lightning_fed.federation.protection import protect, refuse_at_sites
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.federation.turns import RoundTurns
@@ -84,35 +85,16 @@ class Run:
         self.settings, self.rounds, self.seed, self.target = settings, settings.rounds, settings.seed, settings.target
         if not data.at_hand:
             refuse_at_sites(settings)
-        self.clients = list(engine.clients(data))
-        self.unseen = draw_unseen(settings.unseen, self.clients, self.seed)
-        data.set_aside(self.unseen)
-        pooling = type(model).__name__ if model.centralized else ""
-        among = eligible(settings.eligible_clients, self.unseen, len(self.clients), pooling)
-        self.clients = [replace(client, takes_part=client.id in among) for client in self.clients]
-        self.eligible_clients = [client for client in self.clients if client.takes_part]
-        self.attackers = settings.attack.attackers(self.eligible_clients, self.seed) if settings.attack else frozenset[int]()
-        data.flip_labels(())
-        if settings.attack is not None:
-            settings.attack.poison(data, self.attackers)
+        self._participants = who = Participants(model, data, list(engine.clients(data)), settings)
+        self.clients, self.eligible_clients, self.unseen, self.attackers = who.clients, who.eligible, who.unseen, who.attackers
+        self.cohort_size = who.per_round
+        self.evaluate_every = who.rounds_for_everybody if settings.evaluate_every is None else settings.evaluate_every
         if settings.patience is not None and not any(client.num_val for client in self.clients):
             raise FederationError(
                 f"patience is {settings.patience}, but no client has validation data, which it goes by: set the data's val_share."
             )
         if isinstance(model, PublicDistillation):
             data.public_set()  # which says what to do if there is none
-        chosen = model.cohort(self.eligible_clients, 1, self.seed)
-        if chosen is not None and not {client.id for client in chosen} & {client.id for client in self.eligible_clients}:
-            raise FederationError(f"cohort() of {type(model).__name__} names none of the clients that may take part.")
-        drawn = cohort_size(self.eligible_clients, settings.participation)
-        self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
-        if (settings.sampling != "fixed" or settings.dropout) and says_itself_who(model):
-            raise FederationError(
-                f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who "
-                "takes part in a round: leave them out."
-            )
-        cohorts = 1 if model.centralized else -(-len(self.eligible_clients) // self.cohort_size)
-        self.evaluate_every = cohorts if settings.evaluate_every is None else settings.evaluate_every
         spec = WorkerSpec(model, data, new_trainer, self.seed, compression=settings.compression)
         with torch_threads(engine.threads or 1):  # what is built does not depend on the machine's cores
             spec.build()
@@ -128,11 +110,10 @@ class Run:
                     f"{type(rule).__name__} needs {rule.least} updates, and a round has {self.cohort_size} clients: draw larger "
                     "cohorts, or give a rule that needs fewer."
                 )
-        trained_on = [data.pooled().info] if model.centralized else self.clients
         if data.at_hand:
             refuse_unknown_tokens(model, data.pooled())
             check_generation(model, data)
-            refuse_single_examples(model, data, trained_on, self.seed)
+            refuse_single_examples(model, data, who.trained_on, self.seed)
         self.method, self.metric = type(model).__name__, model.monitor
         self.identity = {"method": self.method, "seed": self.seed, "clients": len(self.clients), "data": data.fingerprint()}
         parts = self.server, model, settings, len(self.eligible_clients), self.cohort_size, self.identity, self.made_with
@@ -264,14 +245,8 @@ class Run:
 
     def _draw_cohort(self) -> list[ClientInfo]:
         """Who takes part, in client order: a function of (seed, round). The server prepares for them."""
-        if self.model.centralized:
-            cohort = [self.data.pooled().info]
-        elif (chosen := self.model.cohort(self.eligible_clients, self.round, self.seed)) is not None:
-            cohort = sorted(chosen, key=lambda client: client.id)
-        else:
-            settings = self.settings
-            keys = [self.seed, COHORT, self.round] if self._noise is None else self._noise.cohort_stream(self.round)
-            cohort = draw_cohort(self.eligible_clients, settings.sampling, settings.participation, keys)
+        keys = [self.seed, COHORT, self.round] if self._noise is None else self._noise.cohort_stream(self.round)
+        cohort = self._participants.draw(self.round, keys)
         with seeded(self.seed, SERVER_ROUND, self.round):
             self.server.on_round_start(self.round, cohort)
         return cohort

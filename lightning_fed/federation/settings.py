@@ -1,6 +1,5 @@
 """What a federation says of its runs."""
 
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -12,14 +11,18 @@ from lightning_fed.engines.compression import Compression
 from lightning_fed.errors import require
 from lightning_fed.federation.attacks import Attack
 from lightning_fed.federation.cohorts import Sampling, Unseen
-from lightning_fed.options import require_from
+from lightning_fed.options import require_from, require_positive
 from lightning_fed.privacy import ClientDP
 from lightning_fed.storage.checkpoint import Keep
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run takes over from :class:`lightning_fed.Federation`, see there; ``store_limit`` is in bytes."""
+    """What a run takes over from :class:`lightning_fed.Federation`, whose arguments of these names say what each is.
+
+    Raises:
+        FederationError: for values that none of them can have, or not together.
+    """
 
     rounds: int
     participation: float
@@ -40,20 +43,18 @@ class RunSettings:
     checkpoint_every: int
     keep: Keep
     compression: Compression
-    store_limit: int
+    store_limit_mb: float
     logger: Logger | Iterable[Logger | bool] | bool
     callbacks: list[Any]
 
+    @property
+    def store_limit(self) -> int:
+        """``store_limit_mb`` in bytes."""
+        return int(self.store_limit_mb * 2**20)
+
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, and what the command line's types would."""
-        require_from(1, rounds=self.rounds, patience=self.patience)
         require(
-            self.budget is None or 0 < self.budget < math.inf,
-            f"budget is {self.budget}: give MiB that may be sent, a number above 0, or leave it out.",
-        )
-        require(
-            0 < self.participation <= 1,
-            f"participation is {self.participation}: give the share of clients per round, in (0, 1].",
+            0 < self.participation <= 1, f"participation is {self.participation}: give the share of clients per round, in (0, 1]."
         )
         require(
             self.sampling in get_args(Sampling) and 0 <= self.dropout < 1 and 0 <= self.quorum <= 1,
@@ -62,9 +63,11 @@ class RunSettings:
         )
         require(
             not self.quorum or self.dropout > 0,
-            f"quorum is {self.quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are "
-            "lost by themselves have a quorum of the engine (Sites).",
+            f"quorum is {self.quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are lost "
+            "by themselves have a quorum of the engine (Sites).",
         )
+        require_from(1, rounds=self.rounds, patience=self.patience)
+        require_positive(store_limit_mb=self.store_limit_mb, budget=self.budget)
         require(
             self.evaluate_every != 0 or (self.patience is None and not self.stop_at_target),
             "patience and stop_at_target go by measurements between rounds, but evaluate_every is 0: set it to 1 or more.",

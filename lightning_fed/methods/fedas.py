@@ -51,6 +51,9 @@ class FedAS(FedPer):
     known: Tensor
     """Of which classes there is one, ``(C,)``."""
 
+    fisher_trace: Tensor
+    """:math:`t_k` of the last pass, a scalar."""
+
     def __init__(
         self,
         backbone: Backbones,
@@ -66,13 +69,13 @@ class FedAS(FedPer):
         self.alignment_lr = alignment_lr
         self.alignment_epochs = alignment_epochs
         self.by_fisher = by_fisher
-        self.fisher_trace = torch.zeros(())  # of the last pass
 
     def build(self) -> None:
-        """The network, and room for the classes' mean features."""
+        """The network, and room for the classes' mean features and the trace."""
         super().build()
         self.register_buffer("class_means", torch.zeros(self.num_classes, self.backbone.head.in_features))
         self.register_buffer("known", torch.zeros(self.num_classes, dtype=torch.bool))
+        self.register_buffer("fisher_trace", torch.zeros(()), persistent=False)
 
     def shared_names(self) -> set[str]:
         """The body."""
@@ -133,7 +136,7 @@ class FedAS(FedPer):
         examples = reviewed["examples"]
         self.class_means.copy_(reviewed["features"] / examples.clamp(min=1)[:, None])
         self.known.copy_(examples > 0)
-        self.fisher_trace = reviewed[FISHER]
+        self.fisher_trace.copy_(reviewed[FISHER])
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedPer's, which weights by the trace."""

@@ -141,7 +141,8 @@ def test_the_printed_command_plays_the_same_federation_without_sharing(capsys: p
     for method, number in (("PFedLoRA", 0), ("Standalone", 1)):
         capsys.readouterr()
         main(["test", "--config", "config.yaml", "--model", method, "--federation.progress=true", "--seed_everything=3"])
-        assert f"Measured: runs/version_{number}\n{method} after round 1" in capsys.readouterr().out
+        first, title, *_ = capsys.readouterr().out.splitlines()
+        assert (first, title.strip()) == (f"Measured: runs/version_{number}", f"{method}: 3 clients, after round 1")
 
 
 def test_a_continued_run_keeps_a_configuration_of_all_of_it() -> None:
@@ -157,11 +158,15 @@ def test_validate_and_test_measure_the_newest_run(capsys: pytest.CaptureFixture[
         capsys.readouterr()
         main([verb, "--config", "config.yaml", "--federation.progress=true"])
         said = capsys.readouterr().out
-        assert "PFedLoRA after round 2" in said
-        for name in ("mean", "min", "max"):
-            metric = f"after/{kind}_accuracy/{name}"
-            assert re.search(rf"{metric} .*{last[metric]:.4f}", said)
-        assert f"after/{'val' if kind == 'test' else 'test'}_" not in said
+        assert "PFedLoRA: 3 clients, after round 2" in said
+        assert f"{kind} accuracy" in said
+        accuracies, losses = (
+            [last[f"after/{kind}_{name}/{end}"] for end in ("mean", "min", "max")] for name in ("accuracy", "loss")
+        )
+        in_words = " +│ +".join(f"{100 * value:.2f} %" for value in accuracies)
+        assert re.search(rf"→ after aggregation, all clients +│ +{in_words} │", said)  # as fit says it
+        in_words = " +│ +".join(f"{losses[k]:.4f}" for k in (0, 2, 1))
+        assert re.search(rf"loss, after aggregation +│ +{in_words} │", said)
     assert [path.name for path in Path("runs").iterdir()] == ["version_0"]
 
 

@@ -147,7 +147,7 @@ def test_what_works_works() -> None:
         (["--federation.rounds=null"], ["federation.rounds: got null, expected a number"]),
         (["--federation.rounds=1.5"], ["federation.rounds: got '1.5', expected a whole number"]),
         (["--federation.target=nan"], ["federation.target: got nan, expected a number or null"]),
-        (["--federation.store_limit_mb=inf"], ["store_limit_mb is inf"]),
+        (["--federation.store_limit_mb=inf"], ["store_limit_mb=inf: give a number above 0"]),
         (["--federation.progress=maybe"], ["federation.progress: got maybe, expected true or false"]),
         (["--seed_everything=null"], ["seed_everything: got null, expected true or false or a whole number"]),
         (["--seed_everything=4294967296"], ["seed_everything is 4294967296", "0 to 4294967295"]),

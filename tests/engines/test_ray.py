@@ -15,7 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Net, assert_same, assert_same_end, data_for, momentum, new_data, new_federation, new_method, private_states
+from tiny import (
+    CLASSES,
+    Net,
+    assert_same,
+    assert_same_end,
+    data_for,
+    momentum,
+    new_data,
+    new_federation,
+    new_method,
+    private_states,
+    sgd,
+)
 from tiny_deaths import Failing, dying
 from tiny_sessions import family, gone_within
 
@@ -28,7 +40,7 @@ from lightning_fed.engines.ray.cluster import SILENT
 from lightning_fed.engines.remote_worker import WorkerError
 from lightning_fed.errors import FederationError
 from lightning_fed.federation.federation import Federation
-from lightning_fed.methods import PFedLoRA
+from lightning_fed.methods import FedAvg, PFedLoRA
 from lightning_fed.models import CNN1, CNN2, CNN3, CNN4, CNN5
 
 ray = pytest.importorskip("ray", reason='needs pip install "lightning-fed[ray]"')
@@ -43,6 +55,7 @@ def cluster() -> Iterator[None]:
         for name, value in SILENT.items():
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # which hides GPUs from tests, and Ray would not believe in one
         ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         yield
         ray.shutdown()
@@ -114,6 +127,18 @@ def test_private_adapters_of_five_networks_too(cluster: None) -> None:
     assert_same(there, here)
     assert len(private_states(there)) == 5
     assert store.emptied == [True]
+
+
+def test_batches_go_on_where_a_client_s_last_turn_stopped(cluster: None, tmp_path: Path) -> None:
+    def run(engine: Engine, folder: Path, rounds: int, ckpt_path: str | None = None) -> None:
+        federation = new_federation(rounds, engine=engine, run_dir=folder, participation=0.7, evaluate_every=1)
+        data = new_data(3, 120, batch_size=8, continue_epochs=True, single_example="keep")
+        federation.fit(FedAvg(Net, CLASSES, optimizer=sgd, steps=3), data, ckpt_path)
+
+    run(InProcess(threads=1), tmp_path / "here", 4)
+    run(Ray(), tmp_path / "there", 2)
+    run(Ray(), tmp_path / "there", 4, "last")
+    assert_same_end(tmp_path / "here" / "version_0", tmp_path / "there" / "version_0")
 
 
 SCRIPT = """

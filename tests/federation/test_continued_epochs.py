@@ -1,18 +1,24 @@
-"""Batches that go on in the next round where the last one stopped: through lost turns, stops, and on worker processes."""
+"""Batches that go on in the next round where the last one stopped: through lost turns, stops, on worker processes and at sites."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, sgd
+from tiny import CLASSES, Net, Stop, assert_same_end, new_data, new_federation, new_trainer, sgd
+from tiny_sites import STUDY, Clock, Memory
 
 from lightning_fed.core.messages import ClientUpdate, Turn, TurnFailure
 from lightning_fed.data import InMemory
 from lightning_fed.data.batches import ShuffledBatches
+from lightning_fed.deployment.data import DataAtSites
+from lightning_fed.deployment.engine import Sites
+from lightning_fed.deployment.site import OneClient, Site
 from lightning_fed.engines import InProcess, Processes
+from lightning_fed.engines.silence import quiet_lightning
+from lightning_fed.engines.worker_spec import WorkerSpec
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg
 from lightning_fed.seeding import ORDER, derive_seed
@@ -105,3 +111,36 @@ def test_worker_processes_play_the_same_batches(tmp_path: Path, two_workers: Pro
     fit(2, folder=tmp_path / "two", engine=two_workers, **options)
     fit(3, "last", tmp_path / "two", engine=two_workers, **options)
     assert_same_end(tmp_path / "one" / "version_0", tmp_path / "two" / "version_0")
+
+
+def test_sites_go_on_where_the_server_stopped_and_train_again_what_it_did_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("lightning_fed.deployment.engine.time", clock)
+    method = Noting(Net, CLASSES, optimizer=sgd, steps=STEPS)
+
+    def lose(client: int, head: dict[str, Any], answer: Callable[[], bytes]) -> bytes | None:
+        answered = answer()
+        return None if (head.get("verb"), head.get("round"), client) == ("fit", 2, 1) else answered
+
+    with quiet_lightning():
+        specs = [WorkerSpec(method, OneClient(data(), client, client), new_trainer, 0) for client in range(3)]
+        link = Memory({client: Site(spec, client, STUDY, tmp_path / str(client)) for client, spec in enumerate(specs)}, lose)
+
+    def serve(path: str | None = None, **options: Any) -> None:
+        engine = Sites(link, 3, STUDY, wait=5.0, deadline=5.0, poll=0.1, quorum=0.5)
+        federation = new_federation(4, engine=engine, run_dir=tmp_path / "runs", evaluate_every=0, **options)
+        federation.fit(method, DataAtSites(data()), path)
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(callbacks=[Stop(3)])  # before its checkpoint
+    stopped = {client: list(seen) for client, seen in Noting.seen.items()}
+    serve("last")
+    for client in (0, 2):  # round 3 is played twice
+        assert stopped[client] == expected(client, 3 * STEPS)
+        assert Noting.seen[client] == stopped[client] + expected(client, 4 * STEPS)[len(expected(client, 2 * STEPS)) :]
+    second = expected(1, 2 * STEPS)[len(expected(1, STEPS)) :]
+    third = expected(1, 3 * STEPS)[len(expected(1, 2 * STEPS)) :]
+    assert stopped[1] == expected(1, STEPS) + second + second
+    assert Noting.seen[1] == stopped[1] + second + third

@@ -80,7 +80,7 @@ def test_who_is_tuned_at_the_end_is_tuned_at_an_early_one(tmp_path: Path) -> Non
         ({"stop_at_target": True}, "there is no target"),
         ({"patience": 3, "evaluate_every": 0}, "evaluate_every is 0: set it to 1 or more"),
         ({"patience": 0}, "patience=0: give a whole number from 1"),
-        ({"budget": 0}, "budget is 0: give MiB that may be sent"),
+        ({"budget": 0}, "Got budget=0: give a number above 0"),
         ({"callbacks": [L.Callback()]}, r"callbacks has a Callback, which is no FederationCallback: .*trainer=partial"),
     ],
 )

@@ -10,6 +10,7 @@ from tiny import (
     METHODS,
     Net,
     NoisyNet,
+    Recording,
     Stop,
     data_for,
     momentum,
@@ -169,19 +170,26 @@ def test_moments_are_in_the_checkpoint_and_a_continued_run_ends_alike(tmp_path: 
 
 
 @pytest.mark.often(2)
-@pytest.mark.parametrize("name", ["FedProx", "PFedLoRA", "HOMLoRA", "FedPer", "FedRep", "Ditto"])
+@pytest.mark.parametrize(
+    "name", ["FedProx", "FedNova", "PFedLoRA", "HOMLoRA", "FedPer", "FedRep", "FedAS", "FedALA", "MOON", "Ditto"]
+)
 def test_it_moves_what_is_shared_and_nothing_else(name: str) -> None:
     """One round: private parts end where they do without it, and shared parameters half as far from where they began."""
-    ends = []
+    ends, engine = [], Recording()
     for optimizer in (None, ServerSGD(0.5)):
-        federation = new_federation(1, evaluate_every=0)
+        federation = new_federation(1, evaluate_every=0, engine=engine)
         method = new_method(name, server_optimizer=optimizer)
         federation.fit(method, data_for(name))
         run = federation.run
         ends.append((run.server.state, private_states(federation)))
     (mean, private), (half, same_private) = ends
     assert all(same(one, other) for one, other in zip(private.values(), same_private.values(), strict=True))
-    assert any(not torch.equal(mean[key], half[key]) for key in mean)
+    start = engine.turns[0].broadcast.state
+    moved = {key for key, _ in method.for_client(engine.turns[0].client).named_parameters() if key in mean}
+    for key, tensor in mean.items():
+        expected = torch.lerp(start[key], tensor, 0.5) if key in moved else tensor
+        torch.testing.assert_close(half[key], expected)
+    assert any(not torch.equal(mean[key], half[key]) for key in moved)
 
 
 def test_only_servers_that_average_have_one() -> None:

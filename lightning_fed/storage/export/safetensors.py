@@ -13,8 +13,8 @@ from lightning_fed.tensors import State
 
 
 def write_safetensors(folder: Path, module: FederatedModule, private: bool = True) -> None:
-    """Write what a module says in :meth:`.FederatedModule.export_state`, a file for each of its parts. ``model.safetensors`` is the
-    network, whose tensors have the names that they have in it; other parts (an adapter, a second head) have files of their own
+    """Write what a module says in :meth:`.SharedStateMixin.export_state`, a file for each of its parts. ``model.safetensors`` is
+    the network, whose tensors have the names that they have in it; other parts (an adapter, a second head) have files of their own
     names. A network of the transformers library is written as that library saves and loads it, where it is a whole one and none of
     it is frozen.
 

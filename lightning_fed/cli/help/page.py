@@ -4,7 +4,8 @@ import argparse
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 SHORT = {
@@ -40,6 +41,36 @@ INSTEAD = {
 """What is said here, where an option has no words or those of somebody else."""
 
 
+@dataclass(frozen=True)
+class Option:
+    """What help and completion tell of an option.
+
+    Attributes:
+        name: as ``federation.rounds``; of a class's option in the index, without the option that names the class.
+        flags: all that it is called on the command line.
+        value: what stands for its value; nothing if it takes none.
+        short: its first sentence, and the default.
+        full: all of its text.
+        choices: the words that it takes, if these are all.
+        classes: names of the library's classes that it takes.
+        title: of its group.
+    """
+
+    name: str
+    flags: Sequence[str]
+    value: str
+    short: str
+    full: str
+    choices: Sequence[str]
+    classes: Sequence[str]
+    title: str
+
+    def under(self, name: str) -> "Option":
+        """The option of a class, where another option names the class."""
+        flags = [flag.replace("--", f"--{name}.", 1) for flag in self.flags]
+        return Option(**{**vars(self), "name": f"{name}.{self.name}", "flags": flags})
+
+
 class HelpAction(argparse._HelpAction):
     """``--help``, or ``--help TOPIC``."""
 
@@ -54,56 +85,82 @@ class HelpAction(argparse._HelpAction):
         parser.exit()
 
 
-def page(parser: Any, topic: str, known: Callable[..., Sequence[str]]) -> str:
-    """The help of a verb, or of a class (``--model.help FedAvg``).
+def described(parser: Any, known: Callable[..., Sequence[str]], refused: Sequence[str] | set[str] = ()) -> list[Option]:
+    """All options of a parser.
 
     Args:
-        parser: jsonargparse's.
-        topic: ``short``, ``all`` or a block.
+        parser: argparse's or jsonargparse's.
         known: names of the library's classes that an option takes.
+        refused: names of options that are taken only to say what to set instead.
     """
-    width = min(shutil.get_terminal_size().columns, 100)
-    of_class = str(parser.description).startswith("Help for --")
-    verb = str(parser.prog).replace("[options] ", "")
-    lines = [] if of_class else [f"usage: {verb} [--config NAME_OR_FILE] [options]", "", plain(parser.description or ""), ""]
-    for title, actions in groups(parser, topic, of_class):
-        block = [row for action in actions for row in rows(action, known, of_class or topic != "short", width)]
-        lines += [*textwrap.wrap(f"{title}:", width), *block, ""] if block else []
-    return "\n".join([*lines, *([] if of_class else hints(verb)), ""])
+    return [
+        Option(
+            name="help" if action.dest == "help" else max(action.option_strings, key=len)[2:].removesuffix("+"),
+            flags=[flag.removesuffix("+") for flag in action.option_strings],
+            value="" if action.nargs == 0 else metavar(action),
+            short=words(action, known, full=False),
+            full=words(action, known, full=True),
+            choices=[spelled(choice) for choice in action.choices or choices_of(getattr(action, "_typehint", None))],
+            classes=known(action.dest.removesuffix(".help").rpartition(".")[2], getattr(action, "_typehint", None)),
+            title=plain(group.title or "options"),
+        )
+        for group in parser._action_groups
+        for action in group._group_actions
+        if any(option.startswith("--") for option in action.option_strings)
+        and action.help != argparse.SUPPRESS
+        and action.dest.removesuffix(".help") not in refused
+    ]
 
 
-def groups(parser: Any, topic: str, of_class: bool) -> Iterator[tuple[str, list[Any]]]:
-    """Titles, and the options below them."""
-    shown = [action for action in parser._actions if of_class or wanted(action, topic, parser.refused)]
-    if of_class:
-        for group in parser._action_groups:
-            yield plain(group.title or "options"), [action for action in group._group_actions if action in shown]
-        return
-    yield "options", [action for action in shown if action.dest.partition(".")[0] not in BLOCKS]
-    for block, title in BLOCKS.items():
-        yield title, [action for action in shown if action.dest.partition(".")[0] == block]
+def page(verb: str, text: str, options: Sequence[Option], topic: str) -> str:
+    """The help of a verb.
+
+    Args:
+        verb: as ``lightning-fed fit``.
+        text: what it does.
+        options: all of its options.
+        topic: ``short``, ``all`` or a block.
+    """
+    lines = [f"usage: {verb} [--config NAME_OR_FILE] [options]", "", text, ""]
+    shown = [option for option in options if wanted(option.name, topic)]
+    for block, title in {"": "options", **BLOCKS}.items():
+        lines += rows(title, [option for option in shown if block_of(option.name) == block], topic != "short")
+    return "\n".join([*lines, *hints(verb), ""])
 
 
-def wanted(action: Any, topic: str, refused: set[str]) -> bool:
+def page_of_class(options: Sequence[Option]) -> str:
+    """The help of a class (``--model.help FedAvg``): all of its options."""
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.title, []).append(option)
+    return "\n".join([line for title, found in groups.items() for line in rows(title, found, True)] + [""])
+
+
+def wanted(name: str, topic: str) -> bool:
     """Whether a topic has an option."""
-    name = action.dest.removesuffix(".help")
-    if not any(option.startswith("-") for option in action.option_strings) or action.help == argparse.SUPPRESS or name in refused:
-        return False
     if topic == "short":
-        return action.dest in SHORT | {"help", "print_config", "model.help", "data.help"}
+        return name in SHORT | {"help", "print_config", "model.help", "data.help"}
     return topic == "all" or name.partition(".")[0] == topic
 
 
-def rows(action: Any, known: Callable[..., Sequence[str]], full: bool, width: int) -> list[str]:
-    """An option as it stands on the screen."""
-    name = max(action.option_strings, key=len) if action.dest != "help" else "-h, --help"
-    name = name.removesuffix("+")
-    value = "" if action.nargs == 0 else f" {metavar(action)}"
-    text = textwrap.wrap(words(action, known, full), width - 26)
-    head = f"  {name}{value}"
-    if len(head) <= 24 and text:
-        head, text = f"{head:<26}{text[0]}", text[1:]
-    return [head, *(f"{'':26}{line}" for line in text)]
+def block_of(name: str) -> str:
+    """The block of an option; nothing if it is in none."""
+    block = name.partition(".")[0]
+    return block if block in BLOCKS else ""
+
+
+def rows(title: str, options: Sequence[Option], full: bool) -> list[str]:
+    """A group of options as it stands on the screen; nothing if there are none."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    lines = textwrap.wrap(f"{title}:", width)
+    for option in options:
+        text = textwrap.wrap(option.full if full else option.short, width - 26)
+        names = "-h, --help" if option.name == "help" else f"--{option.name}"
+        head = f"  {names} {option.value}".rstrip()
+        if len(head) <= 24 and text:
+            head, text = f"{head:<26}{text[0]}", text[1:]
+        lines += [head, *(f"{'':26}{line}" for line in text)]
+    return [*lines, ""] if options else []
 
 
 def metavar(action: Any) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.errors import FederationError
-from lightning_fed.models import Transformer
+from lightning_fed.models.transformer import Transformer
 
 
 class Answers:

@@ -1,0 +1,86 @@
+"""What was measured of clients and global models, as the terminal shows it after ``fit``, ``validate`` and ``test``."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from rich.table import Table
+
+from lightning_fed.callbacks.base import RunView
+
+Split = Literal["val", "test"]
+
+STAGES = {
+    "before": "before aggregation, participants",
+    "after": "after aggregation, all clients",
+    "fine_tuned": "fine-tuned, all clients",
+}
+"""What measurements of all clients are called, by the first part of their column; others by that part."""
+
+
+def measured_table(run: RunView, kind: Split, metrics: Mapping[str, float], title: str) -> Table:
+    """The monitored metric, a row for each measurement and one for the trivial baseline. An arrow marks what is monitored.
+
+    Args:
+        run: whose it is.
+        kind: ``val`` or ``test``.
+        metrics: by column, as in ``metrics.csv``.
+        title: of the table.
+    """
+    table = Table(title=title, caption="→ monitored", caption_justify="left")
+    table.add_column(f"{kind} {run.metric}")
+    for column in ("mean", "worst client", "best client"):
+        table.add_column(column, justify="right")
+    for stage, (mean, *extremes) in measurements(run, kind, run.metric, metrics):
+        of_clients = "/mean" if extremes else ""
+        monitored = f"{stage}/{kind}_{run.metric}{of_clients}" == run.monitored(kind)
+        cells = (f"{'→ ' if monitored else ''}{named(stage, bool(extremes))}", *(shown(run.metric, v) for v in (mean, *extremes)))
+        table.add_row(*cells, style="bold" if monitored else None)
+    if f"selected/{kind}_{run.metric}" in metrics:
+        best = f"  round {metrics['selected/round']:.0f}, best on validation"
+        table.add_row(best, shown(run.metric, metrics[f"selected/{kind}_{run.metric}"]))
+    majority = run.data.majority_accuracy() if (kind, run.metric) == ("test", "accuracy") else None
+    if majority is not None:
+        values = (majority.mean(), majority.min(), majority.max())
+        table.add_row("baseline: majority label", *(shown(run.metric, value.item()) for value in values))
+    return table
+
+
+def add_other_metrics(table: Table, run: RunView, kind: Split, metrics: Mapping[str, float]) -> None:
+    """Rows of what is not monitored, below it."""
+    found = (re.fullmatch(rf"[^/]+/{kind}_(.+?)(/mean)?", name) for name in metrics)
+    for metric in dict.fromkeys(match[1] for match in found if match and "/" not in match[1]):
+        if metric != run.metric:
+            table.add_section()
+            for stage, values in measurements(run, kind, metric, metrics):
+                words = named(stage, len(values) > 1).partition(",")[0]
+                table.add_row(f"{metric}, {words}", *(shown(metric, value) for value in values))
+
+
+def measurements(run: RunView, kind: Split, metric: str, metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """The stages in which a metric was measured, with the mean, the worst and the best client, or, of a global model, its value."""
+    rises = metric != "loss" and run.model.task.higher_is_better(metric, run.model.test_metrics)
+    if metric == run.metric:
+        rises = run.model.higher_is_better
+    for name, value in metrics.items():
+        stage, slash, rest = name.partition("/")
+        if not slash or stage == "selected":
+            continue
+        if rest == f"{kind}_{metric}/mean":
+            yield (
+                stage,
+                (value, *(metrics[f"{stage}/{kind}_{metric}/{end}"] for end in (("min", "max") if rises else ("max", "min")))),
+            )
+        elif rest == f"{kind}_{metric}":
+            yield stage, (value,)
+
+
+def named(stage: str, of_clients: bool) -> str:
+    """What a measurement is called."""
+    words = stage.replace("_", " ")
+    return STAGES.get(stage, words) if of_clients else f"{words}, everybody's data"
+
+
+def shown(metric: str, value: float) -> str:
+    """A value, as people write it."""
+    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4f}"

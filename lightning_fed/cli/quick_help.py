@@ -1,0 +1,65 @@
+"""Command lines that the index of options answers, without waiting for torch."""
+
+import sys
+from collections.abc import Sequence
+
+from lightning_fed.cli.help.option_index import OptionIndex, read, write
+from lightning_fed.cli.help.page import BLOCKS, TOPICS, page, page_of_class
+from lightning_fed.cli.help.unknown_options import unknown
+from lightning_fed.errors import FederationError
+
+
+def index() -> OptionIndex:
+    """The index of this installation; a new one takes seconds, once, for it is made of the parsers."""
+    if known := read():
+        return known
+    if sys.stderr.isatty():
+        print("Loading PyTorch and Lightning, to look up all options; next time they are at hand…", file=sys.stderr)
+    from lightning_fed.cli import all_parsers
+
+    made = all_parsers.index()
+    write(made)
+    return made
+
+
+def quick_help(args: Sequence[str]) -> str:
+    """The help that a command line asks for, if it is that of one of Federation's verbs, of a topic, or of one of the library's own
+    classes; nothing if it asks for something else.
+
+    Args:
+        args: of the command line, one of these verbs first.
+
+    Raises:
+        FederationError: for an option that belongs to nothing, where the index is there already.
+    """
+    match args:
+        case [verb, ("-h" | "--help")]:
+            return _page(index(), verb, "short")
+        case [verb, ("-h" | "--help"), topic] if topic in TOPICS:
+            return _page(index(), verb, topic)
+        case [verb, option, name] if option.startswith("--") and option.endswith(".help"):
+            return _page_of_class(index(), verb, option[2:].removesuffix(".help"), name)
+    if known := read():
+        refuse_unknown(args, known)
+    return ""
+
+
+def _page(known: OptionIndex, verb: str, topic: str) -> str:
+    return page(f"lightning-fed {verb}", known.texts[verb], known.verbs[verb], topic)
+
+
+def _page_of_class(known: OptionIndex, verb: str, option: str, name: str) -> str:
+    """The help of a class; nothing if it is none of the library's own for which the verb has an option."""
+    if all(found.name != f"{option}.help" for found in known.verbs[verb]):
+        return ""
+    own = known.classes.get(option.rpartition(".")[2], {}).get(name)
+    return page_of_class([found.under(option) for found in own]) if own else ""
+
+
+def refuse_unknown(args: Sequence[str], known: OptionIndex) -> None:
+    """Raise a FederationError if options are named that begin like none there is; what is within a block depends on its class."""
+    names = [option.name for option in known.verbs[args[0]]]
+    roots = {*BLOCKS, *(name.partition(".")[0] for name in names)}
+    wrong = [arg for arg in args[1:] if arg.startswith("--") and arg[2:].partition("=")[0].partition(".")[0] not in roots]
+    if wrong:
+        raise FederationError(unknown(f"unrecognized arguments: {' '.join(wrong)}", wrong[0][2:].partition("=")[0], names))

@@ -1,0 +1,72 @@
+"""Who trains in a run and in each of its rounds."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning_fed.core.module import FederatedModule
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.client_info import ClientInfo
+from lightning_fed.errors import require
+from lightning_fed.federation.cohorts import cohort_size, draw_cohort, draw_unseen, eligible, says_itself_who
+from lightning_fed.federation.settings import RunSettings
+
+
+class Participants:
+    """Who trains in a run, who is measured alone, and who is hostile.
+
+    Args:
+        model: the method, which may say itself who takes part.
+        data: the clients' data: those of the unseen are set aside, those of attackers are changed if the attack does that.
+        clients: all of them, as the engine knows them.
+        settings: of the run.
+
+    Raises:
+        FederationError: where nobody is left to train with, or where two say who takes part.
+    """
+
+    def __init__(
+        self, model: FederatedModule, data: FederatedDataModule, clients: Sequence[ClientInfo], settings: RunSettings
+    ) -> None:
+        self._model, self._settings = model, settings
+        self.unseen = draw_unseen(settings.unseen, clients, settings.seed)
+        data.set_aside(self.unseen)
+        pooling = type(model).__name__ if model.centralized else ""
+        among = eligible(settings.eligible_clients, self.unseen, len(clients), pooling)
+        self.clients = [replace(client, takes_part=client.id in among) for client in clients]
+        self.eligible = [client for client in self.clients if client.takes_part]
+        self.attackers = settings.attack.attackers(self.eligible, settings.seed) if settings.attack else frozenset[int]()
+        data.flip_labels(())
+        if settings.attack is not None:
+            settings.attack.poison(data, self.attackers)
+        self.trained_on = [data.pooled().info] if model.centralized else self.clients
+        chosen = model.cohort(self.eligible, 1, settings.seed)
+        require(
+            chosen is None or not {client.id for client in self.eligible}.isdisjoint(client.id for client in chosen),
+            f"cohort() of {type(model).__name__} names none of the clients that may take part.",
+        )
+        require(
+            (settings.sampling == "fixed" and not settings.dropout) or not says_itself_who(model),
+            f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who takes "
+            "part in a round: leave them out.",
+        )
+        drawn = cohort_size(self.eligible, settings.participation)
+        self.per_round = 1 if model.centralized else drawn if chosen is None else len(chosen)
+        """How many take part in a round; where that is random, about how many."""
+
+    @property
+    def rounds_for_everybody(self) -> int:
+        """How many cohorts have as many clients as may take part."""
+        return 1 if self._model.centralized else -(-len(self.eligible) // self.per_round)
+
+    def draw(self, round: int, keys: Sequence[int]) -> list[ClientInfo]:
+        """Who takes part in a round, in client order.
+
+        Args:
+            round: from 1.
+            keys: of the random stream from which they are drawn, where the method does not say it.
+        """
+        if self._model.centralized:
+            return self.trained_on
+        if (chosen := self._model.cohort(self.eligible, round, self._settings.seed)) is not None:
+            return sorted(chosen, key=lambda client: client.id)
+        return draw_cohort(self.eligible, self._settings.sampling, self._settings.participation, keys)

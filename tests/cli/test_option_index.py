@@ -1,0 +1,103 @@
+"""Help and refusals that need no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.__main__ import main
+from lightning_fed.cli import all_parsers
+from lightning_fed.cli.help.option_index import OptionIndex, read
+from lightning_fed.cli.quick_help import index, quick_help
+from lightning_fed.errors import FederationError
+
+
+def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> str:
+    """What the parsers themselves print."""
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["fit --help", "test -h", "fit --help all", "predict --help trainer", "fit --model.help PF2LoRA", "fit --data.help TextFiles"],
+)
+def test_it_is_what_the_parsers_print(line: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quick_help(line.split()) == printed(capsys, line.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit --help rounds",
+        "fit --model.help my_lab.Method",  # which its author changes
+        "fit --model.help Digits",
+        "fit --nothing.help FedAvg",
+        "fit --config my.yaml --help",
+        "fit --config quickstart",
+        "fit --federation.rouns 3",  # what a block takes depends on its class
+        "fit --model.init_args.optimizer.init_args.lr=0.1 --trainer.accelerator cpu -c quickstart",
+    ],
+)
+def test_what_it_leaves_to_the_parsers(line: str, kept_index: Path) -> None:
+    assert quick_help(line.split()) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("fit --modle FedAvg", "did you mean --model?"),
+        ("fit --lr=0.1", "it belongs to the optimizer: --model.init_args.optimizer.init_args.lr"),
+        ("test --config quickstart --adapt_epochs 1", "it is called fine_tuning.epochs now"),
+    ],
+)
+def test_an_option_that_begins_like_none(line: str, meant: str, kept_index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FederationError) as refused:
+        quick_help(line.split())
+    assert f"({meant}" in str(refused.value)
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert f"({meant}); see lightning-fed fit --help" in capsys.readouterr().err
+
+
+def test_it_is_made_once_until_something_changes(
+    option_index: OptionIndex, kept_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[OptionIndex] = []
+    monkeypatch.setattr(all_parsers, "index", lambda: made.append(option_index) or option_index)
+    assert read() == index() == option_index
+    assert not made
+    monkeypatch.setattr("lightning_fed.cli.help.option_index.version", lambda name: "another")
+    assert read() is None
+    assert index() == index() == option_index
+    assert len(made) == 1
+    assert len(list(kept_index.iterdir())) == 2
+
+
+def test_where_nothing_can_be_kept_it_is_made_anew(
+    option_index: OptionIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lightning-fed").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(all_parsers, "index", lambda: option_index)
+    assert index() is option_index
+    assert index() is option_index
+
+
+@pytest.mark.parametrize("line", ["fit --help", "fit --model.help FedAvg", "fit --modle FedAvg", "completion"])
+def test_nothing_heavy_is_imported_for_it(line: str, kept_index: Path) -> None:
+    code = f"""
+import sys
+from lightning_fed.__main__ import main
+sys.argv[1:] = {line.split()}
+try:
+    main()
+except SystemExit:
+    pass
+assert not {{"torch", "lightning"}} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
