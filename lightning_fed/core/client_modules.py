@@ -41,11 +41,11 @@ class ClientModules(Generic[M]):
         """A new module with what the client draws for itself."""
         return self._with_frozen(client, client.id)
 
-    def of_architecture(self, client: ClientInfo) -> M:
-        """A new module of the client's architecture, in which nothing is the client's yet."""
+    def of_architecture(self, client: ClientInfo | None) -> M:
+        """A new module of the client's architecture, or the method's own, in which nothing is a client's yet."""
         return self._with_frozen(client)
 
-    def _with_frozen(self, client: ClientInfo, *own: int) -> M:
+    def _with_frozen(self, client: ClientInfo | None, *own: int) -> M:
         module, architecture = self._drawn(client, *own), self._template.architecture(client)
         known = self._template.frozen_by_architecture  # in memory once, whoever makes modules of this template
         if frozen_parameters(module):
@@ -57,7 +57,7 @@ class ClientModules(Generic[M]):
             take_frozen(module, frozen)
         return module
 
-    def _drawn(self, client: ClientInfo, *own: int) -> M:
+    def _drawn(self, client: ClientInfo | None, *own: int) -> M:
         """A module drawn on the stream of (seed, initial, ``*own``)."""
         module = unbuilt_copy(self._template)
         module.client = client

@@ -244,6 +244,8 @@ class PhasedModule(L.LightningModule):
         """Refuse what cannot be trained with."""
         self.progress = Progress()  # an earlier fit left its own
         self.resume.begin_fit(self)
+        if not self.running_phases:
+            raise FederationError(f"{type(self).__name__} has nothing to train: give it epochs or steps above 0.")
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
                 f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "

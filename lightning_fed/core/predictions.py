@@ -6,7 +6,6 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_fed.data.text.generation import IGNORED
 from lightning_fed.errors import FederationError
 from lightning_fed.models import Transformer
 from lightning_fed.models.answers import Answers
@@ -76,11 +75,8 @@ class PredictionMixin(L.LightningModule):
         return self.task.unpack(batch, self.predictor)
 
     def loss_terms(self, batch: Any) -> int:
-        """How many terms the loss of a batch is the mean over: its targets that are not ignored, tokens of texts among them.
-        Weights of classes are not counted.
-        """
-        _, targets = self.unpack(batch)
-        return int((targets != IGNORED).sum()) if self.task.name == "multiclass" else len(targets)
+        """How many terms the loss of a batch is the mean over; see :meth:`.Task.terms`."""
+        return self.task.terms(self.unpack(batch)[1])
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs: the one that was given, or the task's."""
@@ -132,7 +128,7 @@ class PredictionMixin(L.LightningModule):
             self.task.need_classes(type(self).__name__, self.needs_classes)
         if self.needs_cross_entropy is not None:
             self.task.need_cross_entropy(type(self).__name__, self.needs_cross_entropy)
-        if self.accumulate > 1 and self.task.name == "survival":
+        if self.accumulate > 1 and not self.task.adds_up:
             raise FederationError(
                 "accumulate is for losses that are means over examples, which a partial likelihood is not: leave it out."
             )

@@ -232,7 +232,8 @@ class Server:
             FederationError: where something about a client would leave the server without being hidden.
         """
         given, kind = f"{method} got privacy, but", type(self)
-        plain = ("aggregate", "broadcast", "on_round_start", "expected_payload", "train_on_public", "public_training", "weight")
+        learns = ("train_on_public", "public_training", "refresh_statistics")
+        plain = ("aggregate", "broadcast", "on_round_start", "expected_payload", "weight", *learns)
         require(
             all(getattr(kind, hook) is getattr(Server, hook) for hook in plain)
             and self.combine is mean_of_updates

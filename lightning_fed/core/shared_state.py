@@ -125,7 +125,12 @@ class SharedStateMixin(L.LightningModule):
         """Whether anything stays with the client between its turns."""
         if self._keeps_moments is None:
             self._keeps_moments = any(phase.persistent for phase in self.phases())
-        return bool(self._private) or self._keeps_moments
+        return self.has_private_tensors or self._keeps_moments
+
+    @property
+    def has_private_tensors(self) -> bool:
+        """Whether any of that is a client's from the start; moments are not."""
+        return bool(self._private)
 
     @property
     def has_statistics(self) -> bool:

@@ -312,8 +312,8 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.tensor([client.label_counts for client in self.clients])
 
     def majority_accuracy(self) -> Tensor | None:
-        """Test accuracy of each client if it always predicts its most frequent training label (ties: the smallest); None where
-        labels are not what is predicted.
+        """Test accuracy of each client if it always predicts its most frequent training label (ties, and none: the smallest).
+        None where labels are not what is predicted.
         """
         if not self.predicts_labels:
             return None

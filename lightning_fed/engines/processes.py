@@ -216,17 +216,21 @@ class _Processes(WorkerPool):
     def _died(slot: _Slot) -> WorkerDeath:
         slot.process.join(GRACE)
         code = slot.process.exitcode
-        if not slot.ready:
-            raise FederationError(
-                f"A worker process ended while it started (exit code {code}); what it printed is above. A script that uses worker "
-                'processes must run them under `if __name__ == "__main__":`, for they import the script'
-                + (f" {sys.argv[0]}." if sys.argv and sys.argv[0] else ".")
-            )
+        how = f"with exit code {code}"
         if code is not None and code < 0:
-            number = signal.Signals(-code)
-            guess = ", perhaps out of memory" if number == signal.SIGKILL else ""
-            return WorkerDeath(f"by signal {number.value} ({number.name}{guess})")
-        return WorkerDeath(f"with exit code {code}")
+            known = {number.value: number.name for number in signal.Signals}
+            name = known.get(-code, "a real-time signal")
+            how = f"by signal {-code} ({name}{', perhaps out of memory' if name == 'SIGKILL' else ''})"
+        if slot.ready:
+            return WorkerDeath(how)
+        script = f" {sys.argv[0]}" if sys.argv and sys.argv[0] else ""
+        guard = (
+            ' A script that uses worker processes must run them under `if __name__ == "__main__":`, for they import the script'
+            f"{script}."
+        )
+        raise FederationError(
+            f"A worker process ended while it started, {how}; what it printed is above.{guard if code == 1 else ''}"
+        )
 
 
 def _end(slots: Mapping[int, _Slot], gently: bool = True) -> None:

@@ -181,11 +181,11 @@ class Worker:
         """Make a module that of its client: all that it does not share with everybody of its architecture."""
         assert module.client is not None
         own = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
-        if own or private == {}:
+        if own:
             module.load_private_state(own)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
-            module.load_private_state(self.clients.of(module.client).private_state())
+            module.load_private_state(self.clients.of(module.client).private_state() if module.has_private_tensors else {})
             module.load_initial(self.initial or broadcast.state)
         module.load_broadcast(broadcast)
 
@@ -227,7 +227,9 @@ class Worker:
                 )
             try:
                 trainer.fit(module, datamodule=data)
-            except (RuntimeError, IndexError) as error:
+            except FederationError:
+                raise
+            except (RuntimeError, IndexError, ValueError, TypeError) as error:
                 if trainer.global_step > 0 or isinstance(error, OutOfMemoryError):
                     raise
                 raise shape_error(error, module, data) from error

@@ -399,12 +399,12 @@ class Federation:
 
     def client_module(self, client: int) -> FederatedModule:
         """A client's model as it is after the last round, with the server's broadcast loaded: for use outside the federation."""
-        with self._surroundings():
+        with self._surroundings(), torch_threads(self.run.threads):
             return self.run.client_module(client)
 
     def server_module(self) -> FederatedModule:
         """What the server has after the last round: what clients share, a part or a whole model; the rest is as it was drawn."""
-        with self._surroundings():
+        with self._surroundings(), torch_threads(self.run.threads):
             return self.run.server_module()
 
     # -------------------------------------------------------------------------------------------------------------- a run

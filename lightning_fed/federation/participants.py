@@ -39,11 +39,7 @@ class Participants:
         if settings.attack is not None:
             settings.attack.poison(data, self.attackers)
         self.trained_on = [data.pooled().info] if model.centralized else self.clients
-        chosen = model.cohort(self.eligible, 1, settings.seed)
-        require(
-            chosen is None or not {client.id for client in self.eligible}.isdisjoint(client.id for client in chosen),
-            f"cohort() of {type(model).__name__} names none of the clients that may take part.",
-        )
+        chosen = self._chosen(1)
         require(
             (settings.sampling == "fixed" and not settings.dropout) or not says_itself_who(model),
             f"Got sampling={settings.sampling} and dropout={settings.dropout:g}, but {type(model).__name__} says itself who takes "
@@ -67,6 +63,16 @@ class Participants:
         """
         if self._model.centralized:
             return self.trained_on
-        if (chosen := self._model.cohort(self.eligible, round, self._settings.seed)) is not None:
-            return sorted(chosen, key=lambda client: client.id)
+        if (chosen := self._chosen(round)) is not None:
+            return chosen
         return draw_cohort(self.eligible, self._settings.sampling, self._settings.participation, keys)
+
+    def _chosen(self, round: int) -> list[ClientInfo] | None:
+        """Whom the method names, in client order; None if it leaves that to the settings."""
+        if (chosen := self._model.cohort(self.eligible, round, self._settings.seed)) is None:
+            return None
+        name, among = type(self._model).__name__, {client.id for client in self.eligible}
+        require(len(chosen) > 0, f"cohort() of {name} names nobody in round {round}.")
+        strange = [client.id for client in chosen if client.id not in among]
+        require(not strange, f"cohort() of {name} names clients {strange} in round {round}, who may not take part.")
+        return sorted(chosen, key=lambda client: client.id)

@@ -353,8 +353,9 @@ class Run:
             everybody = self.data.pooled().info if self.data.at_hand else replace(self.clients[0], id=SERVER)
             private = self.store.find(SERVER) if self.data.at_hand else None
             return self.local.module_of(everybody, broadcast, private).cpu()
-        self.model.load_broadcast(broadcast)
-        return self.model.cpu()
+        module = self.local.clients.of_architecture(None)
+        module.load_broadcast(broadcast)
+        return module.cpu()
 
     # -------------------------------------------------------------------------------------------------- reports, checkpoints
 

@@ -19,6 +19,9 @@ from lightning_fed.federation.settings import RunSettings
 from lightning_fed.seeding import COMPRESSION, seeded
 from lightning_fed.tensors import State
 
+KEPT = 8
+"""How many broadcasts are remembered in their compressed form: a server that has one for each client must not hold all of them."""
+
 
 class RoundTurns:
     """Has an engine play the turns of a run's rounds, and counts what they send and take.
@@ -43,7 +46,8 @@ class RoundTurns:
         self.updates: list[ClientUpdate] = []
         self._server, self._data, self._stopwatch = server, data, stopwatch
         self._seed, self._compression = settings.seed, settings.compression
-        self._compressed: dict[int, tuple[State, State, State]] = {}  # of a round: by id what is sent, as it travels, as it arrives
+        self._compressed: dict[int, tuple[State, State]] = {}  # the last broadcasts, by their id: as they are, and as they travel
+        self._arrived: tuple[State, State] = ({}, {})  # the last one as it travels, and as it arrives
 
     def run(self, turns: Iterable[Turn], receive: Receive | None = None) -> Iterator[tuple[Turn, ClientUpdate]]:
         """Turns and what comes of them; see :func:`.run_turns`."""
@@ -69,7 +73,6 @@ class RoundTurns:
             away: ids of those who are sent the model and do nothing.
         """
         self.updates = []
-        self._compressed.clear()
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
@@ -127,14 +130,15 @@ class RoundTurns:
         self.updates = [replace(update, metrics=metrics[update.client]) for update in self.updates]
 
     def _sent(self, client: ClientInfo, broadcast: Broadcast, round: int) -> Broadcast:
-        """A broadcast as it travels. What is sent to many is compressed once in a round."""
+        """A broadcast as it travels. What is sent to many is compressed once, if it is one of the last :data:`KEPT`."""
         if client.id == SERVER or self._compression.down == "none":  # the server sends itself nothing
             return broadcast
         if (found := self._compressed.get(id(broadcast.state))) is None:
             with seeded(self._seed, COMPRESSION, round, SERVER):
                 sent = self._compression.compress_broadcast(broadcast.state)
-            found = broadcast.state, sent, self._compression.expand_broadcast(sent)
-            self._compressed[id(broadcast.state)] = self._compressed[id(sent)] = found
+            self._compressed[id(broadcast.state)] = found = broadcast.state, sent
+            while len(self._compressed) > KEPT:
+                del self._compressed[next(iter(self._compressed))]
         return replace(broadcast, state=found[1])
 
     def _receive(self, turn: Turn, update: ClientUpdate) -> ClientUpdate:
@@ -142,8 +146,9 @@ class RoundTurns:
         expanded, sent = update, turn.broadcast
         if turn.client.id != SERVER and self._compression != NONE:
             check_form(update)
-            if id(sent.state) in self._compressed:
-                sent = replace(sent, state=self._compressed[id(sent.state)][2])
+            if self._arrived[0] is not sent.state:
+                self._arrived = sent.state, self._compression.expand_broadcast(sent.state)
+            sent = replace(sent, state=self._arrived[1])
             expanded = replace(update, state=self._compression.expand_update(update.state, sent.state))
         self._server.check(expanded, sent, turn.client)
         self.traffic.up(update)

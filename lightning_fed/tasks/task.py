@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torchmetrics as tm
 from torch import Tensor, nn
+from torch.nn import CrossEntropyLoss
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torchmetrics import Metric, MetricCollection
 from torchmetrics import classification as of_classes
@@ -61,6 +62,9 @@ class Task(nn.Module, ABC):
     name: ClassVar[TaskName]
     measures: ClassVar[Measures]
     always: ClassVar[tuple[str, ...]]
+
+    adds_up: ClassVar[bool] = True
+    """Whether the loss of a batch is a mean over its examples, so that those of several batches make that of all of them."""
 
     def __init__(self, loss: Loss | None = None, metrics: Metrics | None = None, monitor: str | None = None) -> None:
         super().__init__()
@@ -120,6 +124,10 @@ class Task(nn.Module, ABC):
         prepared = self.prepared(outputs, targets)
         return self.usual_loss(*prepared) if self.loss is None else self.loss(*prepared)
 
+    def terms(self, targets: Tensor) -> int:
+        """How many terms the loss is the mean over, where it is one. Weights of classes are not counted."""
+        return len(targets)
+
     def need_cross_entropy(self, method: str, why: str) -> None:
         """Refuse a loss that is no cross-entropy of classes, for methods that are defined by what they do to a softmax.
 
@@ -130,7 +138,7 @@ class Task(nn.Module, ABC):
         Raises:
             FederationError: for another loss, or another task.
         """
-        if self.name != "multiclass" or not (self.loss is None or isinstance(self.loss, nn.CrossEntropyLoss)):
+        if self.name != "multiclass" or not (self.loss is None or isinstance(self.loss, CrossEntropyLoss)):
             what = f"the loss {type(self.loss).__name__}" if self.name == "multiclass" else f"task {self.name!r}"
             raise FederationError(f"{method} got {what}, but {why}")
 
@@ -189,6 +197,11 @@ class Multiclass(Task):
 
     def usual_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets)
+
+    def terms(self, targets: Tensor) -> int:
+        """All targets that the loss does not ignore, tokens of texts among them."""
+        ignored = getattr(self.loss, "ignore_index", CrossEntropyLoss().ignore_index)
+        return int((targets != ignored).sum())
 
 
 class Binary(Task):
@@ -278,6 +291,7 @@ class Survival(Task):
     """
 
     name = "survival"
+    adds_up = False
     measures: ClassVar[Measures] = {"c_index": lambda outputs: ConcordanceIndex()}
     always = ("c_index",)
     partial_likelihood = CoxLoss()

@@ -21,8 +21,16 @@ def trained(batch_size: int, accumulate: int, method: type[FedAvg] = FedAvg, **o
     return torch.cat([tensor.flatten() for tensor in federation.run.server.state_dict().values()])
 
 
-@pytest.mark.parametrize(("method", "options"), [(FedAvg, {}), (FedProx, {"mu": 0.5}), (FedAvg, {"gradient_clip": 0.01})])
-def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (FedAvg, {}),
+        (FedProx, {"mu": 0.5}),
+        (FedAvg, {"gradient_clip": 0.01}),
+        (FedAvg, {"loss": torch.nn.CrossEntropyLoss(ignore_index=0)}),  # a mean over what it does not ignore
+    ],
+)
+def test_a_step_of_small_batches_is_one_of_a_large_one(method: type[FedAvg], options: dict[str, Any]) -> None:
     whole, parts = trained(24, 1, method, **options), trained(8, 3, method, **options)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
     assert (trained(8, 1, method, **options) - whole).abs().max() > 1e-4

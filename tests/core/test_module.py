@@ -1,6 +1,6 @@
 """What a method is on the client: phases, state and copies, with and without a federation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +400,62 @@ def test_state_that_does_not_fit_is_refused() -> None:
 def test_an_empty_list_of_networks_is_refused() -> None:
     with pytest.raises(FederationError, match="backbone is an empty list"):
         Standalone([], CLASSES)
+
+
+def test_the_models_that_a_run_hands_out_are_not_the_one_that_it_was_given() -> None:
+    """A second run begins where the first one began."""
+    model = FedAvg(Net(CLASSES), CLASSES)
+    model(torch.zeros(1, 3, 4, 4))
+    before = model.shared_state()
+    federation = new_federation(1)
+    federation.fit(model, new_data(2, size=40))
+    served = federation.run.server_module()
+    assert same(served.shared_state(), federation.run.server.state)
+    assert not same(served.shared_state(), before)
+    assert same(model.shared_state(), before)
+
+
+def test_nothing_to_train_is_said_to_a_trainer() -> None:
+    with pytest.raises(FederationError, match="FedAvg has nothing to train: give it epochs or steps above 0"):
+        new_trainer(max_epochs=1).fit(FedAvg(Net, CLASSES, epochs=0), new_data(1, size=40).client(0))
+
+
+class Chooses(FedAvg):
+    chosen: tuple[int, ...] = ()
+
+    def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo]:
+        return [ClientInfo(client, 10, 10, 10, ()) for client in self.chosen]
+
+
+@pytest.mark.parametrize(("chosen", "said"), [((), "names nobody in round 1"), ((0, 2), r"names clients \[2\] in round 1")])
+def test_who_may_not_take_part_is_not_trained(chosen: tuple[int, ...], said: str) -> None:
+    method = type("Chooses", (Chooses,), {"chosen": chosen})
+    with pytest.raises(FederationError, match=said):
+        new_federation(1, eligible_clients=[0, 1]).fit(method(Net, CLASSES), new_data(3, size=60))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda x: x.view(-1, 7), "Expected input batch_size"),  # torch's ValueError
+        (lambda x, more: x, "missing 1 required positional argument: 'more'"),
+    ],
+)
+def test_a_first_step_that_fails_is_told_in_words(broken: Callable[..., Tensor], said: str) -> None:
+    class Broken(Net):
+        def forward(self, *x: Tensor) -> Tensor:
+            return broken(super().forward(*x).repeat(1, 7))
+
+    with pytest.raises(FederationError, match=f"the first step failed: Broken, given inputs .*{said}"):
+        new_federation(1).fit(FedAvg(Broken, CLASSES), new_data(2, size=40))
+
+
+@pytest.mark.parametrize(("method", "drawn"), [(FedAvg, 0), (Standalone, 2)])
+def test_where_moments_alone_stay_no_network_is_drawn_for_them(
+    method: type[FederatedModule], drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[int] = []
+    of = ClientModules.of
+    monkeypatch.setattr(ClientModules, "of", lambda self, client: clients.append(client.id) or of(self, client))
+    new_federation(1, evaluate_every=0).fit(method(Net, CLASSES, momentum, persistent=True), new_data(2, size=40))
+    assert len(clients) == drawn
