@@ -34,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
     from lightning_fed.cli.quick_help import quick_help
-    from lightning_fed.errors import FederationError, print_error
+    from lightning_fed.errors import FederationError, one_line, print_error
     from lightning_fed.formatting import nearest
     from lightning_fed.logs import lines_shown
     from lightning_fed.signals import Preempted, Terminated
@@ -54,8 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
             raise
-        reason = " ".join(str(error).split())
-        print_error(f"out of memory ({reason:.200}): make images, batches or networks smaller.")
+        print_error(f"out of memory ({one_line(error):.200}): make images, batches or networks smaller.")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)
