@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_fed import __version__
+from lightning_fed.cli import OF_FEDERATION, SUBCOMMANDS
 
 DESCRIPTION = "Federated learning on PyTorch Lightning: personalized, model-heterogeneous, low-rank."
 EXAMPLES = """examples:
@@ -25,26 +26,6 @@ EXAMPLES = """examples:
 NO_MEMORY = ("can't allocate memory", "out of memory")
 """What torch says where there is none."""
 
-SUBCOMMANDS = {
-    "fit": "train a federation",
-    "validate": "measure a run's clients on their validation data",
-    "test": "measure a run's clients on their test data",
-    "predict": "write what clients' models predict of their test examples",
-    "export": "write a client's or the server's model for use elsewhere",
-    "privacy": "what a configuration's rounds cost in privacy, and whether it will learn",
-    "configs": "list the configurations that come along, or print one",
-    "sweep": "play a comparison: methods, settings and seeds",
-    "runs": "list what was played: rounds, monitor, size on disk",
-    "report": "tables and pictures of finished runs",
-    "completion": "how bash or zsh completes these commands",
-    "serve": "lead a study whose data stay at their sites",
-    "join": "take part in one, with data that stay here",
-}
-"""A new one has a line here, and ``run(args)`` in a file of its name in ``cli/``."""
-
-OF_FEDERATION = {"fit", "validate", "test", "predict", "export", "privacy"}
-"""Those that are methods of :class:`lightning_fed.Federation`: ``cli/fit.py`` has all of them."""
-
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Exit code 2 and one line on standard error for what the user can change."""
@@ -53,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _overview().parse_args(args or ["--help"])  # prints and exits, without waiting for torch
 
     from lightning_fed.cli.quick_help import quick_help
-    from lightning_fed.errors import FederationError, print_error
+    from lightning_fed.errors import FederationError, one_line, print_error
     from lightning_fed.formatting import nearest
     from lightning_fed.logs import lines_shown
     from lightning_fed.signals import Preempted, Terminated
@@ -73,8 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(said in str(error).lower() for said in NO_MEMORY):
             raise
-        reason = " ".join(str(error).split())
-        print_error(f"out of memory ({reason:.200}): make images, batches or networks smaller.")
+        print_error(f"out of memory ({one_line(error):.200}): make images, batches or networks smaller.")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"lightning-fed: interrupted.{how_to_continue(args)}", file=sys.stderr)
@@ -89,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run_verb(args: Sequence[str]) -> None:
     """Do what a command line says."""
-    own = args[0] in SUBCOMMANDS.keys() - OF_FEDERATION
+    own = args[0] in SUBCOMMANDS.keys() - set(OF_FEDERATION)
     if not own and sys.stderr.isatty():  # a moment in which nothing else can be said
         print("Loading PyTorch and Lightning…", file=sys.stderr)
     import_module(f"lightning_fed.cli.{args[0] if own else 'fit'}").run(args)

@@ -39,9 +39,14 @@ def require(condition: bool, message: str) -> None:
         raise FederationError(message)
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())
+
+
 def error_text(error: BaseException) -> str:
-    """What an error says, in one line that is not too long; with its kind where the message alone is no sentence."""
-    said = " ".join(str(error).split())
+    """The same, cut where it is too long, and with its kind where the message alone is no sentence."""
+    said = one_line(error)
     said = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
 

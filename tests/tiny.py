@@ -33,6 +33,7 @@ from lightning_fed.testing.toys import (
     momentum,
     new_data,
     new_trainer,
+    quick_trainer,
     sgd,
 )
 from lightning_fed.testing.toys import new_federation as measured_federation
@@ -53,6 +54,7 @@ __all__ = [
     "new_federation",
     "new_trainer",
     "private_states",
+    "quick_trainer",
     "same",
     "server_client_states",
     "sgd",
@@ -62,7 +64,9 @@ __all__ = [
 METHODS = lightning_fed.methods.__all__
 
 new_federation = partial(measured_federation, evaluate_every=0)
-"""A silent federation that measures its clients after the last round, which takes as long as a round."""
+"""A silent federation that measures its clients after the last round, which takes as long as a round; on validation data, too, with
+:func:`new_trainer`.
+"""
 
 TINY_TRANSFORMER = {
     "model_type": "roberta",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import data_for, new_federation, new_method, new_trainer
+from tiny import data_for, new_federation, new_method, quick_trainer
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.deployment.data import DataAtSites
@@ -42,7 +42,7 @@ def new_site(
 ) -> Site:
     """The site of one of three clients, as if it had been started now."""
     spec = WorkerSpec(
-        new_method(name, **options), OneClient(data_of(name), client, client), new_trainer, seed, compression=compression
+        new_method(name, **options), OneClient(data_of(name), client, client), quick_trainer, seed, compression=compression
     )
     with quiet_lightning():
         return Site(spec, client, settings, Path(folder) / str(client))

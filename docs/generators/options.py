@@ -12,8 +12,8 @@ from jsonargparse import ArgumentParser
 
 from generators.gallery import markdown
 from lightning_fed.callbacks import FederationCallback
+from lightning_fed.cli import OF_FEDERATION as VERBS
 from lightning_fed.cli.all_parsers import parsers
-from lightning_fed.cli.fit import VERBS
 from lightning_fed.cli.trainer import REFUSED
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import FederatedDataModule, Partitioner

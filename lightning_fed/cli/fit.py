@@ -14,6 +14,7 @@ import lightning_fed.data
 import lightning_fed.methods
 import lightning_fed.models  # noqa: F401 - imported so that short class names work
 from lightning_fed.callbacks import FederationCallback, RunView
+from lightning_fed.cli import OF_FEDERATION
 from lightning_fed.cli.checks import check_config
 from lightning_fed.cli.environment import PREFIX, check_variables
 from lightning_fed.cli.parser import MODE, Parser, refuse_broken_files
@@ -27,18 +28,13 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import found
 from lightning_fed.federation.federation import Federation
 
-VERBS = ["fit", "validate", "test", "predict", "export", "privacy"]
-
 
 class ClientTrainer(L.Trainer):
     """Where LightningCLI looks up options: those of a Trainer, and of the verbs of a federation."""
 
-    fit = Federation.fit  # type: ignore[assignment]
-    validate = Federation.validate  # type: ignore[assignment]
-    test = Federation.test  # type: ignore[assignment]
-    predict = Federation.predict  # type: ignore[assignment]
-    export = Federation.export
-    privacy = Federation.privacy
+
+for verb in OF_FEDERATION:
+    setattr(ClientTrainer, verb, getattr(Federation, verb))
 
 
 class ConfigFile(ActionConfigFile):
@@ -63,7 +59,7 @@ class FederationCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str], do: Callable[["FederationCLI"], None] | None = None) -> None:
         refuse_broken_files(args)
-        self.verbs = [verb for verb in VERBS if args and args[0] == verb] or VERBS
+        self.verbs = [verb for verb in OF_FEDERATION if args and args[0] == verb] or list(OF_FEDERATION)
         self._do = do
         with quiet_lightning():
             # Lightning warns when arguments are passed while sys.argv has some too; main() passes on exactly those.

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run found, and its models. Tables need pandas: ``pip install "lightning-fed[report]"``.
-
-    Args:
-        folder: of the run.
-        federation: which has opened it.
-    """
+    """What a run found, and its models. Tables need pandas: ``pip install "lightning-fed[report]"``."""
 
     folder: Path
     federation: Federation

@@ -12,12 +12,7 @@ T = TypeVar("T")
 
 
 class Options(argparse.ArgumentParser):
-    """A parser of a verb's own options.
-
-    Args:
-        verb: its name.
-        text: what it does.
-    """
+    """A parser of a verb's own options."""
 
     def __init__(self, verb: str, text: str) -> None:
         super().__init__(f"lightning-fed {verb}", description=text, allow_abbrev=False)

@@ -35,11 +35,7 @@ def run(args: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """A folder that a run has written.
-
-    Args:
-        path: the folder.
-    """
+    """A folder that a run has written."""
 
     path: Path
 

@@ -11,7 +11,7 @@ from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 
 TURN = "a turn is as long as its method says: set --model.init_args.epochs"
 MANUAL = "training is manual: set --model.init_args.gradient_clip"
@@ -108,9 +108,8 @@ def build_trainer(settings: dict[str, Any], **overrides: Any) -> L.Trainer:
     except Exception as error:
         if (key := at_fault(settings, overrides)) is None:
             raise
-        said = " ".join(str(error).split())
         given = "null" if settings[key] is None else repr(settings[key])
-        raise FederationError(f"trainer.{key} is {given}, of which Lightning builds no Trainer: {said}") from error
+        raise FederationError(f"trainer.{key} is {given}, of which Lightning builds no Trainer: {one_line(error)}") from error
 
 
 def at_fault(settings: dict[str, Any], overrides: dict[str, Any]) -> str | None:

@@ -96,12 +96,7 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class TurnFailure:
-    """A turn that came to nothing, where an engine may go on without it.
-
-    Args:
-        client: whose turn it was.
-        reason: what happened, for people.
-    """
+    """A turn that came to nothing, where an engine may go on without it."""
 
     client: int
     reason: str

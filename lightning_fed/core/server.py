@@ -106,24 +106,17 @@ class PartialUpdate(ServerUpdate):
     """What no update brings stays as it is: for methods of which a part rests in some rounds."""
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """See :meth:`ServerUpdate.__call__`."""
         return state | combined
 
 
 class OptimizerUpdate(ServerUpdate):
-    """A step of an optimizer for each parameter; all else is replaced.
-
-    Args:
-        optimizer: of the steps.
-        parameters: the initial ones, by name.
-    """
+    """A step of an optimizer for each parameter; all else is replaced."""
 
     def __init__(self, optimizer: ServerOptimizer, parameters: State) -> None:
         self.optimizer = optimizer
         self.moments = {name: optimizer.initial(parameter) for name, parameter in parameters.items()}
 
     def __call__(self, state: State, combined: State, clients: int) -> State:
-        """See :meth:`ServerUpdate.__call__`."""
         steps = {name: self.optimizer.step(state[name], combined[name], own) for name, own in self.moments.items()}
         self.moments = {name: own for name, (_, own) in steps.items()}
         return combined | {name: weight for name, (weight, _) in steps.items()}
@@ -133,7 +126,6 @@ class OptimizerUpdate(ServerUpdate):
         return {f"{what}/{name}": tensor for name, own in self.moments.items() for what, tensor in own.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
         self.moments = {name: {what: state[f"{what}/{name}"] for what in own} for name, own in self.moments.items()}
 
 

@@ -30,6 +30,12 @@ Pools = tuple[Inputs, Tensor, Inputs, Tensor]
 """Training images and labels, test images and labels. Instead of images: inputs that a network takes by name."""
 
 
+def pools_of(inputs: Inputs, labels: Tensor, num_train: int | None = None) -> Pools:
+    """The first examples to train on, so many, and the others to test on; None: all are to train on."""
+    train, test = slice(num_train), slice(len(labels) if num_train is None else num_train, None)
+    return take(inputs, train), labels[train], take(inputs, test), labels[test]
+
+
 class FederatedDataModule(L.LightningDataModule):
     """Data of a federation. A dataset overrides :meth:`load` and sets ``num_classes``, ``mean`` and ``std``.
 
@@ -306,8 +312,8 @@ class FederatedDataModule(L.LightningDataModule):
         return torch.tensor([client.label_counts for client in self.clients])
 
     def majority_accuracy(self) -> Tensor | None:
-        """Test accuracy of each client if it always predicts its most frequent training label (ties: the smallest); None where
-        labels are not what is predicted.
+        """Test accuracy of each client if it always predicts its most frequent training label (ties, and none: the smallest).
+        None where labels are not what is predicted.
         """
         if not self.predicts_labels:
             return None

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 
 
 def optional(package: str, extra: str) -> Any:
@@ -65,10 +65,9 @@ def from_hub_or_cache(load: Callable[..., T], name: str, kind: Literal["model", 
         said = " ".join(str(error).split("\n\n")[-1].split())
         raise FederationError(f"the Hugging Face hub has no {kind} {name!r}, or not for you: {said:.200}") from error
     except Exception as error:  # of whatever library it makes its requests with
-        said = " ".join(str(error).split())
         raise FederationError(
-            f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({said}): check the "
-            "name and the network, or give a folder."
+            f"the {kind} {name!r} is not in the local cache, and the Hugging Face hub cannot be reached ({one_line(error)}): check "
+            "the name and the network, or give a folder."
         ) from error
     return load(plain, **pinned)
 
@@ -113,7 +112,7 @@ def load_from_hub(name: str, config: str | None = None, extra: str = "hub", opti
         try:
             return from_hub_or_cache(load, name, "dataset")
         except (OSError, ValueError) as error:
-            said = " ".join(str(error).split()).removesuffix(".")
+            said = one_line(error).removesuffix(".")
             raise FederationError(
                 f"Could not load {name}: {said}. Or set --data.init_args.{option} to a folder with its files."
             ) from error

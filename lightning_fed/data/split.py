@@ -134,16 +134,18 @@ def divide_by_name(
         holders: the name of each example's client, shape (N,).
         roles: what each example is for; see :func:`divide`.
         shares: how large the parts are.
-        min_examples: see :attr:`Partitioner.min_examples`. Without validation examples a client can take part.
+        min_examples: see :attr:`Partitioner.min_examples`. Without validation examples a client can take part; without training
+            examples, if nobody is left out, it can be unseen.
         num_clients: how many are drawn; None takes all.
         seed: of the division and the draw.
     """
     names, parts = by_name(holders)
     splits = divide(parts, roles, shares._replace(at_least=1), seed)
-    incomplete = [k for k, split in enumerate(splits) if not (len(split.train) and len(split.test))]
+    needs_both = min_examples is not None
+    incomplete = [k for k, split in enumerate(splits) if not len(split.test) or (needs_both and not len(split.train))]
     require(
-        not incomplete or min_examples is not None,
-        f"{len(incomplete)} of {len(names)} clients lack an example to train on or one to test on"
+        not incomplete or needs_both,
+        f"{len(incomplete)} of {len(names)} clients lack an example to test on"
         + "".join(f" (the first is {names[k]!r}: {splits[k].sizes})" for k in incomplete[:1])
         + ": set the partition's min_examples to 1 to leave them out; or set split to pooled, which divides what each client has.",
     )

@@ -16,11 +16,7 @@ from lightning_fed.errors import FederationError
 
 
 class DataAtSites(FederatedDataModule):
-    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them.
-
-    Args:
-        given: the study's data, of which nothing is loaded.
-    """
+    """What a server knows of data that lie elsewhere: sizes and label counts, when the sites have described them."""
 
     at_hand = False
 

@@ -32,13 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class OneClient(FederatedDataModule):
-    """One client of some data, under the number that it has in a federation.
-
-    Args:
-        data: the data.
-        place: which of their clients.
-        id: its number in the federation.
-    """
+    """One client of some data, under the number that it has in a federation."""
 
     def __init__(self, data: FederatedDataModule, place: int, id: int) -> None:
         super().__init__(

@@ -216,12 +216,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class SiteDescription:
-    """What a site says of its client's data.
-
-    Args:
-        info: id, sizes and label counts.
-        data: their checksum.
-    """
+    """What a site says of its client's data."""
 
     info: ClientInfo
     data: str

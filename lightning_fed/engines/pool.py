@@ -231,11 +231,7 @@ def _least_busy(jobs: Mapping[int, deque[Job]]) -> int:
 
 
 class Broadcasts(Generic[Sent]):
-    """Broadcasts as they are sent. The last few are kept, with their tensors, so that no id of a tensor is used twice.
-
-    Args:
-        ready: makes a broadcast ready for sending.
-    """
+    """Broadcasts as they are sent. The last few are kept, with their tensors, so that no id of a tensor is used twice."""
 
     def __init__(self, ready: Callable[[Broadcast], Sent]) -> None:
         self._ready = ready

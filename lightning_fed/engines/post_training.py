@@ -12,10 +12,6 @@ from lightning_fed.tensors import State
 class PostTrainingPass(L.LightningModule):
     """Calls a method's ``post_training_step`` for each batch and adds up what it returns. ``Trainer.predict`` runs it: on the
     client's ``predict_dataloader``, which has the training examples in order and not augmented, in eval mode.
-
-    Args:
-        module: the client's.
-        flops: counts the steps.
     """
 
     def __init__(self, module: FederatedModule, flops: FlopMeter) -> None:

@@ -64,11 +64,7 @@ def take_back(strategy: Strategy) -> None:
 
 
 class Trainers:
-    """The Trainers of a worker, each built when it is first needed.
-
-    Args:
-        new_trainer: builds them.
-    """
+    """The Trainers of a worker, each built when it is first needed."""
 
     def __init__(self, new_trainer: TrainerFactory) -> None:
         self.new_trainer = new_trainer

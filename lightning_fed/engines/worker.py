@@ -22,7 +22,7 @@ from lightning_fed.engines.compression import ERROR, NONE, Compression
 from lightning_fed.engines.post_training import PostTrainingPass
 from lightning_fed.engines.preflight.shape_mismatch import shape_error
 from lightning_fed.engines.turn_loop import TrainerFactory, Trainers
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 from lightning_fed.nn.static_batch_norm import StatisticsPass
 from lightning_fed.seeding import COMPRESSION, FINE_TUNE, ORDER, TURN, derive_seed, seed_all
 from lightning_fed.tensors import State, check_finite
@@ -269,7 +269,7 @@ class Worker:
         self.activity = "measured"
         trainer = self.trainers.for_measuring()
         results = []
-        if data.info.num_val:
+        if data.info.num_val and trainer.limit_val_batches:
             results += trainer.validate(module, datamodule=data, verbose=False)
         results += trainer.test(module, datamodule=data, verbose=False)
         return {name: float(value) for result in results for name, value in result.items()}
@@ -296,9 +296,7 @@ class Worker:
             if isinstance(error, FederationError):
                 raise FederationError(f"{place}: {error}") from error
             if isinstance(error, MisconfigurationException):  # of Lightning, for what only shows when a Trainer runs
-                raise FederationError(
-                    f"{place}: Lightning refuses the trainer's settings: {' '.join(str(error).split())}"
-                ) from error
+                raise FederationError(f"{place}: Lightning refuses the trainer's settings: {one_line(error)}") from error
             error.add_note(f"In this turn: {place}.")
             raise
 

@@ -22,13 +22,24 @@ def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> fro
     """Ids of the clients that are never trained with: a function of the seed.
 
     Args:
-        unseen: how many, as a share, at least one; or who.
+        unseen: how many, as a share, at least one, those without training examples before all others; or who.
         clients: of whom they are drawn.
         seed: the run's.
 
     Raises:
-        FederationError: if these are no clients, or all of them.
+        FederationError: if these are no clients, or all of them, or if somebody else has nothing to train on.
     """
+    drawn = _drawn(unseen, clients, seed)
+    idle = [client.id for client in clients if not client.num_train and client.id not in drawn]
+    require(
+        not idle,
+        f"{len(idle)} of {len(clients)} clients have no training examples, and are not unseen, client {idle[:1]} among them: set "
+        "unseen to their ids or to a larger share, or the partition's min_examples to 1, which leaves them out.",
+    )
+    return drawn
+
+
+def _drawn(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> frozenset[int]:
     if unseen is None or unseen == 0:
         return frozenset()
     last = len(clients) - 1
@@ -43,7 +54,10 @@ def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> fro
     require(0 < unseen < 1, f"unseen is {unseen}: give a share above 0 and below 1, or ids.")
     size = max(1, round(unseen * len(clients)))
     require(size <= last, f"unseen is {unseen}, which is {size} of {len(clients)} clients: leave some to train with.")
-    return frozenset(np.random.default_rng([seed, UNSEEN]).choice(len(clients), size, replace=False).tolist())
+    idle = [client.id for client in clients if not client.num_train]
+    able = [client.id for client in clients if client.num_train]
+    more = np.random.default_rng([seed, UNSEEN]).choice(able, max(0, size - len(idle)), replace=False).tolist()
+    return frozenset(idle[:size] + more)
 
 
 def eligible(ids: Collection[int] | None, unseen: Collection[int], count: int, centralized: str) -> frozenset[int]:

@@ -102,7 +102,7 @@ class Evaluation:
 
     def _measure_unseen(self, round_number: int, row: Metrics) -> Metrics:
         """What clients get that are never trained with: ``unseen/<stage>/…`` of each of :data:`.STAGES`, and how much more those
-        have that are (``unseen/gap``).
+        have that are (``unseen/gap``). Who has no training examples has the first stage alone.
         """
         server = copy.copy(self._server)  # on which a round of theirs leaves no trace
         with seeded(self._seed, UNSEEN, round_number):
@@ -111,7 +111,7 @@ class Evaluation:
         def turns() -> Iterator[Turn]:
             for client in self._unseen:
                 measured = server.evaluation_broadcast(client)
-                if self._data.at_hand:
+                if self._data.at_hand and client.num_train:
                     yield Turn("personalize", client, round_number, server.broadcast(client), measured_with=measured)
                 else:
                     yield Turn("evaluate", client, round_number, measured, fine_tune=False)

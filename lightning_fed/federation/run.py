@@ -215,7 +215,10 @@ class Run:
         cohort, due = self._draw_cohort(), self._is_due(self.evaluate_every)
         with self._stopwatch("aggregate"):
             metrics = self.server.aggregate(self._train(cohort, due))
-        metrics |= self._train_on_server(cohort)
+        metrics |= self._train_on_server()
+        arrived = self._note_arrivals()
+        if type(self.server).public_training is not Server.public_training:
+            self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
         row = self._with_costs(metrics, len(cohort))
         if due or self._has_spent_budget(row):
             honest = [update.metrics for update in self._turns.updates if update.client not in self.attackers]
@@ -262,20 +265,22 @@ class Run:
             self._call("on_turn_end", update)
             yield update
 
-    def _train_on_server(self, cohort: Iterable[ClientInfo]) -> Metrics:
-        """What a method's server learns, and then the clients learn from it; returns metrics."""
+    def _train_on_server(self) -> Metrics:
+        """What a method's server learns of its own; returns metrics."""
         metrics: Metrics = {}
         if type(self.server).train_on_public is not Server.train_on_public:
             with self._stopwatch("server"):
                 metrics = self.server.train_on_public(self._turns.run_on_server(self.round))
         check_finite(self.server.state_dict(), f"The server's state after round {self.round}", remedy(self.model))
+        return metrics
+
+    def _note_arrivals(self) -> Collection[int]:
+        """Write down whose update was merged in this round; returns their ids."""
         arrived = dict.fromkeys((update.client for update in self._turns.updates), self.round)
         self.last_rounds |= arrived
         self.merged_turns |= {client: self.merged_turns.get(client, 0) + 1 for client in arrived}
         self._changed |= arrived.keys()
-        if type(self.server).public_training is not Server.public_training:
-            self._turns.train_on_public(self.round, [client for client in cohort if client.id in arrived])
-        return metrics
+        return arrived.keys()
 
     def _with_costs(self, metrics: Metrics, cohort_size: int) -> Metrics:
         """What the round's participants logged, the server's metrics, and what the round took."""

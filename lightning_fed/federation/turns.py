@@ -1,13 +1,11 @@
 """The turns of a round: what is sent to whom, and what comes of it."""
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from lightning_fed.core.aggregation import check_form
 from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn
-from lightning_fed.core.server import Server, ServerVerb
+from lightning_fed.core.server import RunOnServer, Server, ServerVerb
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine
@@ -87,28 +85,17 @@ class RoundTurns:
             self.updates.append(ClientUpdate(update.client, update.num_examples, {}, update.metrics))
             yield update
 
-    def run_on_server(self, round: int) -> Any:
+    def run_on_server(self, round: int) -> RunOnServer:
         """What a server that learns is given; see :meth:`.Server.train_on_public`."""
 
-        def run_on_server(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
+        def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
-            due: deque[Turn] = deque()
-
-            def turns() -> Iterator[Turn]:
-                for model in models:
-                    due.append(Turn(verb, info, round, model))
-                    yield due[-1]
-
             lost = FederationError(f"The server's own turns of round {round} were lost: without them it learns nothing.")
-            for turn, update in self.run(turns()):
-                if turn is not due.popleft():
-                    raise lost
+            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), lost=lost):
                 check_form(update)
                 yield update
-            if due:
-                raise lost
 
-        return run_on_server
+        return each
 
     def train_on_public(self, round: int, clients: Iterable[ClientInfo]) -> None:
         """Let clients whose update arrived learn from public data what the server says; what that takes is added to the metrics of

@@ -91,7 +91,7 @@ class FedRoD(FederatedModule):
         if self.personal_head == "linear":
             return self.personal(features)
         counts = self.label_counts()
-        flat = self.personal((counts / counts.sum()).to(features.dtype))
+        flat = self.personal((counts / counts.sum().clamp(min=1)).to(features.dtype))
         weight, bias = flat[: -self.num_classes].view(self.num_classes, -1), flat[-self.num_classes :]
         return linear(features, weight, bias)
 

@@ -130,10 +130,14 @@ class PerFedAvg(SecondOrderModule):
             return super().predict_step(batch, batch_idx)
 
     def _adapt(self) -> None:
-        """One step on the first batch of the client's training data, in a random order."""
+        """One step on the first batch of the client's training data, in a random order; none where there are none."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         with torch.inference_mode(False), torch.enable_grad():
-            batch = self.trainer.precision_plugin.convert_input(next(iter(data.train_dataloader())))
+            first = next(iter(data.train_dataloader()), None)
+            if first is None:
+                self._values = self.learnable()
+                return
+            batch = self.trainer.precision_plugin.convert_input(first)
             batch = self.trainer.strategy.batch_to_device(batch)  # which calls what follows it, too
             self._values = self.adapted(self.learnable(), batch)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 from lightning_fed.models.backbone import Backbone, Wrapped
 from lightning_fed.models.factory import DOTTED, NETWORK, aliased, name_of, network_of
 from lightning_fed.models.language_model import TransformerLM
@@ -121,7 +121,7 @@ def classifier_from(name: str, num_classes: int) -> Transformer:
     except (OSError, ValueError, FederationError) as error:
         raise FederationError(
             f"No model {name!r} could be loaded: give as backbone a local folder, a name on the hub, or one of "
-            f"TransformerClassifier, TransformerQA, TransformerLM and VisionTransformer. {' '.join(str(error).split())}"
+            f"TransformerClassifier, TransformerQA, TransformerLM and VisionTransformer. {one_line(error)}"
         ) from error
     return VisionTransformer(num_classes, name) if kind == "vit" else TransformerClassifier(num_classes, name)
 

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from lightning_fed.data.batches import EXAMPLE
 from lightning_fed.data.hub import from_hub_or_cache
-from lightning_fed.errors import FederationError, error_text
+from lightning_fed.errors import FederationError, error_text, one_line
 from lightning_fed.formatting import nearest
 from lightning_fed.models.backbone import Backbone, TrainableNetwork
 from lightning_fed.models.factory import name_of, names_a
@@ -101,7 +101,7 @@ class Transformer(TrainableNetwork):
                 self.network, found = load(name) if Path(str(name)).is_dir() else from_hub_or_cache(load, str(name))
             except (OSError, FederationError) as error:
                 raise FederationError(
-                    f"No model {name!r} could be loaded: give a local folder or a name on the hub; {' '.join(str(error).split())}"
+                    f"No model {name!r} could be loaded: give a local folder or a name on the hub; {one_line(error)}"
                 ) from error
             lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
             self.drawn = frozenset(f"network.{key}" for key, _ in self.network.named_parameters() if key in lacking)

@@ -193,7 +193,6 @@ class GaussianMechanism(Privacy):
         return {"ledger": ledger, "clip": torch.tensor(self.clip_norm, dtype=torch.float64)}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from :meth:`state_dict`."""
         rate, multiplier, rounds = state["ledger"].tolist()
         require(
             (rate, multiplier) == (self.rate, self.multiplier),

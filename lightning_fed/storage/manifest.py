@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.errors import DamagedError
+from lightning_fed.errors import DamagedError, one_line
 from lightning_fed.formatting import shown
 from lightning_fed.storage.client_store import FileRecord
 from lightning_fed.storage.disk import write_synced
@@ -94,7 +94,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise DamagedError(f"{path} is missing or cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise DamagedError(f"{path} is damaged ({' '.join(str(error).split())})") from error
+        raise DamagedError(f"{path} is damaged ({one_line(error)})") from error
     if version != FORMAT:
         raise DamagedError(f"{path} has format {version}, this version reads {FORMAT}")
     if changed:

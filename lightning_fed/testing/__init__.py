@@ -39,12 +39,7 @@ __all__ = ["Check", "check_method", "checks_of"]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One property of one method: raises :class:`AssertionError`, or what the method raises, if it does not hold.
-
-    Args:
-        property: checks it, given the method and an empty folder.
-        subject: the method.
-    """
+    """One property of one method: raises :class:`AssertionError`, or what the method raises, if it does not hold."""
 
     property: Callable[[Subject, Path], None]
     subject: Subject

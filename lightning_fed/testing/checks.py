@@ -26,7 +26,7 @@ from lightning_fed.testing.compare import (
     without_seconds,
 )
 from lightning_fed.testing.subject import VARIATIONS, RoundStates, Subject
-from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation
+from lightning_fed.testing.toys import NoisyNet, PartlyFrozenNet, new_federation, new_trainer
 from lightning_fed.testing.watch import Counting, InterruptInRound, Recording
 
 
@@ -357,8 +357,8 @@ def an_interrupted_run_continues_as_if_nothing_had_happened(subject: Subject, fo
 
 def the_last_checkpoint_is_measured_as_the_run_was(subject: Subject, folder: Path) -> None:
     """``test`` and ``validate`` find what ``fit`` found."""
-    run = subject.fit(run_dir=folder).run
-    federation = new_federation(2, run_dir=folder, participation=0.7)
+    run = subject.fit(run_dir=folder, trainer=new_trainer).run
+    federation = new_federation(2, run_dir=folder, participation=0.7, trainer=new_trainer)
     for verb, kind in ((federation.test, "test"), (federation.validate, "val")):
         metrics = verb(subject.make(), subject.new_data())
         assert metrics, f"{verb.__name__}() has found nothing."

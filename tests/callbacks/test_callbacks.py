@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Stop, new_data, new_federation, new_method
+from tiny import Stop, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.callbacks import FederationCallback, RunView
 from lightning_fed.callbacks.tensorboard import label_figure, spread_figure
@@ -33,7 +33,7 @@ PROMISED = [
 
 
 def fit(rounds: int, ckpt_path: str | None = None, **options: object) -> Federation:
-    federation = new_federation(rounds, "runs", logger=True, participation=0.5, evaluate_every=1, **options)
+    federation = new_federation(rounds, "runs", logger=True, participation=0.5, evaluate_every=1, trainer=new_trainer, **options)
     federation.fit(new_method("PFedLoRA"), new_data(), ckpt_path)
     return federation
 

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from often import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_experiment_plugin_data, parse_session_start_info_plugin_data
-from tiny import METHODS, data_for, new_data, new_federation, new_method
+from tiny import METHODS, data_for, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.__main__ import main
 from lightning_fed.callbacks.board import page
@@ -42,7 +42,7 @@ class Noted(Logger):
 
 
 def fit(logger: Any, method: str = "PFedLoRA", rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, "runs", logger=logger, **options)
+    federation = new_federation(rounds, "runs", logger=logger, trainer=new_trainer, **options)
     federation.fit(new_method(method), data_for(method))
     return federation
 

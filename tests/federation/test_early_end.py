@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import pytest
-from tiny import CLASSES, Net, Stop, assert_same_end, momentum, new_data, new_federation, without_seconds
+from tiny import CLASSES, Net, Stop, assert_same_end, momentum, new_data, new_federation, new_trainer, without_seconds
 
 from lightning_fed.core.fine_tuning import FineTuning
 from lightning_fed.errors import FederationError
@@ -17,7 +17,7 @@ GOOD = partial(FedAvg, Net, CLASSES, momentum)
 
 
 def fit(tmp_path: Path, rounds: int = 12, model: FedAvg | None = None, ckpt_path: str | None = None, **options: Any) -> Federation:
-    federation = new_federation(rounds, run_dir=tmp_path, evaluate_every=1, **options)
+    federation = new_federation(rounds, run_dir=tmp_path, evaluate_every=1, trainer=new_trainer, **options)
     federation.fit(model or GOOD(), new_data(3, 90, val_share=0.2), ckpt_path)
     return federation
 

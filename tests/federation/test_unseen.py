@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from often import mostly_slow
 from tiny import (
     CLASSES,
+    METHODS,
     Net,
     NoisyNet,
     Recording,
@@ -21,16 +23,20 @@ from tiny import (
     without_seconds,
 )
 
+import lightning_fed.methods
+from lightning_fed.core import PublicDistillation
 from lightning_fed.core.messages import STAGES, Turn
 from lightning_fed.core.module import FederatedModule
-from lightning_fed.data import InMemory
+from lightning_fed.data import ByColumn, InMemory
 from lightning_fed.engines import Processes
 from lightning_fed.errors import FederationError
 from lightning_fed.experiments.report.runs import UNSEEN
 from lightning_fed.federation.federation import Federation
 from lightning_fed.methods import FedAvg, FedHM, FedRep
+from lightning_fed.methods.families.adapter_module import AdapterModule
 
 model = partial(FedAvg, Net, CLASSES, momentum)
+ON_NUMBERS = [name for name in METHODS if not issubclass(getattr(lightning_fed.methods, name), (AdapterModule, PublicDistillation))]
 
 
 def fit(method: FederatedModule, data: InMemory | None = None, **options: Any) -> tuple[Federation, Recording]:
@@ -107,6 +113,41 @@ def test_they_are_rows_of_their_own(tmp_path: Path) -> None:
         assert all(bool(row[f"{stage}/test/accuracy"]) == (client in (1, 3)) for stage in STAGES)
     assert federation.run.results.keys() == set(range(5))
     assert UNSEEN == STAGES
+
+
+def some_with_test_data_alone() -> InMemory:
+    """Users a to d, of whom b has no training examples."""
+    users, labels = list("acd") * 20 + list("abcd") * 5, torch.arange(80) % CLASSES
+    images = torch.randn(80, 3, 4, 4, generator=torch.Generator().manual_seed(2)) + labels.view(-1, 1, 1, 1)
+    tests = {"test_images": images[60:], "test_labels": labels[60:]}
+    return InMemory(
+        images[:60], labels[:60], **tests, columns={"user": users}, partition=ByColumn("user"), split="official", batch_size=8
+    )
+
+
+@pytest.mark.parametrize("name", mostly_slow(ON_NUMBERS, often={"FedRep", "PerFedAvg"}))
+def test_who_has_nothing_to_train_on_is_measured_as_it_comes(name: str) -> None:
+    """Its other values are missing, and means are over those that have one."""
+    engine = Recording()
+    federation = new_federation(2, engine=engine, unseen=[1, 3], run_dir="runs")
+    federation.fit(new_method(name), some_with_test_data_alone())
+    results, row = federation.run.results, federation.run.history[-1]
+    assert all(key.startswith("as_received/") for key in results[1])
+    assert {turn.verb for turn in engine.turns if turn.client.id == 1} == {"evaluate"}
+    assert all(math.isfinite(value) for value in results[1].values())
+    measure = federation.run.metric
+    received = [results[client][f"as_received/test/{measure}"] for client in (1, 3)]
+    assert row[f"unseen/as_received/test_{measure}/mean"] == pytest.approx(sum(received) / 2)
+    assert row[f"unseen/personalized/test_{measure}/mean"] == pytest.approx(results[3][f"personalized/test/{measure}"])
+
+
+def test_who_has_nothing_to_train_on_must_be_unseen() -> None:
+    for unseen in (None, [3]):
+        with pytest.raises(FederationError, match=r"1 of 4 clients have no training examples.*client \[1\].*set unseen"):
+            new_federation(1, unseen=unseen).fit(model(), some_with_test_data_alone())
+    federation = new_federation(1, unseen=0.25)
+    federation.fit(model(), some_with_test_data_alone())
+    assert federation.run.unseen == {1}
 
 
 def test_processes_give_the_same_and_a_run_goes_on(two_workers: Processes, tmp_path: Path) -> None:

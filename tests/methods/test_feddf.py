@@ -9,7 +9,20 @@ import lightning as L
 import pytest
 import torch
 from often import mostly_slow
-from tiny import CLASSES, Net, NoisyNet, Recording, WideNet, assert_same, momentum, new_data, new_federation, private_states, same
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    Recording,
+    WideNet,
+    assert_same,
+    momentum,
+    new_data,
+    new_federation,
+    new_trainer,
+    private_states,
+    same,
+)
 from tiny_loops import batches, mean_of
 from tiny_public import PROXY, Losing, fit, public, public_batches, with_public
 from tiny_rounds import UniformFedAvg
@@ -154,8 +167,8 @@ def test_who_is_best_on_validation_data_stays_and_patience_ends_the_training() -
     spoiling = partial(torch.optim.SGD, lr=50.0)
     data = with_public(val_share=0.2)
     options = {"distill_steps": 40, "distill_optimizer": spoiling, "distill_clip": None}
-    patient = fit(new(**options, validate_every=2, patience=6), data, rounds=1).run.history[0]
-    endless = fit(new(**options, validate_every=2, patience=None), data, rounds=1).run.history[0]
+    patient = fit(new(**options, validate_every=2, patience=6), data, rounds=1, trainer=new_trainer).run.history[0]
+    endless = fit(new(**options, validate_every=2, patience=None), data, rounds=1, trainer=new_trainer).run.history[0]
     assert patient["server/steps"] < endless["server/steps"] == 2 * 40
     last = fit(new(**options), with_public(val_share=0.0), rounds=1).run
     assert last.history[0]["server/steps"] == 2 * 40
@@ -200,7 +213,8 @@ def test_the_server_hands_out_the_model_of_the_first_architecture() -> None:
 
 def test_who_knows_nothing_does_not_teach() -> None:
     """All that are no better than chance: the averages stay."""
-    still = fit(new(drop_worst=True, optimizer=partial(torch.optim.SGD, lr=0.0)), with_public(val_share=0.3), rounds=1)
+    model = new(drop_worst=True, optimizer=partial(torch.optim.SGD, lr=0.0))
+    still = fit(model, with_public(val_share=0.3), rounds=1, trainer=new_trainer)
     row = still.run.history[0]
     assert row["server/teachers"] < 4
     if row["server/teachers"] == 0:

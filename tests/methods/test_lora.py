@@ -362,7 +362,7 @@ def matthews(guesses: Tensor, labels: Tensor) -> float:
 
 
 def test_matthews_correlation_is_the_headline_if_asked_for() -> None:
-    federation = fit(noting(metric="matthews"), new_texts(3, 150, test_share=0.4))
+    federation = fit(noting(metric="matthews"), new_texts(3, 150, test_share=0.4), trainer=new_trainer)
     assert federation.run.metric == "matthews"
     expected = []
     for client in range(3):

@@ -12,6 +12,7 @@ from tiny import (
     new_federation,
     new_texts,
     new_trainer,
+    quick_trainer,
     same,
     still_transformer,
     text_batches,
@@ -177,9 +178,9 @@ STEP = 20.0
 """So large that the adapted model is another one."""
 
 
-def fit(**options: Any) -> Federation:
+def fit(trainer: Any = quick_trainer, **options: Any) -> Federation:
     """With dropout, which neither adapting for a measurement nor measuring has."""
-    federation = new_federation(1, evaluate_every=0)
+    federation = new_federation(1, evaluate_every=0, trainer=trainer)
     options = {"adaptation_lr": STEP, "hessian": "first_order", "optimizer": partial(adam, lr=0.002)} | options
     federation.fit(PerFedAvgLoRA(tiny_transformer, CLASSES, r=3, steps=2, **options), new_texts(3, 240, batch_size=6))
     return federation
@@ -214,7 +215,7 @@ def test_the_adapted_model_is_measured_and_the_plain_one_too() -> None:
 
 
 def test_validation_adapts_too_and_the_headline_selects() -> None:
-    federation = fit(metric="matthews")
+    federation = fit(new_trainer, metric="matthews")
     last = federation.run.history[-1]
     assert federation.run.metric == "adapted_matthews"
     assert last["selected/test_adapted_matthews"] == last["after/test_adapted_matthews/mean"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import new_federation
+from tiny import new_federation, new_trainer
 from tiny_chats import MARKED, TINY_MODELS, chats, save_chat_tokenizer, write_lines
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -117,7 +117,7 @@ def test_generation_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return score(data, answers)
 
     monkeypatch.setattr(Instructions, "score", noting)
-    federation = new_federation(1)
+    federation = new_federation(1, trainer=new_trainer)
     federation.fit(FedAvg(tiny(generate_examples=3, max_new_tokens=5), 1, epochs=0, metric="exact_match"), new_data(tmp_path))
     assert federation.run.metric == "exact_match"
     assert federation.run.model.higher_is_better

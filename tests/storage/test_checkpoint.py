@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from often import mostly_slow
-from tiny import assert_same_end, new_data, new_federation, new_method, same, without_seconds
+from tiny import assert_same_end, new_data, new_federation, new_method, new_trainer, same, without_seconds
 
 import lightning_fed.storage.checkpoint
 import lightning_fed.storage.client_store
@@ -404,12 +404,12 @@ def test_a_best_round_without_a_checkpoint_is_named(checkpoints: Checkpoints, st
 @pytest.mark.parametrize("every", mostly_slow([1, 3, 100], often={3}))
 def test_the_best_round_of_a_run_can_be_measured(every: int) -> None:
     """However seldom checkpoints are written, the best round gets one. Measured again, it has what it had in its round."""
-    federation = new_federation(7, "run", participation=0.5, checkpoint_every=every, evaluate_every=2)
+    federation = new_federation(7, "run", participation=0.5, checkpoint_every=every, evaluate_every=2, trainer=new_trainer)
     federation.fit(new_method("FedRep", epochs=2), new_data())
     last = federation.run.history[-1]
     best = federation.run.history[int(last["selected/round"]) - 1]
     assert best["round"] < 6  # else it would be among the last anyway
-    again = new_federation(7, "run", participation=0.5)
+    again = new_federation(7, "run", participation=0.5, trainer=new_trainer)
     for measure, kind in ((again.validate, "val"), (again.test, "test")):
         found = measure(new_method("FedRep", epochs=2), new_data(), ckpt_path="best")
         assert again.run.round == best["round"]
@@ -421,7 +421,7 @@ def test_the_best_round_of_a_run_can_be_measured(every: int) -> None:
 @pytest.mark.parametrize("ckpt_path", mostly_slow(["last", "best"], often={"best"}))
 def test_a_run_that_continues_selects_as_one_that_was_never_stopped(ckpt_path: str) -> None:
     def fit(rounds: int, run_dir: str, ckpt_path: str | None = None) -> Path:
-        federation = new_federation(rounds, run_dir, participation=0.5, checkpoint_every=2, evaluate_every=1)
+        federation = new_federation(rounds, run_dir, participation=0.5, checkpoint_every=2, evaluate_every=1, trainer=new_trainer)
         federation.fit(new_method("FedRep", epochs=2), new_data(), ckpt_path)
         assert federation.run.folder is not None
         return federation.run.folder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Net, WideNet, distance, new_data, new_federation, new_method, same, sgd
+from tiny import Net, WideNet, distance, new_data, new_federation, new_method, new_trainer, same, sgd
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.data import IID
@@ -22,7 +22,7 @@ from lightning_fed.tensors import State
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     """A run of FedAvg with two clients, and what its server has."""
     run_dir = tmp_path_factory.mktemp("fedavg")
-    federation = new_federation(2, run_dir)
+    federation = new_federation(2, run_dir, trainer=new_trainer)
     federation.fit(FedAvg(Net, 4, optimizer=sgd), new_data(2))
     return run_dir / "version_0", federation.run.server.state_dict()
 

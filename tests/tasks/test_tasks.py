@@ -77,7 +77,7 @@ class Tokens(Numbers):
 
 
 def fit(model: Any, data: Any = None, rounds: int = 2, **options: Any) -> Federation:
-    federation = new_federation(rounds, **options)
+    federation = new_federation(rounds, trainer=new_trainer, **options)
     federation.fit(model, data or new_data(2, 80))
     return federation
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.data.checked import as_tensor
 from lightning_fed.data.files.table import Table, TableData, sets_of
 from lightning_fed.data.vision.images import resize
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt
 
 ENDINGS = (".npz", ".pt", ".pth")
@@ -136,7 +136,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
             found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # zipfile's, pickle's, torch's and NumPy's own
         raise FederationError(
-            f"Could not read {file} ({type(error).__name__}: {' '.join(str(error).split())}): expected what numpy.savez writes of "
+            f"Could not read {file} ({type(error).__name__}: {one_line(error)}): expected what numpy.savez writes of "
             "arrays of numbers or strings, or torch.save of a dict of tensors."
         ) from error
     if file.suffix == ".npz":
@@ -159,5 +159,6 @@ def _as_numpy(tensor: Tensor, what: str) -> NDArray[Any]:
     try:
         return tensor.numpy(force=True)
     except (TypeError, RuntimeError, NotImplementedError) as error:
-        said = " ".join(str(error).split())
-        raise FederationError(f"{what}, of which there is no array ({said:.100}): save ordinary tensors of numbers.") from error
+        raise FederationError(
+            f"{what}, of which there is no array ({one_line(error):.100}): save ordinary tensors of numbers."
+        ) from error

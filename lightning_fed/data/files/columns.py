@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_fed.data.hub import optional
 from lightning_fed.data.lines import refuse_doubles
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 
 PARQUET = ".parquet"
 
@@ -102,13 +102,18 @@ def is_number(text: str) -> bool:
     return True
 
 
-def parquet_table(file: Path) -> Lines:
-    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
+def read_parquet(file: Path) -> Any:
+    """A Parquet file, as a table of pyarrow's."""
     parquet = optional("pyarrow.parquet", "hub")
     try:
-        table = parquet.read_table(file)
+        return parquet.read_table(file)
     except (OSError, ValueError) as error:
-        raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
+        raise FederationError(f"{file} cannot be read as Parquet ({one_line(error)[:200]}).") from error
+
+
+def parquet_table(file: Path) -> Lines:
+    """The header of a Parquet file, and of each row where it stands, for errors, and its fields as text; see :func:`.csv_table`."""
+    table = read_parquet(file)
     refuse_doubles(table.column_names, f"The header of {file}")
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return table.column_names, ((f"{file}, row {n},", [*map(_as_text, fields)]) for n, fields in enumerate(rows, start=1))

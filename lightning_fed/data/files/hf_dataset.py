@@ -14,7 +14,7 @@ from lightning_fed.data.hub import load_from_hub, quiet_datasets
 from lightning_fed.data.split import TRAIN
 from lightning_fed.data.text.classification import load_tokenizer, tokenised
 from lightning_fed.data.vision.decode import IMAGENET_MEAN, IMAGENET_STD, LazyImages
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
@@ -133,8 +133,9 @@ class HFDataset(TableData):
                 options = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
                 return datasets.load_dataset(kind, data_files=str(place), **options)
             except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-                told = " ".join(str(error).split())
-                raise FederationError(f"Could not load a dataset from {place.absolute()} ({told}): check its files.") from error
+                raise FederationError(
+                    f"Could not load a dataset from {place.absolute()} ({one_line(error)}): check its files."
+                ) from error
 
     def _inputs(self, datasets: Any, rows: Any) -> Inputs:
         """What a network gets, by what the columns hold."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_fed.data.files.columns import FILE, PARQUET, names_of
+from lightning_fed.data.files.columns import FILE, PARQUET, names_of, read_parquet
 from lightning_fed.data.files.table import ROLES, find_files
-from lightning_fed.data.hub import load_from_hub, optional
+from lightning_fed.data.hub import load_from_hub
 from lightning_fed.data.lines import GZIP
 from lightning_fed.data.split import TEST
 from lightning_fed.errors import FederationError, require
@@ -77,11 +77,7 @@ def _of_hub(name: str, wanted: str | None, config: str | None) -> Iterator[Recor
 
 def _of_file(file: Path) -> Iterator[Any]:
     if file.suffix.lower() == PARQUET:
-        parquet = optional("pyarrow.parquet", "hub")
-        try:
-            yield from parquet.read_table(file).to_pylist()
-        except (OSError, ValueError) as error:
-            raise FederationError(f"{file} cannot be read as Parquet ({' '.join(str(error).split())[:200]}).") from error
+        yield from read_parquet(file).to_pylist()
         return
     try:
         content = file.read_bytes()

@@ -109,7 +109,6 @@ class TableData(FederatedDataModule):
         return self._classes
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and partition, once."""
         if self._data is None:
             self._read()
             if self._finds_split:

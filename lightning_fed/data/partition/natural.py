@@ -23,7 +23,8 @@ class ByColumn(Partitioner):
     Args:
         column: its name; the data say which columns they have.
         min_examples: leave out clients with fewer examples, and those without an example to train on or one to test on. None: leave
-            nobody out; clients that cannot be trained or tested are then refused.
+            nobody out; clients without an example to test on are then refused, and those without one to train on must be ``unseen``
+            in a federation.
     """
 
     column: str

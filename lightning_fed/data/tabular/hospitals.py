@@ -11,9 +11,9 @@ from jsonargparse.typing import ClosedUnitInterval
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
-from lightning_fed.data.batches import INPUT, TARGETS, take
+from lightning_fed.data.batches import INPUT, TARGETS
 from lightning_fed.data.checked import pick_column
-from lightning_fed.data.federated import Pools
+from lightning_fed.data.federated import Pools, pools_of
 from lightning_fed.data.lines import csv_rows, csv_table
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.natural import ByColumn
@@ -59,7 +59,6 @@ class Hospitals(ScaledColumns):
         self._sites = np.arange(0)  # of each patient, those of the training set first
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and partition, once."""
         super().setup(stage)
         if self.partition == ByColumn(SITE) and self.client_names is not None:
             self.client_names = [self.sites[int(name)] if name.isdecimal() else name for name in self.client_names]
@@ -88,10 +87,9 @@ class Hospitals(ScaledColumns):
             **more: other inputs by name, each with a row per patient.
         """
         order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
-        self._sites, first = sites[order], int((~test).sum())
+        self._sites = sites[order]
         inputs = {name: torch.from_numpy(np.ascontiguousarray(values[order])) for name, values in ({INPUT: rows} | more).items()}
-        of_labels = torch.from_numpy(labels[order]).long()
-        return take(inputs, slice(first)), of_labels[:first], take(inputs, slice(first, None)), of_labels[first:]
+        return pools_of(inputs, torch.from_numpy(labels[order]).long(), int((~test).sum()))
 
 
 FILES = ("cleveland", "hungarian", "switzerland", "va")

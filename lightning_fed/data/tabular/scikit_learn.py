@@ -5,8 +5,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lightning_fed.data.batches import INPUT, TARGETS, take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.batches import INPUT, TARGETS
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.vision.images import Digits
 
 ODD, LARGE, PRIME, LOOP = {1, 3, 5, 7, 9}, {5, 6, 7, 8, 9}, {2, 3, 5, 7}, {0, 6, 8, 9}
@@ -36,7 +36,7 @@ class Diabetes(FederatedDataModule):
         measured, progress = (torch.from_numpy(column).float() for column in (table.data, table.target))
         quarter = torch.bucketize(progress, progress.quantile(torch.tensor([0.25, 0.5, 0.75])))
         rows = {INPUT: standardised(measured), TARGETS: standardised(progress)}
-        return rows, quarter, take(rows, slice(0)), quarter[:0]
+        return pools_of(rows, quarter)
 
 
 class DigitAttributes(Digits):
@@ -58,7 +58,7 @@ class DigitAttributes(Digits):
         images, digits, *_ = super().load()
         attributes = torch.tensor([[digit in those for those in (ODD, LARGE, PRIME, LOOP)] for digit in range(10)]).float()
         rows = {INPUT: cast(Tensor, images), TARGETS: attributes[digits]}
-        return rows, digits, take(rows, slice(0)), digits[:0]
+        return pools_of(rows, digits)
 
 
 def standardised(numbers: Tensor) -> Tensor:

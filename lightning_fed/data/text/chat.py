@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lightning_fed.data.text.conversations import Conversation
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 
 Learn = Literal["answers", "last_answer", "all"]
 """What of a conversation is learned."""
@@ -152,7 +152,7 @@ class ChatTemplate:
         try:
             return self.tokenizer.apply_chat_template(list(messages), chat_template=self.text, **options, **self.variables)
         except (TemplateError, TypeError, ValueError) as error:
-            raise FederationError(f"{where} is refused by the chat template ({' '.join(str(error).split())}).") from error
+            raise FederationError(f"{where} is refused by the chat template ({one_line(error)}).") from error
 
 
 def _check_unicode(text: str, where: str) -> None:

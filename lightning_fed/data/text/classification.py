@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_fed.data.batches import take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.hub import from_hub_or_cache
 from lightning_fed.data.lines import csv_table
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import PositiveInt, require_from
 
 CHUNK = 250
@@ -51,8 +50,7 @@ class TextClassification(FederatedDataModule):
         (train, train_labels), (test, test_labels) = self.examples()
         require(len(train) > 0, f"{type(self).__name__} has no texts to train on: give at least one per client.")
         inputs, labels = tokenised(train + test, tokenizer, self.max_length), torch.tensor(train_labels + test_labels)
-        of_train, of_test = slice(len(train)), slice(len(train), None)
-        return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
+        return pools_of(inputs, labels, len(train))
 
 
 def written_as(path: Path) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def load_tokenizer(name: str, pads: bool = True, ends: bool = False) -> Any:
     except (OSError, ValueError, ImportError) as error:
         place = folder.absolute() if folder.is_dir() else name
         raise FederationError(
-            f"Could not load a tokenizer from {place} ({' '.join(str(error).split())}): set "
+            f"Could not load a tokenizer from {place} ({one_line(error)}): set "
             "--data.init_args.tokenizer to a folder with tokenizer.json or to the name of a model on the hub."
         ) from error
     require(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_fed.data.batches import EXAMPLE, TARGETS, take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.batches import EXAMPLE, TARGETS
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.partition.base import Partitioner
 from lightning_fed.data.partition.whole_labels import WholeLabels
 from lightning_fed.data.text.classification import CHUNK, load_tokenizer
@@ -99,8 +99,7 @@ class TextGeneration(FederatedDataModule):
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = torch.tensor([numbers[example.label] for example in train + test])
         inputs = self._encode([example.source for example in train + test], rows)
-        of_row, of_train, of_test = labels[inputs[EXAMPLE]], slice(num_train), slice(num_train, None)
-        return take(inputs, of_train), of_row[of_train], take(inputs, of_test), of_row[of_test]
+        return pools_of(inputs, labels[inputs[EXAMPLE]], num_train)
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Scores of generated texts, compared with all references; see :func:`lightning_fed.data.text.scores.score_texts`.

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.text import squad
 
-from lightning_fed.data.batches import EXAMPLE, TARGETS, take
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.batches import EXAMPLE, TARGETS
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.lines import existing
 from lightning_fed.data.text.classification import CHUNK, concatenated, load_tokenizer
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 from lightning_fed.options import NonNegativeInt, PositiveInt, require_from
 
 OFFSETS = "offsets"
@@ -101,9 +101,7 @@ class QuestionAnswering(FederatedDataModule):
         numbers = {topic: number for number, topic in enumerate(self._topics)}
         inputs = self._encode(load_tokenizer(self.tokenizer))
         labels = torch.tensor([numbers[question.topic] for question in self._questions])[inputs[EXAMPLE]]
-        size = int((inputs[EXAMPLE] < len(train)).sum())
-        of_train, of_test = slice(size), slice(size, None)
-        return take(inputs, of_train), labels[of_train], take(inputs, of_test), labels[of_test]
+        return pools_of(inputs, labels, int((inputs[EXAMPLE] < len(train)).sum()))
 
     def score(self, answers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Exact match and F1 of the questions, each between 0 and 1, by SQuAD's official definitions (as in torchmetrics, where
@@ -229,7 +227,7 @@ def read_questions(path: Path) -> list[Question]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
-        raise FederationError(f"{path} is not JSON in UTF-8 ({' '.join(str(error).split())}): expected SQuAD's schema.") from error
+        raise FederationError(f"{path} is not JSON in UTF-8 ({one_line(error)}): expected SQuAD's schema.") from error
     questions = []
     for i, article in enumerate(_field(content, "data", list, str(path))):
         in_article = f"{path}, article {i}"

@@ -68,14 +68,6 @@ def _nist(texts: list[str], references: list[list[str]]) -> float:
     return nist([text.split() for text in texts], [[text.split() for text in some] for some in references])
 
 
-def _rouge_l(texts: list[str], references: list[list[str]]) -> float:
-    return _coco(optional("pycocoevalcap.rouge.rouge", "nlp").Rouge(), texts, references)
-
-
-def _cider(texts: list[str], references: list[list[str]]) -> float:
-    return _coco(optional("pycocoevalcap.cider.cider", "nlp").Cider(), texts, references)
-
-
 def _meteor(texts: list[str], references: list[list[str]]) -> float:
     program = _meteor_program()
     try:
@@ -102,12 +94,14 @@ def _coco(scorer: Any, texts: list[str], references: list[list[str]]) -> float:
     return scorer.compute_score(dict(enumerate(references)), {number: [text] for number, text in enumerate(texts)})[0]
 
 
+ROUGE, CIDER = "pycocoevalcap.rouge.rouge", "pycocoevalcap.cider.cider"
+
 SCORERS: dict[Score, tuple[str, Callable[[list[str], list[list[str]]], float]]] = {
     "bleu": ("sacrebleu", _bleu),
     "nist": ("sacrebleu", _nist),  # which splits the texts
     "meteor": ("pycocoevalcap.meteor.meteor", _meteor),
     "ter": ("sacrebleu", _ter),
-    "rouge_l": ("pycocoevalcap.rouge.rouge", _rouge_l),
-    "cider": ("pycocoevalcap.cider.cider", _cider),
+    "rouge_l": (ROUGE, lambda *texts: _coco(optional(ROUGE, "nlp").Rouge(), *texts)),
+    "cider": (CIDER, lambda *texts: _coco(optional(CIDER, "nlp").Cider(), *texts)),
 }
 """The package of the extra ``nlp`` that each score takes, and what computes it."""

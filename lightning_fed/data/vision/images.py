@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from lightning_fed.data.batches import take
 from lightning_fed.data.checked import Array, Given, as_labels, checked_inputs, pick_column
-from lightning_fed.data.federated import FederatedDataModule, Pools
+from lightning_fed.data.federated import FederatedDataModule, Pools, pools_of
 from lightning_fed.data.lines import refuse_doubles
 from lightning_fed.data.vision import parquet
 from lightning_fed.errors import FederationError, error_text, require
@@ -103,8 +103,7 @@ class Digits(FederatedDataModule):
 
         digits = load_digits()
         gray = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8)
-        images, labels = resize(gray[:, None], self.image_size), torch.from_numpy(digits.target)
-        return images, labels, images[:0], labels[:0]
+        return pools_of(resize(gray[:, None], self.image_size), torch.from_numpy(digits.target))
 
 
 class ImageFiles(FederatedDataModule):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fed.data.hub import load_from_hub, optional
 from lightning_fed.data.vision.decode import image_errors
-from lightning_fed.errors import FederationError, require
+from lightning_fed.errors import FederationError, one_line, require
 
 IMAGE_COLUMNS = ("img", "image")
 FORMATS = ("WEBP", "PNG", "JPEG")
@@ -39,7 +39,7 @@ def from_files(files: dict[str, list[str]], label_columns: tuple[str, ...]) -> t
         try:
             return file, parquet.ParquetFile(file).read()
         except (OSError, ValueError) as error:
-            raise FederationError(f"{file} is no complete parquet file ({' '.join(str(error).split())}): get it again.") from error
+            raise FederationError(f"{file} is no complete parquet file ({one_line(error)}): get it again.") from error
 
     return _both({part: list(map(table, found)) for part, found in files.items()}, label_columns)
 

@@ -162,13 +162,7 @@ def run_command(command: Sequence[str], home: Path) -> None:
 
 
 class Child:
-    """A command of Flower's that runs until it is ended, or until this process is, however that ends.
-
-    Args:
-        command: the command.
-        log: the file for what it prints.
-        home: Flower's folder for its configuration and state.
-    """
+    """A command of Flower's that runs until it is ended, or until this process is, however that ends."""
 
     def __init__(self, command: Sequence[str], log: Path, home: Path | None = None) -> None:
         self.command, self.log, self.home = command, log, home

@@ -19,12 +19,7 @@ START = 120.0
 
 
 class FlowerLink(Link):
-    """Has the ServerApp carry messages. Sites are known by the keys that are registered for them, and by nothing that they say.
-
-    Args:
-        app: the connection to the ServerApp.
-        clients: whose key it is, by key, in PEM.
-    """
+    """Has the ServerApp carry messages. Sites are known by the keys that are registered for them, and by nothing that they say."""
 
     def __init__(self, app: Connection, clients: Mapping[str, int]) -> None:
         self._app = app

@@ -20,13 +20,7 @@ RETURN = 10.0
 
 
 class SuperNode:
-    """Flower's process at a site, which is started again when it ends.
-
-    Args:
-        command: what starts it.
-        folder: for its log and its own files.
-        by_hand: whether somebody else starts it: the command is printed.
-    """
+    """Flower's process at a site, which is started again when it ends."""
 
     def __init__(self, command: Sequence[str], folder: Path, by_hand: bool) -> None:
         self.command = command

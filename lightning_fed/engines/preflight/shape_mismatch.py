@@ -11,7 +11,7 @@ from lightning_fed.data import ClientDataModule
 from lightning_fed.data.batches import Inputs
 from lightning_fed.data.lazy import Taken
 from lightning_fed.data.text.token_rows import TokenRows
-from lightning_fed.errors import FederationError, place_of
+from lightning_fed.errors import FederationError, one_line, place_of
 
 TOKENS = "input_ids"
 """Name, among the inputs, of the numbers of tokens."""
@@ -53,7 +53,7 @@ def shape_error(error: Exception, module: FederatedModule, data: ClientDataModul
     """What to say of an error in the very first step of a training: what the network was given, and where it failed."""
     return FederationError(
         f"the first step failed: {type(getattr(module, 'backbone', module)).__name__}, given {kind_of(data)}, said "
-        f"{' '.join(str(error).split())!r}{place_of(error)}. Check that the network, the loss and the data belong together."
+        f"{one_line(error)!r}{place_of(error)}. Check that the network, the loss and the data belong together."
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 
 SILENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -86,7 +86,7 @@ class Cluster:
                 self._ray.init(address or "local", **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             self.close()
-            raise FederationError(f"Ray cannot be started: {' '.join(str(error).split())}") from error
+            raise FederationError(f"Ray cannot be started: {one_line(error)}") from error
         except BaseException:
             self.close()
             raise

@@ -18,11 +18,7 @@ from lightning_fed.engines.silence import quiet_lightning
 
 
 class CopiedBuffer:
-    """Bytes that Ray carries beside a message. They arrive as a copy, so that Ray can forget them at once.
-
-    Args:
-        size: how many.
-    """
+    """Bytes that Ray carries beside a message. They arrive as a copy, so that Ray can forget them at once."""
 
     def __init__(self, size: int) -> None:
         self.bytes: Tensor = torch.empty(size, dtype=torch.uint8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 from lightning_fed.experiments.sweep.settings import PARTITION_SEED, SEED, Settings, flat, plain, read_yaml
 
 ROUNDS = ("round", "traffic/total_bytes", "compute/total_flops")
@@ -34,7 +34,7 @@ def read_table(path: Path, needed: Collection[str], texts: Collection[str] = ())
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise FederationError(f"{path} is no table that a run has written ({' '.join(str(error).split())[:200]}).") from error
+        raise FederationError(f"{path} is no table that a run has written ({one_line(error)[:200]}).") from error
     if table.empty:
         raise FederationError(f"{path} has no rows: a run writes it when its first round is over.")
     if lacking := [name for name in needed if name not in table]:

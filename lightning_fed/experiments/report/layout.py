@@ -8,13 +8,7 @@ MARKS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of a table.
-
-    Args:
-        text: what it says.
-        bold: whether it stands out.
-        note: a footnote to it.
-    """
+    """A cell of a table."""
 
     text: str
     bold: bool = False

@@ -40,11 +40,7 @@ class CellRecord:
 
 
 class CellFolder:
-    """A cell's folder: the run's ``version_<n>``, ``log.txt``, and ``cell.json``.
-
-    Args:
-        path: the folder.
-    """
+    """A cell's folder: the run's ``version_<n>``, ``log.txt``, and ``cell.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -28,14 +28,7 @@ LOST = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class CellRequest:
-    """Asks the fork server for a process; the lock follows.
-
-    Args:
-        number: what the process is called between the two.
-        args: what follows ``lightning-fed`` on its command line.
-        log: the file at whose end it writes what it says.
-        variables: of its environment, beside those of the fork server.
-    """
+    """Asks the fork server for a process, by a number of its own; what else it says, see :class:`Start`. The lock follows."""
 
     number: int
     args: list[str]
@@ -45,12 +38,7 @@ class CellRequest:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Asks the fork server to give a process a signal; SIGKILL, those that it has started, too.
-
-    Args:
-        number: of the process.
-        signal: of the signal.
-    """
+    """Asks the fork server to give a process a signal; SIGKILL, those that it has started, too."""
 
     number: int
     signal: int
@@ -183,12 +171,7 @@ class ForkServer:
 
 
 class Fork:
-    """A process that the fork server has started.
-
-    Args:
-        server: which.
-        number: what the process is called there.
-    """
+    """A process that the fork server has started."""
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.returncode: int | None = None

@@ -44,15 +44,7 @@ class Start(Protocol):
 
 
 class OwnProcess(subprocess.Popen[bytes]):
-    """A process that is started for a cell: Python, torch and all.
-
-    Args:
-        args: what follows ``lightning-fed`` on its command line.
-        log: the file at whose end it writes what it says.
-        lock: an open file that it holds as long as it lives.
-        variables: of its environment, beside those of this process.
-        threads: of torch.
-    """
+    """A process that is started for a cell, see :class:`Start`: Python, torch and all."""
 
     def __init__(self, args: Sequence[str], log: Path, lock: int, variables: Mapping[str, str], threads: int) -> None:
         with log.open("ab") as said:

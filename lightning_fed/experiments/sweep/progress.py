@@ -12,13 +12,7 @@ from lightning_fed.experiments.sweep.folder import CellRecord
 
 
 class SweepProgress:
-    """One bar over all rounds of all runs, with the time that is left.
-
-    Args:
-        runs: number of runs.
-        rounds: of all of them.
-        console: where to show it.
-    """
+    """One bar over all rounds of all runs, with the time that is left."""
 
     def __init__(self, runs: int, rounds: int, console: Console) -> None:
         self.left: float | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fed.errors import FederationError
+from lightning_fed.errors import FederationError, one_line
 
 Settings = dict[str, Any]
 """Dotted keys without ``init_args``, as ``model.optimizer.lr``; a class is at ``model.class_path``."""
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # what is no UTF-8 and what is no JSON are ValueErrors
-        raise FederationError(f"{path} is damaged ({' '.join(str(error).split())}): expected a JSON object.") from error
+        raise FederationError(f"{path} is damaged ({one_line(error)}): expected a JSON object.") from error
     if not isinstance(content, dict):
         raise FederationError(f"{path} is damaged: it holds a {type(content).__name__}, expected a JSON object.")
     return content

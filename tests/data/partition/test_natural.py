@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny import new_federation, new_method
+from tiny import new_federation, new_method, new_trainer
 
 from lightning_fed.data import IID, ByColumn, FederatedDataModule, InMemory, Partitioner
 from lightning_fed.data.partition.natural import by_name
@@ -135,7 +135,7 @@ def test_clients_of_very_different_size_train_together() -> None:
     users = users_of({"a": 150, "b": 2, "c": 3, "d": 45})
     whole = torch.randn(200, 3, 4, 4)
     data = InMemory(whole, torch.arange(200) % 4, 4, columns={"user": users}, partition=ByColumn("user"), batch_size=16)
-    federation = new_federation(2, "runs")
+    federation = new_federation(2, "runs", trainer=new_trainer)
     history = federation.fit(new_method("FedAvg"), data)
     with Path("runs/version_0/clients.csv").open(newline="") as file:
         assert [(row["client"], row["name"]) for row in csv.DictReader(file)] == list(zip("0123", "abcd", strict=True))
@@ -156,7 +156,7 @@ def test_a_changed_column_is_another_federation() -> None:
         (natural(["a", "b"], columns={}), "no column 'user', its columns are: none"),
         (
             natural(["a"] * 9 + ["b"]),
-            r"1 of 2 clients lack .*\(the first is 'b': 1 train \+ 0 val \+ 0 test\): set .* min_examples to 1",
+            r"1 of 2 clients lack an example to test on \(the first is 'b': 1 train \+ 0 val \+ 0 test\): set .* min_examples to 1",
         ),
         (natural(["a", "b"] * 5, ["a"], split="official"), r"1 of 2 .*'b': 4 train \+ 1 val \+ 0 test.*split to pooled"),
         (natural(["a", "b"] * 5, num_clients=3), "num_clients=3, but the data have 2 clients"),

@@ -14,7 +14,19 @@ from lightning.pytorch.cli import instantiate_class
 from often import mostly_slow
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny import CLASSES, Net, NoisyNet, new_data, new_federation, new_method, new_texts, same, tiny_transformer, tiny_vit
+from tiny import (
+    CLASSES,
+    Net,
+    NoisyNet,
+    new_data,
+    new_federation,
+    new_method,
+    new_texts,
+    new_trainer,
+    same,
+    tiny_transformer,
+    tiny_vit,
+)
 from tiny_texts import save_tokenizer
 
 import lightning_fed
@@ -459,7 +471,7 @@ def test_a_tokenizer_goes_with_the_texts_network(merged: bool) -> None:
 
 
 def test_the_best_round_is_exported_with_private_states() -> None:
-    federation = new_federation(6, "runs", participation=0.5, evaluate_every=2)
+    federation = new_federation(6, "runs", participation=0.5, evaluate_every=2, trainer=new_trainer)
     federation.fit(new_method("FedRep", epochs=2), new_data())
     best = int(federation.run.history[-1]["selected/round"])
     assert best < 6  # else it would be the last
