@@ -293,6 +293,11 @@ class FederatedModule(PredictionMixin, SharedStateMixin, PhasedModule):
         """
         return None
 
+    def check_rounds(self, rounds: int) -> None:
+        """Called before the first round of a run, which is to have so many, to say in a line what these are too few for. Default:
+        nothing.
+        """
+
     def new_server(self, clients: Sequence[ClientInfo]) -> Server:
         """The server of a run: :meth:`configure_server`'s, with the ``server_optimizer`` if there is one."""
         server = self.configure_server(clients)

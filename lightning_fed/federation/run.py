@@ -170,6 +170,7 @@ class Run:
         with in_one_line(self._kept_for_later, *self._written):
             if self.checkpoints and self._continued:
                 self.checkpoints.go_on_from(self._continued)
+            self.model.check_rounds(self.rounds)
             try:
                 self._call("on_fit_start")
                 while self.round < self.rounds:

@@ -1,5 +1,6 @@
 """Floco (Grinwald et al., "Federated Learning over Connected Modes", NeurIPS 2024, https://arxiv.org/abs/2403.03333)."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from lightning_fed.core import (
 from lightning_fed.models import Backbones
 from lightning_fed.nn.simplex import Mixture, mixed_weight, principal_scores, spread
 from lightning_fed.options import NonNegativeFloat, PositiveInt
+
+log = logging.getLogger(__name__)
 
 POINT = "point"
 """A client's place in the simplex, on the wire and as the server keeps it."""
@@ -123,6 +126,11 @@ class Floco(FederatedModule):
     def cohort(self, clients: Sequence[ClientInfo], round: int, seed: int) -> Sequence[ClientInfo] | None:
         r"""Everybody in round :math:`\tau`."""
         return clients if round == self.tau else None
+
+    def check_rounds(self, rounds: int) -> None:
+        r"""Without a round after :math:`\tau` nobody trains at its point."""
+        if rounds <= self.tau:
+            log.warning(f"Floco's tau is {self.tau} and the run has {rounds} rounds: no client trains at its place. Set tau lower.")
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
         """FedAvg's, which gives each client a point."""
