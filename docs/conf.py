@@ -103,11 +103,16 @@ def generated(what: str, argument: str) -> str:
     if what == "file":
         path, _, until = argument.partition(" until ")
         text = (DOCS.parent / path).read_text()
-        return text.partition(f"\n{until}\n")[0] if until else text
+        text = text.partition(f"\n{until}\n")[0] if until else text
+        return MARK.sub(lambda match: generated(match["what"], match["argument"]), text)
     if what == "options":
         from generators import options  # waits for torch
 
         return options.section(argument)
+    if what == "hooks":
+        from generators import hooks  # waits for torch
+
+        return hooks.table()
     if what == "differences":
         return differences.sections()
     if what == "api":

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from generators import hooks
 from tiny import CLASSES, TINY_BERT, Net, NoisyNet, Recording, momentum, new_data, new_federation, new_texts, same, sgd
 from tiny_texts import save_tokenizer
 
@@ -256,15 +257,12 @@ def test_a_run_with_all_parts_goes_on_as_if_it_had_not_been_stopped(my_server: M
 
 
 def test_hooks_that_the_guide_names_are_there() -> None:
-    """In the table: what is to be overridden, or called, by its name."""
-    table = (ROOT / "CONTRIBUTING.md").read_text().partition("### Which hook to override")[2].partition("What a method may know")[0]
-    named = {
-        name
-        for row in table.splitlines()[4:]
-        if row.startswith("|")
-        for name in re.findall(r"`([a-z_]\w*)(?:\(\))?`", row.split("|")[2])
-    }
+    """In the table: what is to be overridden, or called, by its name; below it what they are, by their docstrings."""
+    named = set(hooks.named())
     homes = (FederatedModule, Backbone, Server, PersonalServer, PublicDistillation, lightning_fed.core)
     missing = {name for name in named if not any(hasattr(home, name) for home in homes)}
     assert missing <= {"combine", "privacy", "update"}, missing
     assert len(named) > 25
+    [told] = [row for row in hooks.rows() if row.startswith("| `client_loss`")]
+    assert told == "| `client_loss` | `FederatedModule` | The loss of a batch: `criterion` of outputs and targets. |"
+    assert len(list(hooks.rows())) > 25
