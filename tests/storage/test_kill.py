@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tiny import assert_same_end, data_for, new_data, new_federation, new_method
+from tiny import assert_same_end, data_for, new_data, new_federation, new_method, new_trainer
 
 from lightning_fed.core.module import FederatedModule
 from lightning_fed.engines.public_turns import OutputsPass
@@ -35,7 +35,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def fit(run_dir: str, ckpt_path: Path | str | None = None, method: str = "PFedLoRA") -> None:
     """Four rounds, two of three clients in each, measured at the end. The third brings no new column to the table."""
-    federation = new_federation(4, run_dir, participation=0.7, evaluate_every=0)
+    federation = new_federation(4, run_dir, participation=0.7, evaluate_every=0, trainer=new_trainer)
     federation.fit(new_method(method), data_for(method, num_clients=3), ckpt_path)
 
 
