@@ -15,7 +15,7 @@ Receive = Callable[[Turn, ClientUpdate], ClientUpdate]
 
 
 def run_turns(
-    engine: Engine, turns: Iterable[Turn], receive: Receive | None = None, lost: FederationError | None = None
+    engine: Engine, turns: Iterable[Turn], receive: Receive | None = None, failure: FederationError | None = None
 ) -> Iterator[tuple[Turn, ClientUpdate]]:
     """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
 
@@ -23,7 +23,7 @@ def run_turns(
         engine: where they run; it says what becomes of a turn whose update is refused.
         turns: what is to be done.
         receive: takes every update, or refuses it.
-        lost: is raised where a turn was lost; None: one goes on without it.
+        failure: is raised where a turn was lost; None: one goes on without it.
 
     Raises:
         FederationError: if the engine hands on something else than its contract says, or does not go on without a turn.
@@ -50,8 +50,8 @@ def run_turns(
             except FederationError as error:
                 result = engine.refused(turn, error)
         if isinstance(result, TurnFailure):
-            if lost is not None:
-                raise lost
+            if failure is not None:
+                raise failure
             log.warning(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
         else:
             yield turn, result

@@ -91,7 +91,7 @@ class RoundTurns:
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
             lost = FederationError(f"The server's own turns of round {round} were lost: without them it learns nothing.")
-            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), lost=lost):
+            for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
                 check_form(update)
                 yield update
 
