@@ -50,8 +50,10 @@ class OptionIndex:
 
 
 def read() -> OptionIndex | None:
-    """The index of this installation, if it was written, and can be read: if not, one does without."""
-    with suppress(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):  # no home, or what somebody has damaged
+    """The index of this installation, if it was written and can be read: one does without where there is no home, or where somebody
+    has damaged it.
+    """
+    with suppress(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return _of(json.loads(_path().read_text()))
     return None
 
