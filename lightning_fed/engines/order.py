@@ -15,7 +15,7 @@ Receive = Callable[[Turn, ClientUpdate], ClientUpdate]
 
 
 def run_turns(
-    engine: Engine, turns: Iterable[Turn], receive: Receive | None = None, failure: FederationError | None = None
+    engine: Engine, turns: Iterable[Turn], receive: Receive | None = None, failure: str | None = None
 ) -> Iterator[tuple[Turn, ClientUpdate]]:
     """Turns and what comes of them, in their order, without those that were lost, of which a line is printed.
 
@@ -23,7 +23,7 @@ def run_turns(
         engine: where they run; it says what becomes of a turn whose update is refused.
         turns: what is to be done.
         receive: takes every update, or refuses it.
-        failure: is raised where a turn was lost; None: one goes on without it.
+        failure: what to say, before the reason, where no turn may be lost; None: one goes on without it.
 
     Raises:
         FederationError: if the engine hands on something else than its contract says, or does not go on without a turn.
@@ -51,7 +51,7 @@ def run_turns(
                 result = engine.refused(turn, error)
         if isinstance(result, TurnFailure):
             if failure is not None:
-                raise failure
+                raise FederationError(f"{failure}: {result.reason}")
             log.warning(f"Round {turn.round}: the turn of client {result.client} was lost: {result.reason}")
         else:
             yield turn, result

@@ -34,7 +34,7 @@ class WorkerSpec:
         data: the clients' data, loaded.
         new_trainer: builds the Trainer of a turn.
         seed: the run's seed.
-        initial: what new clients' private states begin with copies of, see :meth:`.FederatedModule.initial_originals`; None: what
+        initial: what new clients' private states begin with copies of, see :meth:`.SharedStateMixin.initial_originals`; None: what
             the template has.
         compression: of messages between server and clients.
         frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.

@@ -33,7 +33,7 @@ def draw_unseen(unseen: Unseen, clients: Sequence[ClientInfo], seed: int) -> fro
     idle = [client.id for client in clients if not client.num_train and client.id not in drawn]
     require(
         not idle,
-        f"{len(idle)} of {len(clients)} clients have no training examples, and are not unseen, client {idle[:1]} among them: set "
+        f"{len(idle)} of {len(clients)} clients have no training examples, and are not unseen ({idle[:3]}, …): set "
         "unseen to their ids or to a larger share, or the partition's min_examples to 1, which leaves them out.",
     )
     return drawn

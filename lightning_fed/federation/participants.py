@@ -73,6 +73,8 @@ class Participants:
             return None
         name, among = type(self._model).__name__, {client.id for client in self.eligible}
         require(len(chosen) > 0, f"cohort() of {name} names nobody in round {round}.")
+        ids = [client.id for client in chosen]
+        require(len(set(ids)) == len(ids), f"cohort() of {name} names a client twice in round {round}: {ids}.")
         strange = [client.id for client in chosen if client.id not in among]
         require(not strange, f"cohort() of {name} names clients {strange} in round {round}, who may not take part.")
         return sorted(chosen, key=lambda client: client.id)

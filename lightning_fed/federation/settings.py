@@ -66,7 +66,9 @@ class RunSettings:
             f"quorum is {self.quorum:g}, of participants who do not drop out, and dropout is 0: set dropout; turns that are lost "
             "by themselves have a quorum of the engine (Sites).",
         )
+        require(isinstance(self.rounds, int), f"rounds is {self.rounds}: give a whole number from 1.")
         require_from(1, rounds=self.rounds, patience=self.patience)
+        require_from(0, evaluate_every=self.evaluate_every, checkpoint_every=self.checkpoint_every)
         require_positive(store_limit_mb=self.store_limit_mb, budget=self.budget)
         require(
             self.evaluate_every != 0 or (self.patience is None and not self.stop_at_target),

@@ -11,7 +11,6 @@ from lightning_fed.data.client_info import SERVER, ClientInfo
 from lightning_fed.engines import Engine
 from lightning_fed.engines.compression import NONE
 from lightning_fed.engines.order import Receive, run_turns
-from lightning_fed.errors import FederationError
 from lightning_fed.federation.meters import Stopwatch, TrafficMeter
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.seeding import COMPRESSION, seeded
@@ -71,6 +70,7 @@ class RoundTurns:
             away: ids of those who are sent the model and do nothing.
         """
         self.updates = []
+        self._compressed.clear()  # whose stream is the round's
 
         def turns() -> Iterator[Turn]:
             for client in cohort:
@@ -90,7 +90,7 @@ class RoundTurns:
 
         def each(verb: ServerVerb, models: Iterable[Broadcast]) -> Iterator[ClientUpdate]:
             info = self._data.pooled().info if verb == "evaluate" else self._data.public_set().info
-            lost = FederationError(f"The server's own turns of round {round} were lost: without them it learns nothing.")
+            lost = f"The server's own turns of round {round} were lost, without which it learns nothing"
             for _, update in run_turns(self.engine, (Turn(verb, info, round, model) for model in models), failure=lost):
                 check_form(update)
                 yield update

@@ -98,7 +98,10 @@ class FedAS(FedPer):
         if not self.alignment_epochs or not self.known.any():
             return []
         private = self.backbone.last_layers(self.private_layers)
-        body = [p for name, p in self.backbone.named_parameters() if name not in private]
+        learning = {id(p) for p in self.learning_parameters(self.backbone)}
+        body = [p for name, p in self.backbone.named_parameters() if name not in private and id(p) in learning]
+        if not body:
+            return []
         return [
             Phase(
                 "alignment",
@@ -156,7 +159,11 @@ def mean_by_fisher(updates: Iterable[tuple[State, float]], state: State) -> Stat
     mean = WeightedMean()
     for update, _ in updates:
         trace = float(update[FISHER])
-        require(trace >= 0, f"An update says that its {FISHER} is {trace:g}, expected 0 or more.")
+        require(
+            trace >= 0,
+            f"An update says that its {FISHER} is {trace:g}, expected 0 or more: where clients cannot be trusted with their own "
+            "weight, set weighting to examples or uniform.",
+        )
         if trace:
             mean.add(update, trace)
     result = mean.result()

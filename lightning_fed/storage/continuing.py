@@ -104,10 +104,12 @@ def _said(setting: Setting) -> str:
 
 
 def _checksum(parameters: Iterable[Tensor]) -> str | None:
-    """Of values and dtypes, one tensor at a time, for a network may be large; None if there are none."""
+    """Of values and dtypes, one tensor at a time, for a network may be large; None if there are none, or some have no values."""
     checksum = None
     for parameter in parameters:
-        values = parameter.detach().cpu().flatten().view(torch.uint8)
+        if parameter.is_meta or parameter.layout is not torch.strided:
+            return None
+        values = parameter.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
         checksum = crc32(values.numpy().data, crc32(str(parameter.dtype).encode(), checksum or 0))
     return None if checksum is None else f"{checksum:08x}"
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import lightning_fed
 from lightning_fed.__main__ import main
 from lightning_fed.cli import all_parsers
+from lightning_fed.cli.help import option_index
 from lightning_fed.cli.help.option_index import OptionIndex, read
 from lightning_fed.cli.quick_help import index, quick_help
 from lightning_fed.errors import FederationError
@@ -101,3 +103,20 @@ assert not {{"torch", "lightning"}} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"texts": {}, "verbs": 3, "classes": {}}'])
+def test_a_damaged_index_is_no_index(content: str, kept_index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = option_index._path()
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert read() is None
+
+
+def test_a_file_of_a_method_that_changed_makes_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = set[str]()
+    found = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: files.add(str(self)) or found(self, pattern))
+    option_index._path()
+    assert str(Path(lightning_fed.__file__).parent) in files

@@ -1,5 +1,7 @@
 """Compressed messages: known answers, and what a run makes of them."""
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -21,11 +23,12 @@ from tiny import (
 )
 from torch import Tensor
 
-from lightning_fed.core.messages import Broadcast
+from lightning_fed.core.messages import Broadcast, ClientUpdate, Turn, TurnFailure
 from lightning_fed.engines import InProcess, Processes
 from lightning_fed.engines.compression import ERROR, INDEX, INT8, SCALE, TOPK, Compression
 from lightning_fed.errors import FederationError
 from lightning_fed.methods import FedAvg
+from lightning_fed.tensors import State
 
 UP: tuple[Literal["none", "bf16", "int8", "topk"], ...] = ("none", "bf16", "int8", "topk")
 
@@ -163,3 +166,23 @@ def test_a_broadcast_is_expanded_to_what_was_rounded() -> None:
     found = scheme.expand_broadcast(scheme.compress_broadcast(Broadcast(state).state))
     assert torch.equal(found["w"], state["w"].bfloat16().float())
     assert torch.equal(found["n"], state["n"])
+
+
+def test_a_round_that_nobody_answered_changes_nothing_for_the_next_one(tmp_path: Path) -> None:
+    """What is sent is rounded on the round's stream, whether the run was stopped between the two or not."""
+
+    class Lost(InProcess):
+        def run(self, turns: Iterable[Turn]) -> Iterator[ClientUpdate | TurnFailure]:
+            for turn in turns:
+                fits = turn.verb == "fit" and turn.round == 1
+                yield TurnFailure(turn.client.id, "gone") if fits else next(iter(super().run([turn])))
+
+    def played(rounds: int, folder: Path, ckpt_path: str | None = None) -> State:
+        scheme = Compression(down="int8")
+        federation = new_federation(rounds, folder, engine=Lost(), compression=scheme, participation=1.0)
+        federation.fit(FedAvg(Net, CLASSES, momentum), new_data(2, size=40), ckpt_path)
+        return federation.run.server.state
+
+    whole = played(2, tmp_path / "whole")
+    played(1, tmp_path / "parts")
+    assert same(played(2, tmp_path / "parts", "last"), whole)

@@ -296,3 +296,12 @@ def test_a_continued_run_says_if_another_network_is_frozen(capsys: pytest.Captur
     new_federation(3, "runs").fit(FedAvg(other, CLASSES, **on_top), new_data(2, size=40), "last")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "was made with" in line]
     assert re.search(r"was made with weights of the frozen network [0-9a-f]{8}, now [0-9a-f]{8}\. ", line)
+
+
+def test_frozen_weights_that_lie_apart_in_memory_have_a_checksum() -> None:
+    class Apart(Net):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            self.scale = torch.nn.Parameter(torch.ones(1).expand(4), requires_grad=False)
+
+    new_federation(1).fit(FedAvg(Apart, CLASSES), new_data(2, size=40))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from lightning_fed.cli.help.page import Option
 from lightning_fed.experiments.configs import shipped
@@ -49,11 +50,15 @@ class OptionIndex:
 
 
 def read() -> OptionIndex | None:
-    """The index of this installation, if it was written."""
-    path = _path()
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text())
+    """The index of this installation, if it was written and can be read: one does without where there is no home, or where somebody
+    has damaged it.
+    """
+    with suppress(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        return _of(json.loads(_path().read_text()))
+    return None
+
+
+def _of(content: Mapping[str, Any]) -> OptionIndex:
     verbs = {verb: [Option(**option) for option in options] for verb, options in content["verbs"].items()}
     classes = {
         key: {name: [Option(**option) for option in options] for name, options in named.items()}
@@ -64,8 +69,8 @@ def read() -> OptionIndex | None:
 
 def write(made: OptionIndex) -> None:
     """Write it into the user's cache."""
-    path = _path()
-    with suppress(OSError):  # where nothing can be written, it is made the next time, too
+    with suppress(OSError, RuntimeError):  # where nothing can be written, it is made the next time, too
+        path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(asdict(made)))
@@ -76,7 +81,7 @@ def _path() -> Path:
     """Where the user's programs keep what they can make again, by the XDG specification, under the fingerprint of all that decides
     what stands in it. The package's own files count by when they were changed, for those who change them.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     files = [*package.rglob("*.py"), *shipped().values()]
     newest = max(file.stat().st_mtime_ns for file in files)
     parts = (*map(version, SHAPES_OPTIONS), sys.version, package, len(files), newest)
