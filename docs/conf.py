@@ -184,6 +184,26 @@ def spell_formulas(app: object, pagename: str, templatename: str, context: dict[
         context["body"] = formulas.readable(str(context["body"]))
 
 
+BACK = re.compile(r'(<a class="viewcode-back" href="(?P<page>[^"#]*)#)(?P<target>[^"]*)')
+
+
+def mend_source_pages(app: object, pagename: str, templatename: str, context: dict[str, object], doctree: object) -> None:
+    """Pages of sources name what leads back to the API by the first page that shows anything of a file, and list modules that have
+    none. What is shown on a page is called by the page's name there.
+    """
+    if not pagename.startswith("_modules/"):
+        return
+    known = app.env.get_domain("py").objects
+
+    def leading_back(match: re.Match[str]) -> str:
+        module, parts = Path(match["page"]).stem, match["target"].split(".")
+        names = (".".join([module, *parts[start:]]) for start in range(len(parts)))
+        return match[1] + next((name for name in names if name in known), match["target"])
+
+    body = BACK.sub(leading_back, str(context["body"]))
+    context["body"] = body.replace('<li><a href="builtins.html">builtins</a></li>\n', "")
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
     app.connect("env-before-read-docs", spread)
@@ -192,4 +212,5 @@ def setup(app: object) -> None:
     app.connect("autodoc-process-docstring", restore_sentence, priority=600)
     app.connect("missing-reference", own_name)
     app.connect("html-page-context", spell_formulas)
+    app.connect("html-page-context", mend_source_pages)
     app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True  # it sets a path and does not say so

@@ -33,6 +33,7 @@ def _with_text(found: re.Match[str]) -> str:
 def text(tex: str) -> str:
     """A formula as a text in one line. Raises :class:`ValueError` for a command that is not known."""
     plain = re.sub(r"\\([a-zA-Z]+)", lambda found: "\\" + AS.get(found[1], found[1]), tex)
+    plain = re.sub(r"([_^])\{([^{}]*[-+/=<>,][^{}]*)\}", r"\1{(\2)}", plain)  # else w_{k+1} reads as w_k + 1
     return " ".join(_writer().latex_to_text(f"${plain}$").split())
 
 
@@ -40,9 +41,16 @@ def text(tex: str) -> str:
 def _writer() -> LatexNodes2Text:
     """Of texts. By default it passes over commands that it does not know."""
     known = get_default_latex_context_db()
-    known.add_context_category("sizes", [MacroTextSpec(name, "") for name in SIZES], prepend=True)
+    own = [*(MacroTextSpec(name, "") for name in SIZES), MacroTextSpec("frac", simplify_repl=_fraction)]
+    known.add_context_category("own", own, prepend=True)
     known.set_unknown_macro_spec(MacroTextSpec("", simplify_repl=_refuse))
     return LatexNodes2Text(math_mode="text", latex_context=known)
+
+
+def _fraction(node: Any, l2tobj: LatexNodes2Text) -> str:
+    """With what is above and below in parentheses, where it is more than a name or a number."""
+    parts = [l2tobj.node_arg_to_text(node, place) for place in (0, 1)]
+    return "/".join(part if re.fullmatch(r"\w+|[^\W\d]_\w|\S", part.strip()) else f"({part.strip()})" for part in parts)
 
 
 def _refuse(node: Any) -> str:
