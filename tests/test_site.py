@@ -46,7 +46,7 @@ def test_formulas_are_readable_where_nothing_sets_them() -> None:
     tex = r"\(\bar w \ne \tfrac{1}{2} &lt; v_k\)"
     said = formulas.readable(f'with <span class="math notranslate nohighlight">{tex}</span>,')
     assert said == f'with <span class="math notranslate nohighlight" data-text="w̅≠1/2 &lt; v_k">{tex}</span>,'
-    assert formulas.text(r"\frac{a + b}{c}") == "(a+b)/c"
+    assert formulas.text(r"\frac{a + b}{c}") == "(a + b)/c"
     assert formulas.text("w_{k+1}") == "w_(k+1)"
     with pytest.raises(ValueError, match=r"how \\unheard reads"):
         formulas.text(r"\unheard{x}")
