@@ -133,3 +133,21 @@ def own_environment() -> Iterator[None]:
         else:
             del os.environ[name]
     assert leaked <= LEFT_BY_LIBRARIES, f"left in the environment: {sorted(leaked)}"
+
+
+@pytest.fixture(scope="session")
+def option_index() -> Any:
+    """The index of all options, made once for all tests that look into it."""
+    from lightning_fed.cli.all_parsers import index
+
+    return index()
+
+
+@pytest.fixture
+def kept_index(option_index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user's cache that has it."""
+    from lightning_fed.cli.help.option_index import write
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(option_index)
+    return tmp_path / "cache" / "lightning-fed"

@@ -244,8 +244,6 @@ class PhasedModule(L.LightningModule):
         """Refuse what cannot be trained with."""
         self.progress = Progress()  # an earlier fit left its own
         self.resume.begin_fit(self)
-        if not self.running_phases:
-            raise FederationError(f"{type(self).__name__} has nothing to train: give it epochs or steps above 0.")
         if self.trainer.precision == "16-mixed" and not self.scales_gradients:
             raise FederationError(
                 f"{type(self).__name__} computes gradients that 16-mixed would have to scale: set the trainer's precision to "
@@ -257,6 +255,8 @@ class PhasedModule(L.LightningModule):
                 f"gradient_clip is {clips[0]} with precision 16-mixed, whose gradients are scaled when they are clipped: "
                 "set the trainer's precision to bf16-mixed or 32-true, or leave gradient_clip out."
             )
+        if not self.running_phases:
+            raise FederationError(f"{type(self).__name__} has nothing to train: give it epochs or steps above 0.")
         if len(self.trainer.lr_scheduler_configs) != sum(phase.name in self._schedules for phase in self.running_phases):
             raise FederationError(
                 f"configure_optimizers() of {type(self).__name__} returned a schedule that no phase would follow: give "

@@ -1,6 +1,7 @@
 """One client's turn: load its state, run its Lightning Trainer, harvest what it learned."""
 
 import math
+import traceback
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -181,7 +182,7 @@ class Worker:
         """Make a module that of its client: all that it does not share with everybody of its architecture."""
         assert module.client is not None
         own = {name: tensor for name, tensor in (private or {}).items() if not name.startswith(ERROR)}
-        if own:
+        if own or private == {}:  # which a damaged file may hold
             module.load_private_state(own)
         elif module.has_private_state:
             # What it starts from is drawn or copied, not stored: clients that never take part cost no memory.
@@ -227,10 +228,9 @@ class Worker:
                 )
             try:
                 trainer.fit(module, datamodule=data)
-            except FederationError:
-                raise
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                if trainer.global_step > 0 or isinstance(error, OutOfMemoryError):
+                is_of_shapes = isinstance(error, RuntimeError | IndexError) or _is_of_torch(error)
+                if trainer.global_step > 0 or isinstance(error, OutOfMemoryError) or not is_of_shapes:
                     raise
                 raise shape_error(error, module, data) from error
             module.progress.phase = None
@@ -306,6 +306,12 @@ class Worker:
         module = self._modules.get(self.template.architecture(client))
         phase = f"phase {module.progress.phase}" if module is not None and module.progress.phase else ""
         return ", ".join(filter(None, (f"{who} in round {turn.round}", self.activity or phase)))
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether torch has raised it, and not what somebody else wrote."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def private_state(module: FederatedModule) -> State | None:

@@ -434,20 +434,32 @@ def test_who_may_not_take_part_is_not_trained(chosen: tuple[int, ...], said: str
         new_federation(1, eligible_clients=[0, 1]).fit(method(Net, CLASSES), new_data(3, size=60))
 
 
+class OtherBatch(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).repeat(1, 7).view(-1, 7)
+
+
+class TwoInputs(Net):
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class OwnMistake(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("not yet")
+
+
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("network", "kind", "said"),
     [
-        (lambda x: x.view(-1, 7), "Expected input batch_size"),  # torch's ValueError
-        (lambda x, more: x, "missing 1 required positional argument: 'more'"),
+        (OtherBatch, FederationError, "the first step failed: OtherBatch, given inputs .*Expected input batch_size"),
+        (TwoInputs, FederationError, "the first step failed: TwoInputs, .*missing 1 required positional argument: 'more'"),
+        (OwnMistake, ValueError, "not yet"),
     ],
 )
-def test_a_first_step_that_fails_is_told_in_words(broken: Callable[..., Tensor], said: str) -> None:
-    class Broken(Net):
-        def forward(self, *x: Tensor) -> Tensor:
-            return broken(super().forward(*x).repeat(1, 7))
-
-    with pytest.raises(FederationError, match=f"the first step failed: Broken, given inputs .*{said}"):
-        new_federation(1).fit(FedAvg(Broken, CLASSES), new_data(2, size=40))
+def test_a_first_step_that_fails_is_told_in_words(network: type[Net], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        new_federation(1).fit(FedAvg(network, CLASSES), new_data(2, size=40))
 
 
 @pytest.mark.parametrize(("method", "drawn"), [(FedAvg, 0), (Standalone, 2)])
