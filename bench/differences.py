@@ -1,7 +1,7 @@
 """What public code computes instead of a paper, beside the paper's: the same data, the same seeds, one line of difference.
 
     python bench/differences.py                              # an hour on an idle core; what docs/differences.csv has is passed over
-    python bench/differences.py --only FedDyn --rounds 5 --csv /tmp/5.csv
+    python bench/differences.py --only FedDyn --rounds 5 --csv 5.csv
 
 scikit-learn's handwritten digits, 10 clients by Dirichlet 0.3, half of whom take part in each of 15 rounds of 2 epochs, an MLP with
 two hidden layers, SGD with a rate of 0.1, batches of 16. A deviation is a subclass that has the difference alone, with the same
