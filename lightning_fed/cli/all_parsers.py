@@ -30,7 +30,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def index() -> OptionIndex:
-    """What all of them can be told."""
+    """The options of all verbs and classes, to be kept."""
     verbs = parsers()
     return OptionIndex(
         texts={name: plain(parser.description or "") for name, parser in verbs.items()},

@@ -1,4 +1,4 @@
-"""The verb ``completion``: how a shell is told to ask, and what it is answered."""
+"""The verb ``completion``: the line that makes a shell ask for completions, and the answers."""
 
 import os
 import shlex
@@ -14,8 +14,6 @@ from lightning_fed.errors import FederationError
 from lightning_fed.experiments.configs import SWEEP, shipped
 from lightning_fed.experiments.sweep.settings import flat, read_yaml
 
-ZSH = "autoload -U compinit bashcompinit; compinit; bashcompinit"
-
 TEXT = "Say which line lets a shell complete verbs, options, methods and configurations."
 
 ASK = 'complete -o default -C "lightning-fed completion" lightning-fed'
@@ -28,14 +26,8 @@ def run(args: Sequence[str]) -> None:
     if line is None:
         Options("completion", TEXT).parse_args(args[1:])
         index()  # so that the first answer is as quick as all others
-        say(
-            [
-                "# bash, in ~/.bashrc:",
-                ASK,
-                "# zsh, in ~/.zshrc:",
-                f"autoload -U compinit bashcompinit; compinit; bashcompinit; {ASK}",
-            ]
-        )
+        zsh = f"autoload -U compinit bashcompinit; compinit; bashcompinit; {ASK}"
+        say(["# bash, in ~/.bashrc:", ASK, "# zsh, in ~/.zshrc:", zsh])
         return
     typed = line[: int(os.environ.get("COMP_POINT", len(line)))]
     say(answers(words(typed), index()))

@@ -32,8 +32,8 @@ class SharedStateMixin(L.LightningModule):
     _keeps_moments: bool | None
 
     def shared_names(self) -> set[str]:
-        """Names of the state-dict entries that travel. Default: all that are neither frozen nor statistics. Asked once, when the
-        networks have been built.
+        """Names of the state-dict entries that travel, the same at any time from when the networks are built. Default: all that are
+        neither frozen nor statistics.
         """
         return self.state_dict().keys() - self.frozen_names - self.recomputed_buffers()
 

@@ -46,13 +46,13 @@ class Participants:
             "part in a round: leave them out.",
         )
         drawn = cohort_size(self.eligible, settings.participation)
-        self.per_round = 1 if model.centralized else drawn if chosen is None else len(chosen)
+        self.cohort_size = 1 if model.centralized else drawn if chosen is None else len(chosen)
         """How many take part in a round; where that is random, about how many."""
 
     @property
     def rounds_for_everybody(self) -> int:
         """How many cohorts have as many clients as may take part."""
-        return 1 if self._model.centralized else -(-len(self.eligible) // self.per_round)
+        return 1 if self._model.centralized else -(-len(self.eligible) // self.cohort_size)
 
     def draw(self, round: int, keys: Sequence[int]) -> list[ClientInfo]:
         """Who takes part in a round, in client order.

@@ -87,7 +87,7 @@ class Run:
             refuse_at_sites(settings)
         self._participants = who = Participants(model, data, list(engine.clients(data)), settings)
         self.clients, self.eligible_clients, self.unseen, self.attackers = who.clients, who.eligible, who.unseen, who.attackers
-        self.cohort_size = who.per_round
+        self.cohort_size = who.cohort_size
         self.evaluate_every = who.rounds_for_everybody if settings.evaluate_every is None else settings.evaluate_every
         if settings.patience is not None and not any(client.num_val for client in self.clients):
             raise FederationError(
