@@ -114,7 +114,7 @@ class At(FederationCallback):
 
 
 def test_a_folder_that_disappears(whole: Path) -> None:
-    with pytest.raises(FederationError, match=r"runs/version_0/.*No such file or directory\)?\. No checkpoint of the run is there"):
+    with pytest.raises(FederationError, match=r"runs/version_0/.*No such file or directory\)?\. The run has no checkpoint"):
         fit("runs", callbacks=[At(2, lambda: shutil.rmtree("runs", ignore_errors=True))])
     assert fit("runs", ckpt_path="last").run.round == 3
     assert_same_end(Path("runs/version_0"), whole)
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_in_the_first_round_leaves_nothing(monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(FederationError, match=r"No space left on device.* No checkpoint of the run is there: make room"):
+        with pytest.raises(FederationError, match=r"No space left on device.* The run has no checkpoint: free disk space"):
             fit("runs")
     assert list(Path("runs").iterdir()) == []
 
