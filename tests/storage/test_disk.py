@@ -128,7 +128,9 @@ def test_a_file_where_a_folder_should_be(victim: str) -> None:
         path.rename("aside") if not Path("aside").exists() else None
         path.write_text("mine")
 
-    with pytest.raises(FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. No checkpoint"):
+    with pytest.raises(
+        FederationError, match=r"runs/version_0/.*(Not a directory|File exists|Is a directory)\)?\. The run has no checkpoint"
+    ):
         fit("runs", callbacks=[At(2, swap)])
     path = Path("runs/version_0", victim)
     path.unlink()

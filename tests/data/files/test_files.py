@@ -93,7 +93,7 @@ def test_files_of_other_kinds_say_what_reads_them(ending: str) -> None:
     Path(f"t{ending}").write_text('{"text": "the dog", "label": "a"}\n')
     texts = TextFiles(f"t{ending}", save_tokenizer(Path("tok")))
     for data in (CSVFiles(f"t{ending}", target="label"), texts):
-        with pytest.raises(FederationError, match=rf"t{ending} is no CSV, by its name: HFDataset reads such files"):
+        with pytest.raises(FederationError, match=rf"t{ending} is not CSV, by its name: HFDataset reads such files"):
             data.setup()
 
 
