@@ -79,7 +79,7 @@ def csv_table(
             where, lacks = f"{path}, line {line},", len(fields) <= max(places)
             require(
                 skip_short or (not lacks and len(fields) <= len(columns)),
-                f"{where} has {len(fields)} columns, expected {len(columns)}: quote fields that contain commas.",
+                f"{where} has {len(fields)} columns, expected {len(columns)}: put fields that contain commas in quotation marks.",
             )
             if not lacks:
                 yield where, [fields[place] for place in places]
