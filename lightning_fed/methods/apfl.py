@@ -106,7 +106,7 @@ class APFL(PersonalModule):
         return torch.optim.SGD(parameters, lr=self.alpha_lr)
 
     def joint_loss(self, batch: Any) -> Tensor:
-        """The losses of the global network and of the mixture on a batch. The mixture draws (dropout) from its own random stream."""
+        """The losses of the global network and of the mixture on a batch. Dropout of the mixture has its own random stream."""
         loss = self.global_loss(batch)
         self._alpha_learns = self.global_step == 0
         try:

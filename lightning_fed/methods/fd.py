@@ -20,7 +20,7 @@ ROUND = "round"
 
 
 class FD(ClassRowsModule):
-    r"""Federated distillation: clients with different networks exchange the mean output for each label, and distil the others' means.
+    r"""Federated distillation: clients with different networks exchange mean outputs per label and distil the others' means.
 
     During training a client sums its network's outputs :math:`p = \mathrm{softmax} f(x)` by label, over all epochs of the round,
     and sends the mean :math:`\bar F_k[l]` for each label l that it saw. From the participants' means the server computes a teacher
