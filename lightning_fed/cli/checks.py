@@ -30,7 +30,7 @@ def check_config(config: Namespace) -> None:
         path = str(getattr(config.get(block), "class_path", ""))
         if (name := path.rpartition(".")[2]) in BASES and path.startswith("lightning_fed."):
             raise FederationError(
-                f"{block} is {name}, which is only a base class, or has no class_path: name one of {', '.join(known(block))}."
+                f"{block} is a {name}, which is only a base class, or has no class_path: name one of {', '.join(known(block))}."
             )
     for key, value in config.items(branches=True):
         if isinstance(value, Namespace) and "." not in key:

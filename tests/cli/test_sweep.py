@@ -133,7 +133,7 @@ def test_every_run_that_was_played_otherwise_is_named(capfd: pytest.CaptureFixtu
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', of which"),
+    "accelerator": ({"trainer.accelerator": "gpus"}, "trainer.accelerator is 'gpus', with which"),
     "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
     "batches": ({"trainer.limit_train_batches": -1}, "trainer.limit_train_batches"),
     "clients": ({"data.init_args.num_clients": 9999}, "9999 clients cannot share 1797 examples"),
