@@ -124,7 +124,10 @@ def test_nothing_but_an_exported_model_makes_way_for_one(join: Joining, serve: A
     Path("model/config.json").write_text('{"lightning_fed_version": "0.1"}')  # of an earlier start
     sites = [join(0, "--partitioned", "--output", "model"), join(1, "--partitioned")]
     for start in (partial(join, 0), partial(serve, sites)):
-        for output, message in (("thesis", "thesis has 'chapter_1.md' in it and no exported model"), ("file", "file is no folder")):
+        for output, message in (
+            ("thesis", "thesis has 'chapter_1.md' in it and no exported model"),
+            ("file", "file is not a folder"),
+        ):
             assert f"{message}: give another output, " in refused(capsys, start=partial(start, "--output", output))
     serve(sites)
     assert json.loads(Path("model/config.json").read_text())["round"] == 2

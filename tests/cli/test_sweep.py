@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "backbones": ({"model.init_args.backbone": ["CNN1", "CNN5"]}, "FedAvg got 2 different backbones"),
     "batches": ({"trainer.limit_train_batches": -1}, "trainer.limit_train_batches"),
     "clients": ({"data.init_args.num_clients": 9999}, "9999 clients cannot share 1797 examples"),
-    "devices": ({"trainer.precision": "64-true", "trainer.devices": 0}, "trainer.devices is '0', of which"),
+    "devices": ({"trainer.precision": "64-true", "trainer.devices": 0}, "trainer.devices is '0', with which"),
     "epochs": ({"trainer.max_epochs": 3}, "trainer.max_epochs is set"),
     "name": ({"model": "FedProxx"}, "model: there is no 'FedProxx' (did you mean FedProx?)"),
     "option": ({"federation.round": 1}, "unrecognized arguments: --federation.round=1"),
