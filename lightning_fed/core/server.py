@@ -58,6 +58,14 @@ class Privacy:
         """
         return combined
 
+    def note(self, round: int, updates: Collection[ClientUpdate]) -> None:
+        """See which updates a round has merged. Default: nothing.
+
+        Args:
+            round: from 1.
+            updates: with their metrics, without their payload.
+        """
+
     def metrics(self) -> dict[str, float]:
         """What is reported of it after a round. Default: nothing."""
         return {}

@@ -29,6 +29,8 @@ class ClientDataModule(L.LightningDataModule):
         single_example: see :class:`lightning_fed.data.FederatedDataModule`.
         num_classes: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
         problem: see :class:`lightning_fed.data.FederatedDataModule`; None: it is not known.
+        poisson: whether a training batch has each example with probability ``batch_size`` / n, independently of the others, which
+            privacy of examples needs; may be set between fits.
         start: how many batches of training were played before, where they go on; may be set between fits. None: each epoch has a
             new order. See ``continue_epochs`` of :class:`lightning_fed.data.FederatedDataModule`.
     """
@@ -45,6 +47,7 @@ class ClientDataModule(L.LightningDataModule):
     num_classes: int | None = None
     problem: TaskName | None = None
     start: int | None = None
+    poisson: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -56,6 +59,8 @@ class ClientDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled batches; a fit's epoch ``e`` has the order of (``order_seed``, ``e``)."""
+        if self.poisson:
+            return self.data.sampled(self.splits[0], self.batch_size, self.order_seed)
         return self.data.shuffled(self.splits[0], self.batch_size, self.order_seed, self.single_example, self.start)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Batch]:

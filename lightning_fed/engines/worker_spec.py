@@ -18,6 +18,7 @@ from lightning_fed.engines.silence import quiet_lightning
 from lightning_fed.engines.turn_loop import QUIET, TrainerFactory
 from lightning_fed.engines.worker import Worker
 from lightning_fed.errors import FederationError
+from lightning_fed.privacy.example_dp import ExampleTraining
 from lightning_fed.seeding import INITIAL, seeded
 from lightning_fed.tensors import State
 
@@ -38,6 +39,7 @@ class WorkerSpec:
             the template has.
         compression: of messages between server and clients.
         frozen: what the template has frozen, where it has been built already: its own tensors, which are not drawn again.
+        examples: see :class:`.Worker`.
     """
 
     template: FederatedModule
@@ -47,12 +49,13 @@ class WorkerSpec:
     initial: State | None = None
     compression: Compression = NONE
     frozen: dict[str, nn.Parameter] | None = None
+    examples: ExampleTraining | None = None
 
     def worker(self) -> Worker:
         """A worker of this process. Networks that are there are taken as they are: for others, call :meth:`build` first."""
         if not self.template.is_built:
             self.build()
-        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression)
+        return PublicWorker(self.template, self.data, self.new_trainer, self.seed, self.initial, self.compression, self.examples)
 
     def build(self) -> None:
         """Make the template's networks, if it has none yet, in the precision of the Trainers: what is built, sent, merged and kept

@@ -46,8 +46,8 @@ from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt
-from lightning_fed.privacy import ClientDP
-from lightning_fed.privacy.client_dp import GaussianMechanism
+from lightning_fed.privacy import ClientDP, ExampleDP
+from lightning_fed.privacy.mechanism import Mechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -88,7 +88,8 @@ class Federation:
         aggregation: a robust rule by which the server combines what clients send, with the same weights, for methods whose server
             takes a mean: :class:`.Median`, :class:`.TrimmedMean`, :class:`.Krum`, :class:`.MultiKrum`, :class:`.GeometricMedian`,
             :class:`.ClippedMean`. None: the mean.
-        privacy: differential privacy of clients, :class:`.ClientDP`, for methods whose server takes a mean. None: none.
+        privacy: differential privacy: of clients, :class:`.ClientDP`, for methods whose server takes a mean; or of their training
+            examples, :class:`.ExampleDP`, for methods whose clients send what they train. None: none.
         attack: what hostile clients do, for tests and benchmarks: :class:`.SignFlip`, :class:`.GaussianNoise`,
             :class:`.LittleIsEnough`, :class:`.InnerProduct`, :class:`.LabelFlip`. Measured are the others. None: nobody is hostile.
         unseen: share of the clients that are never trained with, or their ids: they are measured apart, as clients that come when
@@ -132,7 +133,7 @@ class Federation:
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
         aggregation: Aggregation | None = None,
-        privacy: ClientDP | None = None,
+        privacy: ClientDP | ExampleDP | None = None,
         attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,
@@ -153,7 +154,7 @@ class Federation:
         engine: Engine | None = None,
         trainer: TrainerFactory | None = None,
     ) -> None:
-        key = None if privacy is None else privacy.key
+        key = privacy.key if isinstance(privacy, ClientDP) else None
         if key is not None and run_dir is not None and key.resolve().is_relative_to(Path(run_dir).resolve()):
             raise FederationError(f"privacy.key is {key}, in the folder of runs: keep it where no run is copied from.")
         self.init_from = Path(init_from) if init_from is not None else None
@@ -286,8 +287,8 @@ class Federation:
         """
         with self._unwritten()._opened(model, datamodule, None) as run:
             mechanism = run.server.privacy
-            if not isinstance(mechanism, GaussianMechanism):
-                raise FederationError("Nothing is private: set federation.privacy (class_path: ClientDP).")
+            if not isinstance(mechanism, Mechanism):
+                raise FederationError("Nothing is private: set federation.privacy (class_path: ClientDP, or ExampleDP).")
             rounds = self.settings.rounds
             spent = {round: mechanism.epsilon(round) for round in sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})}
             for round, value in spent.items():
@@ -300,7 +301,7 @@ class Federation:
         tried = copy.copy(self)
         tried.run_dir, tried.engine = None, InProcess()
         tried.settings = replace(self.settings, logger=False)
-        if (private := self.settings.privacy) is not None:
+        if isinstance(private := self.settings.privacy, ClientDP):
             tried.settings = replace(tried.settings, privacy=replace(private, noise="seeded", key=None))
         return tried
 
