@@ -36,14 +36,14 @@ class FedDecomp(FederatedModule):
     norms and embeddings belong to :math:`\sigma`. A frozen weight has no :math:`\tau_i`. A round of a client (Algorithm 1):
 
     1. Load the server's :math:`\sigma`.
-    2. ``lora_epochs`` epochs on :math:`\tau_i`, with :math:`\sigma` frozen: it takes up what is the client's own.
-    3. ``global_epochs`` epochs on :math:`\sigma`, with :math:`\tau_i` frozen.
+    2. Train :math:`\tau_i` for ``lora_epochs`` epochs with :math:`\sigma` frozen: it absorbs the client-specific knowledge.
+    3. Train :math:`\sigma` for ``global_epochs`` epochs with :math:`\tau_i` frozen.
     4. Send :math:`\sigma`; the server averages with equal weights (eq. 8).
 
     It saves no traffic: :math:`\sigma` has the size of the network, and :math:`\tau` is not small either (a square convolution
-    saves parameters below a ratio of 1/2 only). Batch-norm statistics are shared, averaged, and follow the data in both phases,
+    saves parameters only below a ratio of 1/2). Batch-norm statistics are shared, averaged, and follow the data in both phases,
     as in the authors' code. Monitored: accuracy after aggregation, :math:`\bar\sigma + \tau_i`. The paper reports the best round
-    on test data; here it is the last round and, if validation data are held out, the round chosen on them.
+    on test data; here the last round is reported and, if validation data are held out, the round chosen on them.
 
     Args:
         backbone: the network of every client.
@@ -52,15 +52,15 @@ class FedDecomp(FederatedModule):
         rank_ratio_linear: :math:`R_l`. Table 2: 0.6 for CIFAR-10, 0.4 for CIFAR-100 and Tiny-ImageNet.
         lora_epochs: epochs on :math:`\tau`. The authors' code: 2; 0 is exactly FedAvg with equal weights.
         global_epochs: epochs on :math:`\sigma`. The paper trains 5 epochs in all; 0 is local training of :math:`\tau`.
-        layers: names of the layers that are decomposed, see :func:`lightning_fed.nn.decompose`; None: all. The paper's language
+        layers: names of the layers to decompose, see :func:`lightning_fed.nn.decompose`; None: all. The paper's language
             experiments (Appendix E): attention and classifier, ``["*.self_attn", "head"]`` for ``TextTransformer``.
         alternating: false trains both parts together for the sum of the epochs (Table 3).
         variant: ``"paper"`` or ``"official"``, which differ in rank, scale, initialization and reshape; see
             :class:`lightning_fed.nn.LowRankDelta`.
-        absentees: what counts for clients that are not drawn in a round: ``"left_out"``, or ``"stale"``, the previous
+        absentees: how clients that are not sampled enter the average: ``"left_out"``, or ``"stale"``, with the previous
             :math:`\bar\sigma`, as in the authors' code.
         optimizer: of both phases, fresh in each. The paper: SGD, lr 0.1; the authors' code adds momentum 0.9.
-        lora_optimizer: of :math:`\tau`, if it is to differ.
+        lora_optimizer: of :math:`\tau`. Default: the same as ``optimizer``.
         track_drift: log the clients' mean distance from the average (eq. 9), which keeps a round's updates in memory.
         **kwargs: see :class:`.FederatedModule`.
     """
@@ -104,7 +104,7 @@ class FedDecomp(FederatedModule):
         self.track_drift = track_drift
 
     def build(self) -> None:
-        """The network, whose weights become σ, and the factors of τ, drawn after it."""
+        """Build the network, whose weights become σ, and the factors of τ, drawn after it."""
         super().build()
         decompose(self.backbone, self.rank_ratio_conv, self.rank_ratio_linear, self.variant, self.layers)
         if not factors(self.backbone):
@@ -114,7 +114,7 @@ class FedDecomp(FederatedModule):
             )
 
     def shared_names(self) -> set[str]:
-        """σ with biases, norms and buffers: all but the factors."""
+        """Names of σ with biases, norms and buffers: all but the factors."""
         private = {id(p) for p in factors(self.backbone)}
         return super().shared_names() - {name for name, p in self.named_parameters() if id(p) in private}
 
@@ -131,7 +131,7 @@ class FedDecomp(FederatedModule):
         return state
 
     def phases(self) -> list[Phase]:
-        """τ, then σ; or both at once."""
+        """Train τ, then σ; or both at once."""
         low_rank = factors(self.backbone)
         own = {id(p) for p in low_rank}
         full_rank = [p for p in self.backbone.parameters() if id(p) not in own]
@@ -145,7 +145,7 @@ class FedDecomp(FederatedModule):
         ]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average of σ with equal weights."""
+        """A server that averages σ with equal weights."""
         counted = sum(client.takes_part for client in clients)
         parameters = {name for name, _ in self.named_parameters()} if self.track_drift else set()
         return DecompServer(self.shared_state(), counted if self.absentees == "stale" else None, parameters)
@@ -153,10 +153,10 @@ class FedDecomp(FederatedModule):
 
 @dataclass
 class StaleClients(ServerUpdate):
-    """Clients that are absent count with the previous state.
+    """Counts absent clients with the previous state.
 
     Args:
-        num_clients: how many count.
+        num_clients: number of clients that count.
     """
 
     num_clients: int
@@ -167,25 +167,25 @@ class StaleClients(ServerUpdate):
 
 
 class DecompServer(Server):
-    r"""Equal weights; may count absent clients with the previous state, and may measure how far apart the clients are.
+    r"""Averages with equal weights; can count absent clients with the previous state and measure the clients' drift.
 
     Args:
         state: the initial σ.
-        num_clients: count so many clients, those absent with the previous state; None counts the participants only.
-        tracked: names of the tensors over which :math:`\lVert \sigma_i - \bar\sigma \rVert_2` is measured; empty measures nothing.
+        num_clients: number of clients that count, the absent ones with the previous state; None: the participants only.
+        tracked: names of the tensors over which :math:`\lVert \sigma_i - \bar\sigma \rVert_2` is measured; empty: no measurement.
     """
 
     def __init__(self, state: State, num_clients: int | None, tracked: set[str]) -> None:
         super().__init__(state, "uniform", update=StaleClients(num_clients) if num_clients else None)
-        self.tracked = sorted(tracked & state.keys())  # in one order, for the last bit of the sum depends on it
+        self.tracked = sorted(tracked & state.keys())  # in a fixed order: the last bit of the sum depends on it
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
-        """Merge; returns ``server/drift``, the mean over the participants of their distance from the average (eq. 9)."""
+        """Merge the updates; returns ``server/drift``, the participants' mean distance from the average (eq. 9)."""
         states: list[State] = []
         super().aggregate(noted(updates, lambda update: states.append({name: update.state[name] for name in self.tracked})))
         if not (states and self.tracked):
             return {}
-        # From the average that the clients get, stale copies included.
+        # Distance from the average that the clients get, stale copies included.
         return {"server/drift": sum(distance(state, self.state) for state in states) / len(states)}
 
 

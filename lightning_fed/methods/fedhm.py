@@ -34,26 +34,25 @@ class FedHM(SizedModule):
 
     A round (Section 3, eq. 2):
 
-    1. The server factorizes its model once per rank ratio :math:`\gamma`: each of the layers becomes two, by truncated SVD, of
-       rank :math:`\mathrm{round}(\gamma n)` with :math:`n` the output channels, of a linear layer the smaller of its two sides.
+    1. The server factorizes its model once per rank ratio :math:`\gamma`: truncated SVD turns each of the layers into two of
+       rank :math:`\mathrm{round}(\gamma n)`, where :math:`n` is the number of output channels or a linear layer's smaller side.
     2. A participant trains the version of its ratio. Instead of weight decay, the two layers :math:`U, V` of a factorized one get
        Frobenius decay :math:`\frac{\lambda}{2} \lVert UV^\top \rVert_F^2`.
     3. The server multiplies the factors back and averages with weights :math:`\mathrm{softmax}(\gamma_p / \tau)` over the
-       participants.
+       participants, regardless of their numbers of examples.
 
     Batch norm is static and the loss masked: see :class:`lightning_fed.methods.families.model_sizes.SizedModule`.
 
     Readings. The paper's text has a learning rate of 0.1, its Table 3 has 0.01, which is merely a default in the authors' code;
     their CIFAR scripts pass 0.1, momentum 0.9 and weight decay 1e-4, and so do the configurations here. "γ = {1, 2, 4, 8}" in the
-    experiments means 1/γ; the formulas take :math:`\gamma \in \{1, 1/2, 1/4, 1/8\}`. Which layers are factorized is read from the
-    sizes in Table 2, which ``ResNet18`` and ``ResNet34`` reproduce; the paper's ρ counts the stem for one network only. The server
-    uses no amounts of data.
+    experiments means 1/γ; the formulas take :math:`\gamma \in \{1, 1/2, 1/4, 1/8\}`. The choice of factorized layers follows from
+    the sizes in Table 2, which ``ResNet18`` and ``ResNet34`` reproduce; the paper's ρ counts the stem for one network only.
 
-    A round in which nobody learns anything still changes the model: the j-th singular value of a layer is multiplied by the weight
-    of the participants whose rank is at least j, so that without a full-size participant everything behind the largest rank is
-    erased. ``anchor`` is the authors' remedy; :class:`.FedHMDelta` averages what was learned instead. How far it has come is in
-    ``server/energy_rank_<ratio>``, the part of the squared norm of all factorized layers that the version of a ratio keeps, and
-    ``server/energy_tail``, the part behind the largest of them, which only full-size clients have.
+    A round without any learning still changes the model: it multiplies the j-th singular value of a layer by the weight of the
+    participants whose rank is at least j. Without a full-size participant it erases everything beyond the largest rank.
+    ``anchor`` is the authors' remedy; :class:`.FedHMDelta` averages changes instead. Two metrics show the erosion:
+    ``server/energy_rank_<ratio>``, the share of the squared norm of all factorized layers that the version of a ratio keeps, and
+    ``server/energy_tail``, the share beyond the largest of these versions, which only full-size clients have.
 
     Args:
         backbone: the server's model.
@@ -61,16 +60,15 @@ class FedHM(SizedModule):
         ratios: :math:`\gamma`, in (0, 1]; client ``k`` has entry ``k mod len(list)``. The paper: 1, 1/2, 1/4, 1/8 in equal shares.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ratios at random, as with the authors'
             flag "dynamic".
-        layers: names of the layers to factorize; None: those that the backbone names (``factorizable``) and
-            that learn.
-        weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`. ``"uniform"``: all the same, as the authors' code has it
-            unless "dynamic" is set. ``"official"``: what it has then, :math:`\mathrm{softmax}(-\gamma_p^{-1} / \tau)`, far steeper.
+        layers: names of the layers to factorize; None: the trainable ones among the backbone's ``factorizable``.
+        weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`. ``"uniform"``: all equal, as in the authors' code without
+            "dynamic". ``"official"``: :math:`\mathrm{softmax}(-\gamma_p^{-1} / \tau)`, far steeper, as in that with "dynamic".
         temperature: :math:`\tau`.
         anchor: whether the server's previous model takes part as one more full-size client. ``"never"``: as in the paper.
-            ``"missing_largest"``: in rounds to which nobody of the largest of ``ratios`` contributes, as in the authors' code.
-            ``"always"``.
+            ``"missing_largest"``: in rounds to which no client of the largest of ``ratios`` contributes, as in the authors' code.
+            ``"always"``: in every round.
         decay: :math:`\lambda`, the weight decay of the products. None: the optimizer's weight decay, as in the paper.
-        masked: mask absent classes.
+        masked: whether to mask absent classes.
         **kwargs: see :class:`.SizedModule`. The paper: 10 ``epochs`` per round. The weight decay of ``optimizer``, 5e-4 in the
             paper and 1e-4 in its scripts, acts on everything that is not factorized.
     """
@@ -101,7 +99,7 @@ class FedHM(SizedModule):
         self.decay = decay
 
     def build(self) -> None:
-        """The network, factorized at the client's ratio; its numbers come from the server."""
+        """Build the network, factorized at the client's ratio; its values come from the server."""
         super().build()
         if self.model_size is not None:
             factorize(self.backbone, self.low_rank_layers(), self.model_size, spectral=False)
@@ -133,7 +131,7 @@ class FedHM(SizedModule):
         return [name for name in layers if name not in frozen]
 
     def phases(self) -> list[Phase]:
-        """Everything at once; weight decay leaves the factors to Frobenius decay, the phase's penalty."""
+        """One phase for all parameters; the factors get Frobenius decay, the phase's penalty, instead of weight decay."""
         factors = [p for layer in self.modules() if isinstance(layer, Factorized) for p in layer.weights]
         weight = weight_decay_of(self.optimizer) if self.decay is None else self.decay
         decay = partial(frobenius_decay, self.backbone, weight) if weight else None
@@ -147,11 +145,11 @@ class FedHM(SizedModule):
 
     @property
     def server_class(self) -> type["FedHMServer"]:
-        """What merges the updates."""
+        """Class of the server that merges the updates."""
         return FedHMServer
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Recovers what comes back and averages it at full rank."""
+        """A server that multiplies the factors back and averages at full rank."""
         layers = self.low_rank_layers()
         for ratio in filter(None, self.model_sizes):
             for name in layers:
@@ -160,21 +158,21 @@ class FedHM(SizedModule):
 
 
 def weight_decay_of(optimizer: OptimizerCallable) -> float:
-    """That of the optimizers that it makes; 0 if they have none."""
+    """Weight decay of the optimizers that this callable makes; 0 if they have none."""
     return float(optimizer([nn.Parameter(torch.empty(0))]).defaults.get("weight_decay", 0.0))
 
 
 def exponent(ratio: float, rule: Weights, temperature: float) -> float:
-    r"""What the softmax of the weights is taken of, for an update of a rank ratio; see :class:`FedHM`."""
+    r"""Argument of the weights' softmax for an update of a rank ratio; see :class:`FedHM`."""
     return {"paper": ratio, "uniform": 0.0, "official": -1 / ratio}[rule] / temperature
 
 
 class Decomposed(NamedTuple):
-    """A model as it is sent.
+    """The factorized versions of a model.
 
     Attributes:
         versions: the payloads, by size.
-        energy: which part of the factorized layers each size keeps.
+        energy: the share of the factorized layers that each size keeps.
     """
 
     versions: dict[float, State]
@@ -203,7 +201,7 @@ class FedHMServer(SizedServer):
 
     @property
     def decomposed(self) -> Decomposed:
-        """The model as it is now, decomposed once."""
+        """The current model, decomposed once."""
         if self._source is not self.state:
             self._source, self._decomposed = self.state, self.decompose()
         return self._decomposed
@@ -227,12 +225,12 @@ class FedHMServer(SizedServer):
         return Decomposed(versions, energy)
 
     def factor_names(self) -> tuple[set[str], set[str]]:
-        """Of the tensors in a payload, the first factors and the second."""
+        """Names of the first and of the second factors in a payload."""
         first, second = ({f"{layer}.{which}.weight" for layer in self.layers} for which in (0, 1))
         return first, second
 
     def embed(self, update: ClientUpdate) -> State:
-        """The factors multiplied back."""
+        """Multiply the factors back."""
         state = update.state
         if self.model_size[update.client] is None:
             return state
@@ -244,7 +242,7 @@ class FedHMServer(SizedServer):
         return whole
 
     def log_weight(self, size: float | None) -> float:
-        """By rank ratio."""
+        """Logarithm of a weight, which depends on the rank ratio."""
         return exponent(1.0 if size is None else size, self.method.weights, self.method.temperature)
 
     @property
@@ -253,7 +251,7 @@ class FedHMServer(SizedServer):
         return self.method.anchor
 
     def contributions(self, updates: Iterable[ClientUpdate]) -> Iterator[Contribution]:
-        """The updates, and the previous model, always or where none of the largest size is among those that arrived."""
+        """The updates and, depending on ``anchor``, the previous model: always, or if no update of the largest size arrived."""
         sizes: set[float | None] = set()
         for contribution in super().contributions(updates):
             sizes.add(contribution.model_size)
@@ -263,7 +261,7 @@ class FedHMServer(SizedServer):
             yield Contribution(self.unchanged(), None)
 
     def unchanged(self) -> State:
-        """What somebody of full size contributes who learned nothing."""
+        """Contribution of a full-size client that learned nothing."""
         return self.state
 
     def aggregate(self, updates: Iterable[ClientUpdate]) -> dict[str, float]:
@@ -271,11 +269,11 @@ class FedHMServer(SizedServer):
         return super().aggregate(updates) | self.energies()
 
     def energies(self) -> dict[str, float]:
-        """``server/energy_rank_<size>``: which part of the squared norm of all factorized layers a size keeps.
-        ``server/energy_tail``: the part behind the largest of them. Nothing where everybody has the whole.
+        """``server/energy_rank_<size>``: the share of the squared norm of all factorized layers that a size keeps.
+        ``server/energy_tail``: the share beyond the largest of these sizes. Empty if all clients have the whole model.
         """
         if all(size is None for size in self.model_sizes) or not all(torch.isfinite(t).all() for t in self.state.values()):
-            return {}  # what is not finite cannot be decomposed; the run refuses it next
+            return {}  # a model that is not finite cannot be decomposed; the run refuses it next
         shares = self.decomposed.energy.shares()
         kept = {f"server/energy_{self.version_name}_{size:g}": shares[size] for size in sorted(shares, reverse=True)}
         return kept | {"server/energy_tail": 1 - shares[max(shares)]}

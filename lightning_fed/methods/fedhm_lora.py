@@ -20,12 +20,12 @@ from lightning_fed.options import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Matrix(NamedTuple):
-    """What the tensors of an adapted matrix are called.
+    """Names of the tensors of an adapted matrix.
 
     Attributes:
-        change: what is added to the matrix, on the server.
-        first: A.
-        second: B; or, of several matrices that have one A, their B's, which are stacked.
+        change: of the full-rank change, on the server.
+        first: of A.
+        second: of B; or, if several matrices share one A, of their B's, which are stacked.
     """
 
     change: str
@@ -34,39 +34,39 @@ class Matrix(NamedTuple):
 
 
 class FedHMLoRA(LoRAModule):
-    r"""Clients train adapters of different ranks on the attention of a frozen network; the server averages what they add to it.
+    r"""Clients train LoRA of different ranks on the attention of a frozen network; the server averages the products at full rank.
 
     A round (Section 5.2):
 
     1. The server decomposes the change :math:`\Delta W` of each matrix once, and sends client p the best factors of its rank,
        :math:`B = P_r \Sigma_r^{1/2}` and :math:`A = \Sigma_r^{1/2} Q_r^\top`. Ranks that :math:`\Delta W` does not have start as
-       LoRA's: A random and the same for everybody, B zero. In the first round these are all.
+       in LoRA: A random and the same for all clients, B zero. In the first round these are all ranks.
     2. A participant trains A, B and the head.
     3. The server takes :math:`\Delta W_p = BA` and averages at full rank, :math:`\Delta W = \sum a_p \Delta W_p` with :math:`a =
-       \mathrm{softmax}(\gamma / \tau)` over the participants; so it does the head.
+       \mathrm{softmax}(\gamma / \tau)` over the participants, and the head likewise.
 
-    Averages of products are not products of averages, even of equal ranks: with equal ranks this is the paper's "FedLoRA", with
+    Averages of products are not products of averages, even with equal ranks. With equal ranks this is the paper's "FedLoRA", with
     different ones the curve "FedHM" of its Figure 8. Monitored: accuracy of the global model, :math:`W_0 + \Delta W` at full rank,
-    on everybody's test data. ``server/energy_rank_…`` is the part :math:`\lVert BA \rVert_F^2 / \lVert \Delta W \rVert_F^2` that a
-    rank keeps, over all matrices together, and ``server/energy_tail`` the part that no rank keeps.
+    on the test data of all clients. ``server/energy_rank_…`` is the share :math:`\lVert BA \rVert_F^2 / \lVert \Delta W \rVert_F^2`
+    that a rank keeps, over all matrices together, and ``server/energy_tail`` the share that no rank keeps.
 
     Readings. The paper does not define :math:`\gamma` for adapters. Relative to the width of the network it would make the
     weights nearly equal, 0.246 to 0.256; here it is :math:`r_p / r_{max}`, which for ranks 2, 4, 8 and 16 gives FedHM's weights.
-    The authors' script has equal weights. The text adapts four matrices per block, the sizes in its Table 5 are those of
-    ``fused_qkv``, without head.
+    The authors' script has equal weights. The text adapts four matrices per block; the sizes in Table 5 are those of
+    ``fused_qkv``, without the head.
 
     Args:
         backbone: builds the network, given the number of classes: ``VisionTransformer``. The paper: ViT-Small.
         num_classes: number of classes; None: as many as the data have.
         ranks: of the adapters; client ``k`` has entry ``k mod len(list)``. The paper: 2, 4, 8, 16.
         assignment: ``"fixed"``, or ``"redrawn"``: each round, every client gets one of the ranks at random.
-        targets: ``"fused_qkv"``: query, key and value have one A and a B each, as if they were one matrix; output has its own.
+        targets: ``"fused_qkv"``: query, key and value share A and have a B each, as if they were one matrix; output has its own.
             ``"separate"``: each of the four has its own A and B.
-        weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`; ``"uniform"``: all the same.
+        weights: ``"paper"``: :math:`\mathrm{softmax}(\gamma_p / \tau)`; ``"uniform"``: all equal.
         temperature: :math:`\tau`.
         lora_alpha: scaling is ``lora_alpha / max(ranks)`` for every rank; None: 1, as in the authors' code.
         lora_dropout: dropout before the adapter.
-        optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It starts afresh in each turn: the factors do, too.
+        optimizer: of adapter and head. Default: Adam, lr 2e-3 (Section 6.1). It is fresh in each turn, as the factors are.
         steps: optimizer steps per round; None: ``epochs`` epochs, by default one (Section 6.1).
         **kwargs: see :class:`lightning_fed.methods.families.adapter_module.AdapterModule`.
     """
@@ -105,7 +105,7 @@ class FedHMLoRA(LoRAModule):
         self.temperature = temperature
 
     def rank(self) -> int:
-        """The client's rank; that of the whole model holds any change."""
+        """The client's rank; for the whole model, the rank that holds any change."""
         if self.model_size is not None:
             return int(self.model_size)
         layers = [layer for name, layer in self.backbone.named_modules() if name.rpartition(".")[2] in self.adapted_layers()]
@@ -121,7 +121,7 @@ class FedHMLoRA(LoRAModule):
         return list(self.backbone.projections)
 
     def attach(self) -> None:
-        """The adapter; layers that share their A use that of the first."""
+        """Add the adapter; layers that share their A use that of the first."""
         super().attach()
         for first, *others in self._groups():
             for name in others:
@@ -129,7 +129,7 @@ class FedHMLoRA(LoRAModule):
                 layer.lora_A[COMMON] = Shared(self.get_submodule(f"{first}.lora_A.{COMMON}"))
 
     def _groups(self) -> list[list[str]]:
-        """Names of the adapted layers, those that share their A together."""
+        """Names of the adapted layers, grouped by the A that they share."""
         query, key, value, output = self.adapted_layers()
         together = [[query, key, value], [output]] if self.targets == "fused_qkv" else [[query], [key], [value], [output]]
         blocks = [name.removesuffix(query) for name, _ in self.named_modules() if name.rpartition(".")[2] == query]
@@ -137,11 +137,11 @@ class FedHMLoRA(LoRAModule):
 
     @property
     def server_class(self) -> type["FedHMLoRAServer"]:
-        """What merges the updates."""
+        """Class of the server that merges the updates."""
         return FedHMLoRAServer
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """Multiplies the factors and averages the products."""
+        """A server that multiplies the factors and averages the products."""
         matrices = [
             Matrix(f"{group[0]}.change", f"{group[0]}.lora_A.{COMMON}.weight", tuple(f"{n}.lora_B.{COMMON}.weight" for n in group))
             for group in self._groups()
@@ -169,13 +169,13 @@ class Shared(nn.Module):
 
 
 class FedHMLoRAServer(FedHMServer):
-    r"""Keeps the change :math:`\Delta W` of each matrix at full rank, the head, and the rows with which new ranks start.
+    r"""Keeps the change :math:`\Delta W` of each matrix at full rank, the head, and the rows of A with which new ranks start.
 
     Args:
-        state: an adapter that can hold any change, and the head, as they are before the first round.
+        state: an adapter that can hold any change, and the head, before the first round.
         clients: all clients.
-        method: the clients' ranks; see :class:`.SizedServer`.
-        matrices: what is adapted.
+        method: gives the clients' ranks; see :class:`.SizedServer`.
+        matrices: the adapted matrices.
     """
 
     anchor: Anchor = "never"
@@ -190,15 +190,15 @@ class FedHMLoRAServer(FedHMServer):
         super().__init__(whole, clients, method)
 
     def log_weight(self, size: float | None) -> float:
-        """By rank, relative to the largest."""
+        """Logarithm of a weight, which depends on the rank relative to the largest."""
         return super().log_weight(None if size is None else size / self.ranks[-1])
 
     def factor_names(self) -> tuple[set[str], set[str]]:
-        """A and B of all matrices."""
+        """Names of A and of B of all matrices."""
         return {matrix.first for matrix in self.matrices}, {name for matrix in self.matrices for name in matrix.second}
 
     def recovered(self, payload: State) -> State:
-        """The changes, in float64, that the factors of a payload make; the head as it is."""
+        """The products of a payload's factors, in float64, and its head."""
         changes = {
             matrix.change: recover(payload[matrix.first].double(), torch.cat([payload[name] for name in matrix.second]).double())
             for matrix in self.matrices
@@ -206,11 +206,11 @@ class FedHMLoRAServer(FedHMServer):
         return changes | {name: tensor for name, tensor in payload.items() if name not in self.rows}
 
     def embed(self, update: ClientUpdate) -> State:
-        """The products."""
+        """Multiply the factors."""
         return self.recovered(update.state)
 
     def version(self, size: float | None) -> State:
-        """The factors of a rank and the head; for the whole, the change times the identity."""
+        """The factors of a rank and the head; for the whole model, the change times the identity."""
         if size is not None:
             return super().version(size)
         version = self._head()
@@ -231,7 +231,7 @@ class FedHMLoRAServer(FedHMServer):
             for rank in self.ranks:
                 first = self.state[matrix.first][:rank].clone()
                 second = change.new_zeros(len(change), rank)
-                if known := min(rank, spectrum.rank(change.dtype)):  # the others would have no gradients if both sides were zero
+                if known := min(rank, spectrum.rank(change.dtype)):  # the rest keep a random A: two zero factors have no gradient
                     first[:known], second[:, :known] = layer_weights(*spectrum.factors(known), change.shape)
                 versions[rank] |= self._payload(matrix, first, second)
         return Decomposed(versions, energy)

@@ -16,7 +16,7 @@ from lightning_fed.options import NonNegativeFloat, PositiveInt
 
 
 class PF2LoRA(LoRAModule, SecondOrderModule):
-    r"""Two adapters at once: a common one, which is averaged, and a smaller one that stays with the client.
+    r"""Two-level LoRA: a common adapter, which is averaged, and a smaller private one, which stays with the client.
 
     A client's weights are :math:`W + BA + D_k C_k` with the common :math:`x = (A, B)` and the private :math:`y_k = (C_k, D_k)`.
     The problem is bilevel: :math:`\min_x \frac{1}{M} \sum_k f_k(x, y_k^*(x))` with :math:`y_k^*(x) \in \arg\min_y f_k(x, y)`. A
@@ -25,22 +25,22 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
     1. :math:`y^+ = y - \alpha \nabla_y F(x, y; \pi)`.
     2. :math:`G = \nabla_x F(x, y^+; \xi) - \alpha \nabla_x \langle \nabla_y F(x, y; \zeta), v \rangle` with the constant
        :math:`v = \nabla_y F(x, y^+; \tilde\xi)`: the gradient through step 1.
-    3. AdamW steps x along G; then :math:`y \leftarrow y^+`.
+    3. AdamW updates x with G; then :math:`y \leftarrow y^+`.
 
     The minus sign is that of eq. (4), Algorithm 1 and the lemmas; eq. (6) of the paper has a plus by mistake. The head belongs to
-    x. Monitored: accuracy after aggregation, averaged x with the client's own y.
+    x. Monitored: accuracy after aggregation, of the averaged x with the client's own y.
 
     Args:
-        backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` where
-            second derivatives are needed, for PyTorch's fused attention has none.
+        backbone: builds the network, given the number of classes: ``TransformerClassifier``. Its attention becomes ``eager`` if
+            second derivatives are needed, because PyTorch's fused attention has none.
         num_classes: number of classes; None: as many as the data have.
         client_r: rank of the private adapter. The paper: 2 (DeBERTa-v3: 4), beside an ``r`` of 8 (GPT-2: 4).
-        client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay next to
-            nothing: choose it by validation data, and look at ``adapter/private_share/mean``.
+        client_lr: :math:`\alpha`, of plain gradient descent on y. The paper: 1e-3 for most of GLUE, with which y may stay close to
+            zero: choose it on validation data, and check ``adapter/private_share/mean``.
         hypergradient: ``exact`` differentiates through step 1; ``finite_difference`` replaces the second term by a difference of
             two gradients; ``first_order`` leaves it out; ``none`` takes the gradients of x and y at the same point, the paper's
             ablation without a second level.
-        batches: how many batches a step takes: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1);
+        batches: number of batches per step: 1 for everything, 2 (π = ζ and ξ = ξ̃, the paper's pseudo-code) or 4 (Algorithm 1);
             always 1 with ``hypergradient: none``.
         **kwargs: see :class:`.LoRAModule`. ``optimizer`` is of x and the head, ``gradient_clip`` limits G, not
             the step of y; ``lora_alpha``, which the paper does not state, scales both adapters alike. The paper: AdamW, lr 1e-3
@@ -64,19 +64,19 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
         self.batches_per_step = 1 if hypergradient == "none" else batches
 
     def attach(self) -> None:
-        """The common and the private one."""
+        """Add the common and the private adapter."""
         super().attach()
         self.add_adapter(CLIENT, self.client_r)
         if self.hypergradient == "exact":
             attend_with_second_derivatives(self.backbone)
 
     def inspect(self) -> dict[str, float]:
-        """The ranks, and of each layer ``private_share/<layer>``, see :meth:`private_shares`."""
+        """The ranks, and ``private_share/<layer>`` of each layer, see :meth:`private_shares`."""
         return super().inspect() | {f"{PRIVATE_SHARE}{layer}": share for layer, share in self.private_shares().items()}
 
     def private_shares(self) -> dict[str, float]:
-        r"""How much of what is added to a matrix is the client's own, by name of the layer: :math:`\lVert DC \rVert_F / (\lVert BA
-        \rVert_F + \lVert DC \rVert_F)`, 0 while nothing is added. Near 0, ``client_lr`` is too small for y to matter.
+        r"""The private adapter's share of what is added to a matrix, by name of the layer: :math:`\lVert DC \rVert_F / (\lVert BA
+        \rVert_F + \lVert DC \rVert_F)`, 0 while nothing is added. If it is near 0, ``client_lr`` is too small for y to matter.
         """
         parameters = dict(self.named_parameters())
         shares = {}
@@ -134,7 +134,7 @@ class PF2LoRA(LoRAModule, SecondOrderModule):
 
 
 def spread(batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
-    """The batches π, ξ, ξ̃ and ζ of a step that has 1, 2 or 4."""
+    """The batches π, ξ, ξ̃ and ζ of a step with 1, 2 or 4 batches."""
     if count == 1:
         return batch, batch, batch, batch
     if count == 2:

@@ -13,11 +13,11 @@ from lightning_fed.options import ClosedUnitInterval, NonNegativeInt, PositiveIn
 
 
 class PFedLoRA(FederatedModule):
-    r"""Clients with different networks share one small adapter.
+    r"""Clients with different networks share one small homogeneous adapter, a second classifier on each encoder's representation.
 
     A client's network is an encoder :math:`f_k` and a header :math:`h_k`. The adapter :math:`A(\theta)` is a second, smaller
     header on the encoder's representation. Its output is never added to the network's: it is a parallel classifier, and
-    inference uses the network alone. Only :math:`\theta` travels; the whole network stays private, each drawn independently.
+    inference uses the network alone. Only :math:`\theta` travels. The networks stay private, and each is initialized independently.
 
     A round of a client (iterative learning, Section 4.1):
 
@@ -29,8 +29,8 @@ class PFedLoRA(FederatedModule):
 
     Readings of the paper. It weights by :math:`n_k/n` with :math:`n` over all clients while summing over the participants, which
     would shrink the adapter; here the weights sum to 1 over the participants. Its equations cut after the convolutions (``cut:
-    conv``), its experiments after the first linear layer (homogeneous) or the second (heterogeneous): the default. Bias and
-    activation of the adapter are not stated; see ``adapter``. Monitored: accuracy after aggregation (it equals that before).
+    conv``), its experiments after the first (homogeneous) or the second linear layer (heterogeneous, the default). Bias and
+    activation of the adapter are not stated; see ``adapter``. Monitored: accuracy after aggregation (equal to that before).
 
     Args:
         backbone: the clients' networks; client ``k`` gets entry ``k mod len(list)``.
@@ -39,10 +39,10 @@ class PFedLoRA(FederatedModule):
         mu: weight :math:`\mu` of the header's own loss, in [0.5, 1) in the paper, larger being better (Section 6.3.3 of its first
             version); 1 is exactly Standalone for the networks.
         cut: where the encoder ends: ``"features"``, the input of the head, 500 wide in all five CNNs; ``"fc1"`` for
-            homogeneous CNNs; ``"conv"``, behind the convolutions, as in the paper's equations, for CNNs with equally many filters.
+            homogeneous CNNs; ``"conv"``, after the convolutions, as in the paper's equations, for CNNs with equally many filters.
         adapter: ``"reduction"``: Linear(d, h) → ReLU → Linear(h, C), a narrow copy of the header. ``"factorized"``: Linear(d, h)
             without bias → Linear(h, C), no activation, a rank-h factorization of one d × C matrix; Gaussian first factor of
-            standard deviation 1/√h, zero second with zero bias, as in LoRA, so that at first all its logits are 0.
+            standard deviation 1/√h, second factor and bias zero, as in LoRA, so that all its logits are 0 at first.
         adapter_bias: whether the adapter's layers have biases (the first factor never has one).
         optimizer: of the network. Default: SGD, lr 0.01.
         adapter_optimizer: of the adapter. Default: the same as ``optimizer``.
@@ -80,13 +80,13 @@ class PFedLoRA(FederatedModule):
         self.adapter_epochs = epochs if adapter_epochs is None else adapter_epochs
 
     def build(self) -> None:
-        """The client's network and, drawn after it, the adapter."""
+        """Build the client's network and, drawn after it, the adapter."""
         super().build()
         width = self.width(self.backbone)
         self.adapter = build_adapter(width, self.hidden_dim, self.num_classes, self.adapter_kind, self.adapter_bias)
 
     def width(self, network: Backbone) -> int:
-        """How wide the representation of a network is at the cut."""
+        """Width of a network's representation at the cut."""
         if self.cut not in network.cuts:
             known = f"set cut to one of {sorted(network.cuts)}" if network.cuts else "name its head"
             raise FederationError(
@@ -96,7 +96,7 @@ class PFedLoRA(FederatedModule):
         return network.cuts[self.cut]
 
     def configure_server(self, clients: Sequence[ClientInfo]) -> Server:
-        """The average of the adapter, which fits all networks or none: they are looked at before the first round."""
+        """Average the adapter; check before the first round that it fits every network."""
         expected = self.width(self.backbone)
         for client, other in one_per_architecture(self, clients):
             if (width := self.width(other.backbone)) != expected:
@@ -111,7 +111,7 @@ class PFedLoRA(FederatedModule):
         return {name for name in self.state_dict() if name.startswith("adapter.")}
 
     def phases(self) -> list[Phase]:
-        """The network first, then the adapter: whole epochs, not interleaved batches."""
+        """Train the network, then the adapter: whole epochs, not interleaved batches."""
         network, adapter = list(self.backbone.parameters()), list(self.adapter.parameters())
         return [
             self.local_phase("local", network, self.client_loss),
