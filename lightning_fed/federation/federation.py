@@ -46,8 +46,8 @@ from lightning_fed.federation.run import Run
 from lightning_fed.federation.settings import RunSettings
 from lightning_fed.logs import lines_shown
 from lightning_fed.options import AnySeed, ClosedUnitInterval, Fraction, NonNegativeInt, PositiveInt
-from lightning_fed.privacy import ClientDP, ExampleDP
-from lightning_fed.privacy.mechanism import Mechanism
+from lightning_fed.privacy import ClientDP
+from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.seeding import isolated
 from lightning_fed.signals import preemption, stopped_by_signals
 from lightning_fed.storage.checkpoint import Checkpoint, Checkpoints, Keep
@@ -133,7 +133,7 @@ class Federation:
         dropout: ClosedUnitInterval = 0.0,
         quorum: ClosedUnitInterval = 0.0,
         aggregation: Aggregation | None = None,
-        privacy: ClientDP | ExampleDP | None = None,
+        privacy: DifferentialPrivacy | None = None,
         attack: Attack | None = None,
         unseen: ClosedUnitInterval | list[NonNegativeInt] | None = None,
         seed: AnySeed = 0,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lightning_fed.core.client_state import flatten
 from lightning_fed.errors import require
-from lightning_fed.options import Fraction, require_positive
+from lightning_fed.options import require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
-from lightning_fed.privacy.mechanism import Mechanism, check_budget
+from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import Noise
 from lightning_fed.tensors import State
 
@@ -47,8 +47,8 @@ class AdaptiveClip:
         require(0 <= self.quantile <= 1, f"Got quantile={self.quantile}: give a share from 0 to 1.")
 
 
-@dataclass(frozen=True)
-class ClientDP:
+@dataclass(frozen=True, kw_only=True)
+class ClientDP(DifferentialPrivacy):
     r"""Whether one client took part at all cannot be told from what the server sends, up to ε and δ.
 
     A client's change of all that it sends, as one vector, is scaled down to a norm of at most C; the server adds up the changes,
@@ -65,14 +65,11 @@ class ClientDP:
     """
 
     clip: PositiveFloat | AdaptiveClip
-    delta: Fraction
-    epsilon: PositiveFloat | None = None
-    noise_multiplier: float | None = None
     noise: NoiseKind = "seeded"
     key: Path | None = None
 
     def __post_init__(self) -> None:
-        check_budget(self.delta, self.epsilon, self.noise_multiplier)
+        super().__post_init__()
         require_positive(clip=None if isinstance(self.clip, AdaptiveClip) else self.clip)
         require(self.noise in get_args(NoiseKind), f"Got noise={self.noise!r}: give seeded or secret.")
         require(

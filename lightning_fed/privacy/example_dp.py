@@ -14,16 +14,16 @@ from lightning_fed.core.phased_module import PhasedModule
 from lightning_fed.data import ClientDataModule
 from lightning_fed.data.client_info import ClientInfo
 from lightning_fed.errors import require
-from lightning_fed.options import Fraction, require_from, require_positive
+from lightning_fed.options import require_from, require_positive
 from lightning_fed.privacy.accounting import epsilon, noise_multiplier
-from lightning_fed.privacy.mechanism import Mechanism, check_budget
+from lightning_fed.privacy.mechanism import DifferentialPrivacy, Mechanism
 from lightning_fed.privacy.noise import SeededNoise
 from lightning_fed.privacy.per_example import PerExample, PrivateGradients
 from lightning_fed.tensors import State
 
 
-@dataclass(frozen=True)
-class ExampleDP:
+@dataclass(frozen=True, kw_only=True)
+class ExampleDP(DifferentialPrivacy):
     r"""Differential privacy of each training example: whether a client held it cannot be told from what the client sends, up to ε
     and δ.
 
@@ -40,18 +40,15 @@ class ExampleDP:
         noise_multiplier: z; 0 clips alone.
         per_example: ``vmap`` computes the gradients of a chunk of examples at once; ``loop`` one by one, for networks with
             data-dependent control flow, such as the attention masks of some transformers.
-        chunk: examples whose gradients are in memory at once, with ``vmap``.
+        chunk: examples whose gradients are in memory at once, with ``vmap``: that many copies of what learns.
     """
 
     clip: PositiveFloat
-    delta: Fraction
-    epsilon: PositiveFloat | None = None
-    noise_multiplier: float | None = None
     per_example: PerExample = "vmap"
-    chunk: PositiveInt = 16
+    chunk: PositiveInt = 64
 
     def __post_init__(self) -> None:
-        check_budget(self.delta, self.epsilon, self.noise_multiplier)
+        super().__post_init__()
         require_positive(clip=self.clip)
         require(self.per_example in get_args(PerExample), f"Got per_example={self.per_example!r}: give vmap or loop.")
         require_from(1, chunk=self.chunk)

@@ -1,10 +1,13 @@
 """What differential privacy of clients and that of examples have in common."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jsonargparse.typing import PositiveFloat
 
 from lightning_fed.core.server import Privacy
 from lightning_fed.errors import require
-from lightning_fed.options import require_positive
+from lightning_fed.options import Fraction, require_positive
 
 
 class Mechanism(Privacy):
@@ -24,12 +27,27 @@ class Mechanism(Privacy):
         """
 
 
-def check_budget(delta: float, epsilon: float | None, noise_multiplier: float | None) -> None:
-    """Refuse what is no privacy budget: exactly one of ``epsilon`` and ``noise_multiplier`` is given."""
-    require(0 < delta < 1, f"Got delta={delta}: give a number above 0 and below 1.")
-    require(
-        (epsilon is None) != (noise_multiplier is None),
-        f"Got epsilon={epsilon} and noise_multiplier={noise_multiplier}: give one of them.",
-    )
-    require_positive(epsilon=epsilon)
-    require_positive(or_zero=True, noise_multiplier=noise_multiplier)
+@dataclass(frozen=True, kw_only=True)
+class DifferentialPrivacy(ABC):
+    """What is to be private, and at which cost.
+
+    Args:
+        delta: δ.
+        epsilon: ε; or give ``noise_multiplier``.
+        noise_multiplier: z.
+    """
+
+    delta: Fraction
+    epsilon: PositiveFloat | None = None
+    noise_multiplier: float | None = None
+
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        require(0 < self.delta < 1, f"Got delta={self.delta}: give a number above 0 and below 1.")
+        require(
+            (self.epsilon is None) != (self.noise_multiplier is None),
+            f"Got epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of them.",
+        )
+        require_positive(epsilon=self.epsilon)
+        require_positive(or_zero=True, noise_multiplier=self.noise_multiplier)

@@ -41,7 +41,7 @@ class PrivateGradients:
         batch_size: int,
         normals: Callable[[str, int], Tensor],
         per_example: PerExample = "vmap",
-        chunk: int = 16,
+        chunk: int = 64,
     ) -> None:
         self.clip, self.multiplier, self.batch_size, self.normals = clip, multiplier, batch_size, normals
         self.per_example, self.chunk = per_example, chunk
